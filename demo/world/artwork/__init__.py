@@ -1,0 +1,1 @@
+"""Committed subsets of three emoji sets as SVG bodies; licences and credits in LICENSES.md."""

@@ -1,0 +1,89 @@
+"""Six families of backdrops, drawn from a random generator alone: flat, gradient, soft noise, stripes, sky and ground, blobs."""
+
+import colorsys
+from functools import cache
+from random import Random
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+Image = NDArray[np.uint8]
+FAMILIES = ("flat", "gradient", "noise", "stripes", "landscape", "blobs")
+
+
+def backdrop_colour(rng: Random) -> tuple[int, int, int]:
+    """Mostly pale, now and then deep: outlines and tints stand out against both."""
+    if rng.random() < 0.8:
+        red, green, blue = colorsys.hsv_to_rgb(rng.random(), rng.uniform(0.02, 0.35), rng.uniform(0.82, 1.0))
+    else:
+        red, green, blue = colorsys.hsv_to_rgb(rng.random(), rng.uniform(0.1, 0.5), rng.uniform(0.3, 0.6))
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
+def near_colour(colour: tuple[int, int, int], rng: Random, reach: int) -> tuple[int, int, int]:
+    red, green, blue = (min(max(channel + rng.randint(-reach, reach), 0), 255) for channel in colour)
+    return red, green, blue
+
+
+def background(rng: Random, width: int, height: int) -> Image:
+    """RGB [height width 3]."""
+    base = backdrop_colour(rng)
+    image = np.empty((height, width, 3), np.uint8)
+    image[:] = base
+    match rng.choice(FAMILIES):
+        case "flat":
+            pass
+        case "gradient":
+            image = stretch([[backdrop_colour(rng), backdrop_colour(rng)], [base, base]], width, height)
+        case "noise":
+            rows, columns = rng.randint(3, 7), rng.randint(3, 7)
+            image = stretch([[near_colour(base, rng, 36) for _ in range(columns)] for _ in range(rows)], width, height)
+        case "stripes":
+            image[stripes(rng.choice((8, 12, 18, 26, 40)), rng.choice((0, 30, 45, 90, 135)), width, height)] = near_colour(base, rng, 34)
+        case "landscape":
+            horizon = round(height * rng.uniform(0.45, 0.8))
+            sky, ground = (rng.randint(150, 200), rng.randint(200, 230), rng.randint(235, 255)), backdrop_colour(rng)
+            image[:horizon] = stretch([[sky], [near_colour(sky, rng, 30)]], width, horizon)
+            image[horizon:] = ground
+        case "blobs":
+            for _ in range(rng.randint(5, 14)):
+                centre = rng.randrange(width), rng.randrange(height)
+                axes = rng.randint(8, width // 4), rng.randint(8, height // 4)
+                cv2.ellipse(image, centre, axes, rng.randrange(180), 0, 360, near_colour(base, rng, 32), -1, cv2.LINE_AA)
+    return image
+
+
+def stretch(grid: list[list[tuple[int, int, int]]], width: int, height: int) -> Image:
+    """A coarse grid of colours, blown up smoothly."""
+    return np.asarray(cv2.resize(np.array(grid, np.uint8), (width, height), interpolation=cv2.INTER_LINEAR), np.uint8)
+
+
+@cache
+def stripes(period: int, angle: int, width: int, height: int) -> NDArray[np.bool_]:
+    """[height width], true on every second stripe; there are few of these per canvas, so they are kept."""
+    radians = np.deg2rad(angle)
+    y, x = np.mgrid[:height, :width]
+    return np.asarray((x * np.cos(radians) + y * np.sin(radians)) % period < period / 2, np.bool_)
+
+
+@cache
+def grain() -> Image:
+    """[1024 1024 3] of noise around 128, drawn once; each image cuts its own window out of it, which is 50 times cheaper than drawing anew."""
+    return np.clip(np.random.default_rng(0).normal(128, 24, (1024, 1024, 3)), 0, 255).astype(np.uint8)
+
+
+def finish(image: Image, rng: Random) -> Image:
+    """Brightness, sometimes a little blur, and pixel noise: what a camera or a JPEG would do."""
+    height, width = image.shape[:2]
+    if rng.random() < 0.2:
+        image = np.asarray(cv2.GaussianBlur(image, (3, 3), rng.uniform(0.4, 0.9)), np.uint8)
+    noise = grain()
+    rows, columns = -(-height // 512), -(-width // 512)
+    if rows > 1 or columns > 1:
+        noise = np.tile(noise, (rows, columns, 1))
+    top, left = rng.randrange(noise.shape[0] - height + 1), rng.randrange(noise.shape[1] - width + 1)
+    strength = rng.uniform(0.0, 0.3)
+    return np.asarray(
+        cv2.addWeighted(image, rng.uniform(0.85, 1.06), noise[top : top + height, left : left + width], strength, -128 * strength), np.uint8
+    )
