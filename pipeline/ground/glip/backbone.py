@@ -1,0 +1,30 @@
+"""The miniature's convolutional image tower: a residual network of timm, normalised by groups."""
+
+from functools import partial
+
+import timm
+from timm.layers import GroupNorm
+from torch import Tensor, nn
+
+from pipeline.ground.glip.config import ConvConfig, SwinConfig
+from pipeline.ground.glip.swin import Swin
+
+
+def build_backbone(config: SwinConfig | ConvConfig) -> nn.Module:
+    """The image tower: [b, 3, h, w] to maps at strides 8, 16 and 32."""
+    return Swin(config) if isinstance(config, SwinConfig) else ConvBackbone(config)
+
+
+class ConvBackbone(nn.Module):
+    """Maps at strides 8, 16 and 32. Parameter names are timm's own behind `model.`."""
+
+    def __init__(self, config: ConvConfig) -> None:
+        super().__init__()
+        kwargs = dict(config.kwargs)
+        norm = partial(GroupNorm, num_groups=kwargs.pop("norm_groups"))
+        self.model = timm.create_model(
+            "resnet10t", pretrained=False, features_only=True, out_indices=(2, 3, 4), norm_layer=norm, **kwargs
+        )
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        return list(self.model(images))
