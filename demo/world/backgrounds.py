@@ -1,4 +1,4 @@
-"""Six families of backdrops, drawn from a random generator alone: flat, gradient, soft noise, stripes, sky and ground, blobs."""
+"""Six families of backdrops, flat, gradient, soft noise, stripes, sky and ground, blobs."""
 
 import colorsys
 from functools import cache
@@ -40,7 +40,8 @@ def background(rng: Random, width: int, height: int) -> Image:
             rows, columns = rng.randint(3, 7), rng.randint(3, 7)
             image = stretch([[near_colour(base, rng, 36) for _ in range(columns)] for _ in range(rows)], width, height)
         case "stripes":
-            image[stripes(rng.choice((8, 12, 18, 26, 40)), rng.choice((0, 30, 45, 90, 135)), width, height)] = near_colour(base, rng, 34)
+            period, angle = rng.choice((8, 12, 18, 26, 40)), rng.choice((0, 30, 45, 90, 135))
+            image[stripes(period, angle, width, height)] = near_colour(base, rng, 34)
         case "landscape":
             horizon = round(height * rng.uniform(0.45, 0.8))
             sky, ground = (rng.randint(150, 200), rng.randint(200, 230), rng.randint(235, 255)), backdrop_colour(rng)
@@ -50,7 +51,9 @@ def background(rng: Random, width: int, height: int) -> Image:
             for _ in range(rng.randint(5, 14)):
                 centre = rng.randrange(width), rng.randrange(height)
                 axes = rng.randint(8, width // 4), rng.randint(8, height // 4)
-                cv2.ellipse(image, centre, axes, rng.randrange(180), 0, 360, near_colour(base, rng, 32), -1, cv2.LINE_AA)
+                cv2.ellipse(
+                    image, centre, axes, rng.randrange(180), 0, 360, near_colour(base, rng, 32), -1, cv2.LINE_AA
+                )
     return image
 
 
@@ -69,7 +72,7 @@ def stripes(period: int, angle: int, width: int, height: int) -> NDArray[np.bool
 
 @cache
 def grain() -> Image:
-    """[1024 1024 3] of noise around 128, drawn once; each image cuts its own window out of it, which is 50 times cheaper than drawing anew."""
+    """[1024 1024 3] of noise around 128. Each image cuts its own window out of it: far cheaper than drawing it anew."""
     return np.clip(np.random.default_rng(0).normal(128, 24, (1024, 1024, 3)), 0, 255).astype(np.uint8)
 
 
@@ -83,7 +86,6 @@ def finish(image: Image, rng: Random) -> Image:
     if rows > 1 or columns > 1:
         noise = np.tile(noise, (rows, columns, 1))
     top, left = rng.randrange(noise.shape[0] - height + 1), rng.randrange(noise.shape[1] - width + 1)
+    window = noise[top : top + height, left : left + width]
     strength = rng.uniform(0.0, 0.3)
-    return np.asarray(
-        cv2.addWeighted(image, rng.uniform(0.85, 1.06), noise[top : top + height, left : left + width], strength, -128 * strength), np.uint8
-    )
+    return np.asarray(cv2.addWeighted(image, rng.uniform(0.85, 1.06), window, strength, -128 * strength), np.uint8)

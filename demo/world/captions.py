@@ -16,7 +16,7 @@ GROUNDED_KINDS: tuple[Kind, ...] = ("object", "count", "category", "contrast")  
 
 @dataclass(frozen=True, kw_only=True)
 class Phrase:
-    """A noun phrase of a caption. Spans are character offsets [start, end); `noun_start`, `noun_end` hold its head noun ("palm tree")."""
+    """A noun phrase of a caption. Spans are character offsets [start, end); the noun's is that of "palm tree"."""
 
     start: int
     end: int
@@ -55,12 +55,19 @@ class Draft:
         start = len(self.text)
         self.text += before + noun
         self.phrases.append(
-            Phrase(start=start, end=len(self.text), noun_start=start + len(before), noun_end=len(self.text), kind=kind, objects=objects)
+            Phrase(
+                start=start,
+                end=len(self.text),
+                noun_start=start + len(before),
+                noun_end=len(self.text),
+                kind=kind,
+                objects=objects,
+            )
         )
 
 
 def article(words: str) -> str:
-    """"a" or "an"; no word of the vocabulary begins with a vowel letter that sounds otherwise."""
+    """Which of "a" and "an"; no word of the vocabulary begins with a vowel letter that sounds otherwise."""
     return "an" if words[0] in "aeiou" else "a"
 
 
@@ -83,7 +90,9 @@ def count_mention(slots: list[Slot], members: list[int]) -> Mention:
     first = slots[members[0]]
     adjectives = f"{first.colour} " if first.colour else ""
     number = grammar.NUMBERS[len(members)]
-    return Mention(kind="count", objects=tuple(members), determiner=number, adjectives=adjectives, noun=first.concept.plural)
+    return Mention(
+        kind="count", objects=tuple(members), determiner=number, adjectives=adjectives, noun=first.concept.plural
+    )
 
 
 def single_mention(slots: list[Slot], index: int, contrast: bool, rng: Random, config: WorldConfig) -> Mention:
@@ -92,7 +101,8 @@ def single_mention(slots: list[Slot], index: int, contrast: bool, rng: Random, c
     noun, adjectives = slot.concept.noun, f"{slot.colour} " if slot.colour else ""
     others = [other.concept for other in slots if other is not slot]
     names = category_nouns(slot.concept, others)
-    if not contrast and names and rng.random() < config.category_share * 1.5:  # a third of all objects have no name to choose
+    # Half as often again, as a third of all objects have no category noun to choose.
+    if not contrast and names and rng.random() < 1.5 * config.category_share:
         kind, noun = "category", rng.choice(names)
     elif not contrast and rng.random() < 0.2:
         share = slot.side / min(config.width, config.height)
@@ -105,6 +115,7 @@ def single_mention(slots: list[Slot], index: int, contrast: bool, rng: Random, c
 
 
 FIELD = re.compile(r"\{(\w+)\}")
+SHARED = "{ab} {b} and {c}"  # "next to a dog and a cat" claims that it is next to both
 
 
 class Teller:
@@ -127,18 +138,22 @@ class Teller:
                 return False
             if name.startswith("at_") and len(self.by_letter[name[3]].objects) > 1:
                 return False
-        # "X is next to Y and Z" claims both.
-        return not (template.endswith("{b} and {c}") and "{ab}" in template and not set(self.relations("ab")) & set(self.relations("ac")))
+        return not template.endswith(SHARED) or bool(self.shared_relations())
+
+    def shared_relations(self) -> list[str]:
+        """What holds from the first to both the second and the third."""
+        return [name for name in self.relations("ab") if name in self.relations("ac")]
 
     def tell(self, template: str) -> None:
         """Append the template to the draft, its fields filled."""
         for part in re.split(r"(\{\w+\})", template):
             if part.startswith("{"):
-                self.fill(part[1:-1], both="ac" if template.endswith("{b} and {c}") else None)
+                self.fill(part[1:-1], shared=template.endswith(SHARED))
             else:
                 self.draft.say(part)
 
-    def fill(self, name: str, both: str | None) -> None:
+    def fill(self, name: str, shared: bool) -> None:
+        """Append what one field stands for; `shared` asks for a relation that also holds to the third mention."""
         draft, rng = self.draft, self.rng
         if name in self.by_letter:
             mention = self.by_letter[name]
@@ -148,7 +163,9 @@ class Teller:
             case ["x"]:
                 self.name_absent()
             case ["z"]:
-                draft.name("abstract", (), "the " if draft.text.endswith("the ") else "", rng.choice(grammar.ABSTRACT_NOUNS))
+                draft.name("abstract", (), "", rng.choice(grammar.ABSTRACT_NOUNS))
+            case ["the", "z"]:
+                draft.name("abstract", (), "the ", rng.choice(grammar.ABSTRACT_NOUNS))
             case ["the", letter]:
                 mention = self.by_letter[letter]
                 number = f"{mention.determiner} " if mention.kind == "count" else ""
@@ -161,15 +178,13 @@ class Teller:
                 slot = self.slots[self.by_letter[letter].objects[0]]
                 draft.say(rng.choice(grammar.PLACES[place_of(slot, self.config)]))
             case [pair]:
-                names = self.relations(pair)
-                if both and pair == "ab":
-                    names = [name for name in names if name in self.relations(both)]
+                names = self.shared_relations() if shared else self.relations(pair)
                 draft.say(rng.choice(grammar.RELATIONS[rng.choice(names)]))
 
     def name_absent(self) -> None:
-        """Something drawable that is not there. After "no" the determiner is already said."""
-        present = {slot.concept.category for slot in self.slots} | {slot.concept.name for slot in self.slots}
-        concept = self.rng.choice([c for c in CONCEPTS if c.name not in present and c.category not in present and c.countable])
+        """Something drawable of a category that is not there. After "no" the determiner is already said."""
+        present = {slot.concept.category for slot in self.slots}
+        concept = self.rng.choice([c for c in CONCEPTS if c.category not in present and c.countable])
         if self.draft.text.endswith("no "):
             self.draft.text = self.draft.text[: -len("no ")]
             self.draft.name("absent", (), "no ", concept.name)
@@ -192,17 +207,17 @@ def tell(slots: list[Slot], rng: Random, config: WorldConfig) -> tuple[str, list
         as_sentence, fitting = False, [template for template in grammar.NOUN_PHRASES[n] if teller.fits(template)]
     wants_absent, wants_abstract = rng.random() < config.absent_share, rng.random() < config.abstract_share
     if not as_sentence:
-        openings = [opening for opening in grammar.OPENINGS if "{z}" not in opening or wants_abstract]
+        openings = [opening for opening in grammar.OPENINGS if "{the_z}" not in opening or wants_abstract]
         opening = rng.choice(openings)
-        wants_abstract = wants_abstract and "{z}" not in opening
+        wants_abstract = wants_abstract and "{the_z}" not in opening
         teller.tell(opening)
     teller.tell(rng.choice(fitting))
-    if wants_absent:
-        teller.tell(rng.choice(grammar.ABSENT_TAILS))
-    elif rng.random() < 0.08:
+    if not wants_absent and rng.random() < 0.08:
         teller.tell(rng.choice(grammar.TIME_TAILS))
     if wants_abstract:
         teller.tell(rng.choice(grammar.ABSTRACT_TAILS))
+    if wants_absent:
+        teller.tell(rng.choice(grammar.ABSENT_TAILS))
     return polish(teller.draft, rng)
 
 

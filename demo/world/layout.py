@@ -1,6 +1,6 @@
-"""Where things stand, before anyone draws them: the same for every style of artwork, so that a caption is true in all of them.
+"""Where things stand, before anyone draws them: the same for every style, so that a caption is true in all of them.
 
-Every object owns a square slot. Its drawing fits into the slot and touches two opposite sides of it, whatever its aspect ratio.
+Every object owns a square slot. Its drawing fits into the slot and, unless turned, spans it in one direction.
 """
 
 from dataclasses import dataclass
@@ -10,14 +10,17 @@ from typing import Literal
 from demo.world.vocabulary import COLOURS, CONCEPTS, Concept
 
 N_OBJECTS = ((1, 12), (2, 28), (3, 30), (4, 20), (5, 10))  # (how many, weight)
-# Two squares that share at most this share of the smaller one: then of any two drawings in their middles at most 30 % of either is covered.
-# Worst case, a drawing thin as a line along the middle of its slot: hidden over a width of 0.15 / 0.5 = 0.3 of the side.
+# What two slots may share of the smaller one, so that of any two drawings in their middles at most 30 % of either is
+# covered. Worst case, a drawing thin as a line along its slot's middle: hidden over 0.15 / 0.5 of its side.
 MAX_SLOT_OVERLAP = 0.15
+
+
+Cast = list[tuple[Concept, str | None]]  # who appears, and in which tint
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldConfig:
-    """Canvas, and how often each thing happens. Sizes are pixels of a 224 px canvas and grow with the canvas's shorter side."""
+    """Canvas, and how often each thing happens. Sizes are pixels of a 224 px canvas and grow with its shorter side."""
 
     width: int = 224
     height: int = 224
@@ -33,7 +36,7 @@ class WorldConfig:
         if min(self.width, self.height) < 64 or max(self.width, self.height) > 1024:
             raise ValueError(f"canvas {self.width} x {self.height}: sides must lie in 64..1024")
         if not 8 <= self.min_side <= self.max_side <= 200:
-            raise ValueError(f"min_side {self.min_side}, max_side {self.max_side}: need 8 <= min_side <= max_side <= 200")
+            raise ValueError(f"need 8 <= min_side <= max_side <= 200, not {self.min_side} and {self.max_side}")
 
     @property
     def scale(self) -> float:
@@ -52,7 +55,7 @@ class Slot:
     angle: float = 0.0
     flip: bool = False
     anchor: Literal["top", "middle", "bottom"] = "middle"  # which edge of the slot a flat drawing lies against
-    rests_on: int | None = None  # index of the slot it stands on
+    stands: tuple[Literal["on", "in_front"], int] | None = None  # on or in front of the slot with this index
 
     @property
     def cx(self) -> float:
@@ -75,32 +78,36 @@ def draw_colour(rng: Random, concept: Concept) -> str:
     return rng.choice([colour for colour in COLOURS if colour != concept.name])
 
 
-def cast(rng: Random, config: WorldConfig) -> list[tuple[Concept, str | None]]:
-    """Who appears: distinct concepts, or one of them several times in one colour (to be counted) or in different colours (to be told apart)."""
+def draw_pose(rng: Random) -> tuple[float, bool]:
+    """A small turn in degrees, for some, and whether the drawing is mirrored."""
+    return (rng.uniform(-14, 14) if rng.random() < 0.4 else 0.0), rng.random() < 0.5
+
+
+def draw_cast(rng: Random, config: WorldConfig) -> Cast:
+    """Who appears: distinct concepts, or one several times in one colour (to be counted) or many (to be told apart)."""
     n = rng.choices([n for n, _ in N_OBJECTS], [weight for _, weight in N_OBJECTS])[0]
     concepts = rng.sample(CONCEPTS, n)
     colours = [draw_colour(rng, concept) if rng.random() < config.tinted_share else None for concept in concepts]
-    people = list(zip(concepts, colours, strict=True))
+    cast = list(zip(concepts, colours, strict=True))
     if n > 1 and rng.random() < config.repeated_share and concepts[0].countable:
         copies = rng.randint(2, min(n, 4))
         if rng.random() < 0.5:
             copies = min(copies, 3)
             choices = rng.sample([colour for colour in COLOURS if colour != concepts[0].name], copies)
-            people[:copies] = [(concepts[0], colour) for colour in choices]
+            cast[:copies] = [(concepts[0], colour) for colour in choices]
         else:
-            people[:copies] = [people[0]] * copies
-    return people
+            cast[:copies] = [cast[0]] * copies
+    return cast
 
 
-def place(rng: Random, config: WorldConfig, people: list[tuple[Concept, str | None]]) -> list[Slot]:
+def place(rng: Random, config: WorldConfig, cast: Cast) -> list[Slot]:
     """Slots with log-uniform sides; who finds no room shrinks, and at last stays away."""
     slots: list[Slot] = []
     low, high = config.min_side * config.scale, config.max_side * config.scale
     room = min(config.width, config.height) - 4
-    for concept, colour in people:
+    for concept, colour in cast:
         side = min(low * (high / low) ** rng.random(), room)
-        angle = rng.uniform(-14, 14) if rng.random() < 0.4 else 0.0
-        flip = rng.random() < 0.5
+        angle, flip = draw_pose(rng)
         for attempt in range(60):
             if attempt % 10 == 9:
                 side = max(side * 0.8, low)
@@ -112,29 +119,43 @@ def place(rng: Random, config: WorldConfig, people: list[tuple[Concept, str | No
     return slots
 
 
-def place_resting(rng: Random, config: WorldConfig, people: list[tuple[Concept, str | None]]) -> list[Slot]:
-    """Like `place`, but the second stands on the first, their outlines touching; the others keep clear of both."""
+def place_pair(rng: Random, config: WorldConfig, cast: Cast, stands: Literal["on", "in_front"]) -> list[Slot]:
+    """Like `place`, but the second stands on the first or in front of it; the others keep clear of both.
+
+    On: the upper one's feet sink in by a twentieth, so that drawings with rounded tops still touch. In front: both
+    stand on one line and the front one is 0.3 as tall, which hides at most 0.3 of the other, be it tall or wide.
+    """
     low, short = config.min_side * config.scale, min(config.width, config.height)
-    below = rng.uniform(0.27, 0.48) * short
-    above = max(below * rng.uniform(0.5, 0.95), low)
-    # The upper one's feet sink in by a twentieth, so that drawings with rounded tops still touch.
-    y = rng.uniform(above + 1, config.height - below - 1)
-    x = rng.uniform(1, config.width - below - 1)
-    base = Slot(concept=people[0][0], colour=people[0][1], x=x, y=y, side=below, flip=rng.random() < 0.5, anchor="top")
-    top_x = min(max(x + (below - above) / 2 + rng.uniform(-0.06, 0.06) * below, 1), config.width - above - 1)
-    top = Slot(
-        concept=people[1][0], colour=people[1][1], x=top_x, y=y - above + 0.05 * above, side=above, flip=rng.random() < 0.5, anchor="bottom", rests_on=0
+    if stands == "on":
+        back = rng.uniform(0.27, 0.48) * short
+        front = max(back * rng.uniform(0.5, 0.95), low)
+        room, rise = front, 0.95 * front
+    else:
+        back = rng.uniform(low / 0.3, max(0.65 * short, low / 0.3))
+        front, room, rise = 0.3 * back, 0.0, 0.3 * back - back
+    x, y = rng.uniform(1, config.width - back - 1), rng.uniform(room + 1, config.height - back - 1)
+    front_x = x + (back - front) / 2 + rng.uniform(-0.06, 0.06) * back
+    front_x = min(max(front_x, 1), config.width - front - 1)
+    first = Slot(
+        concept=cast[0][0], colour=cast[0][1], x=x, y=y, side=back, anchor="top" if stands == "on" else "bottom"
     )
-    others = [slot for slot in place(rng, config, people[2:]) if shared_area(slot, base) == 0 and shared_area(slot, top) == 0]
-    return [base, top, *others]
+    second = Slot(
+        concept=cast[1][0], colour=cast[1][1], x=front_x, y=y - rise, side=front, anchor="bottom", stands=(stands, 0)
+    )
+    others = place(rng, config, cast[2:])
+    return [first, second] + [s for s in others if shared_area(s, first) == shared_area(s, second) == 0]
 
 
 def draw_layout(rng: Random, config: WorldConfig) -> list[Slot]:
     """The slots of one scene."""
-    people = cast(rng, config)
-    if len(people) > 1 and people[0][0] != people[1][0] and rng.random() < 0.15:
-        return place_resting(rng, config, people)
-    return place(rng, config, people)
+    cast = draw_cast(rng, config)
+    if len(cast) > 1 and cast[0][0] != cast[1][0]:
+        draw = rng.random()
+        if draw < 0.12:
+            return place_pair(rng, config, cast, "on")
+        if draw < 0.2 and config.min_side / 0.3 < 0.6 * 224:
+            return place_pair(rng, config, cast, "in_front")
+    return place(rng, config, cast)
 
 
 def draw_grid(rng: Random, config: WorldConfig) -> list[Slot]:
@@ -150,6 +171,6 @@ def draw_grid(rng: Random, config: WorldConfig) -> list[Slot]:
             side = min(cell_w, cell_h) * rng.uniform(0.6, 0.98)
             x, y = column * cell_w + rng.uniform(0, cell_w - side), row * cell_h + rng.uniform(0, cell_h - side)
             colour = draw_colour(rng, concept) if rng.random() < config.tinted_share else None
-            angle = rng.uniform(-14, 14) if rng.random() < 0.3 else 0.0
-            slots.append(Slot(concept=concept, colour=colour, x=x, y=y, side=side, angle=angle, flip=rng.random() < 0.5))
+            angle, flip = draw_pose(rng)
+            slots.append(Slot(concept=concept, colour=colour, x=x, y=y, side=side, angle=angle, flip=flip))
     return slots

