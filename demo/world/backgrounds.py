@@ -30,7 +30,7 @@ def background(rng: Random, width: int, height: int) -> Image:
     """RGB [height width 3]."""
     base = backdrop_colour(rng)
     image = np.empty((height, width, 3), np.uint8)
-    image[:] = base
+    cv2.rectangle(image, (0, 0), (width, height), base, cv2.FILLED)
     match rng.choice(FAMILIES):
         case "flat":
             pass
@@ -41,7 +41,7 @@ def background(rng: Random, width: int, height: int) -> Image:
             image = stretch([[near_colour(base, rng, 36) for _ in range(columns)] for _ in range(rows)], width, height)
         case "stripes":
             period, angle = rng.choice((8, 12, 18, 26, 40)), rng.choice((0, 30, 45, 90, 135))
-            image[stripes(period, angle, width, height)] = near_colour(base, rng, 34)
+            image = np.array([base, near_colour(base, rng, 34)], np.uint8)[stripes(period, angle, width, height)]
         case "landscape":
             horizon = round(height * rng.uniform(0.45, 0.8))
             sky, ground = (rng.randint(150, 200), rng.randint(200, 230), rng.randint(235, 255)), backdrop_colour(rng)
@@ -63,11 +63,11 @@ def stretch(grid: list[list[tuple[int, int, int]]], width: int, height: int) -> 
 
 
 @cache
-def stripes(period: int, angle: int, width: int, height: int) -> NDArray[np.bool_]:
-    """[height width], true on every second stripe; there are few of these per canvas, so they are kept."""
+def stripes(period: int, angle: int, width: int, height: int) -> NDArray[np.uint8]:
+    """[height width], 1 on every second stripe; there are few of these per canvas, so they are kept."""
     radians = np.deg2rad(angle)
     y, x = np.mgrid[:height, :width]
-    return np.asarray((x * np.cos(radians) + y * np.sin(radians)) % period < period / 2, np.bool_)
+    return np.asarray((x * np.cos(radians) + y * np.sin(radians)) % period < period / 2, np.uint8)
 
 
 @cache

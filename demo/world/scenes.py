@@ -147,7 +147,7 @@ def scene_stream(
     curriculum: Curriculum | None = None,
     config: WorldConfig = DEFAULT,
 ) -> Iterator[Scene]:
-    """Scenes of the seeds `seed_start`, `seed_start + step`, ... without end; worker r of n starts r later and steps by n.
+    """Scenes of `seed_start`, `seed_start + step`, ... without end; worker r of n starts r later and steps by n.
 
     Without a curriculum all are real scenes with captions.
     """

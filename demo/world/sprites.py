@@ -30,7 +30,7 @@ CREDITS: dict[Style, str] = {
 }
 
 SVG_NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-RENDER_PX = 160  # a little over the largest drawing of a 224 px scene
+RENDER_PX = (80, 160)  # longer sides that drawings are kept at; a scene shrinks the smallest one that is large enough
 VISIBLE_ALPHA = 128  # of 255; a pixel counts as part of the object from half opacity on
 
 
@@ -60,13 +60,13 @@ def svg(style: Style, name: str) -> str:
 
 
 @cache
-def sprite(style: Style, name: str) -> Sprite:
-    """The drawing of a concept, about `RENDER_PX` on its longer side; rendered once per process."""
-    png = resvg_py.svg_to_bytes(svg_string=svg(style, name), width=RENDER_PX + 32, skip_system_fonts=True)
+def sprite(style: Style, name: str, px: int) -> Sprite:
+    """The drawing of a concept, at most `px` on its longer side; rendered once per process."""
+    png = resvg_py.svg_to_bytes(svg_string=svg(style, name), width=round(1.2 * px), skip_system_fonts=True)
     rgba: NDArray[Any] = np.asarray(cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_UNCHANGED))[..., [2, 1, 0, 3]]
     x, y, w, h = cv2.boundingRect((rgba[..., 3] >= VISIBLE_ALPHA).astype(np.uint8))
     rgba = rgba[y : y + h, x : x + w]
-    scale = RENDER_PX / max(w, h)
+    scale = px / max(w, h)
     if scale < 1:
         rgba = cv2.resize(rgba, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
     alpha = np.ascontiguousarray(rgba[..., 3])
@@ -101,7 +101,7 @@ def draw_sprite(
     style: Style, name: str, colour: str | None, side: float, angle: float, flip: bool
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """RGB [h w 3] and alpha [h w] of a concept, turned by `angle` degrees, its longer visible side `side` pixels."""
-    source = sprite(style, name)
+    source = sprite(style, name, next((px for px in RENDER_PX if px >= side), RENDER_PX[-1]))
     h, w = source.alpha.shape
     turn = abs(np.deg2rad(angle))
     turned_w = w * np.cos(turn) + h * np.sin(turn)
