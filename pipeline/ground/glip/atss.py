@@ -1,0 +1,43 @@
+"""ATSS (Zhang et al., CVPR 2020): which anchors answer for which box."""
+
+import torch
+from torch import Tensor
+
+from pipeline.ground.glip.anchors import centers
+from pipeline.ground.glip.box_coder import inclusive_iou
+
+MIN_INSIDE_PX = 0.01
+
+
+def assign(anchors: list[Tensor], boxes: Tensor, candidates: int) -> Tensor:
+    """Index of each anchor's box, or -1. anchors per level [h*w, 4], boxes [g, 4], both xyxy; int64 [cells].
+
+    Per box: the `candidates` nearest anchors of every level; those whose IoU reaches mean + std of these IoUs and whose
+    centre lies inside the box are positive. An anchor that several boxes claim goes to the one that overlaps it most.
+    """
+    joined = torch.cat(anchors)
+    if len(boxes) == 0:
+        return joined.new_full((len(joined),), -1, dtype=torch.int64)
+    iou = inclusive_iou(joined, boxes)  # [cells, g]
+    center = centers(joined)
+    nearest = _nearest(anchors, boxes, candidates)  # [n, g]
+    near_iou = iou.gather(0, nearest)
+    threshold = near_iou.mean(dim=0) + near_iou.std(dim=0)
+    near_center = center[nearest]  # [n, g, 2]
+    inside = torch.cat([near_center - boxes[:, :2], boxes[:, 2:] - near_center], dim=2).amin(dim=2) > MIN_INSIDE_PX
+    claims = torch.full_like(iou, -1.0)
+    claims.scatter_(0, nearest, torch.where((near_iou >= threshold) & inside, near_iou, -1.0))
+    best, owner = claims.max(dim=1)
+    return torch.where(best >= 0, owner, -1)
+
+
+def _nearest(anchors: list[Tensor], boxes: Tensor, candidates: int) -> Tensor:
+    """Rows of the joined anchors, [levels * candidates or fewer, g]."""
+    target = centers(boxes)
+    picks: list[Tensor] = []
+    start = 0
+    for level in anchors:
+        distance = (centers(level)[:, None] - target).square().sum(dim=2).sqrt()
+        picks.append(distance.topk(min(candidates, len(level)), dim=0, largest=False).indices + start)
+        start += len(level)
+    return torch.cat(picks)

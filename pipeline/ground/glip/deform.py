@@ -1,0 +1,65 @@
+"""Modulated deformable 3x3 convolution (Zhu et al. 2019), torchvision's operator with a fast form for the CPU.
+
+Letters: b images, m = oh*ow output cells, k = 9 taps row-major, c channels.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchvision.ops import deform_conv2d
+
+
+def modulated_deform_conv(
+    x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor | None, stride: int
+) -> Tensor:
+    """x [b, c, h, w], offset [b, 18, oh, ow] as (y, x) per tap, mask [b, 9, oh, ow], weight [o, c, 3, 3], padding 1.
+
+    Sampling positions lose too much in half precision: everything runs in float32, apart from the final product.
+    """
+    if x.is_cuda:
+        with torch.autocast("cuda", enabled=False):
+            bias32 = None if bias is None else bias.float()
+            return deform_conv2d(
+                x.float(), offset.float(), weight.float(), bias32, stride=stride, padding=1, mask=mask.float()
+            )
+    columns = sample_taps(x, offset, mask, stride)
+    b, oh, ow = offset.shape[0], offset.shape[2], offset.shape[3]
+    taps_last = weight.permute(0, 2, 3, 1).flatten(1)  # [o, k c]
+    return F.linear(columns, taps_last, bias).view(b, oh, ow, -1).permute(0, 3, 1, 2)
+
+
+def sample_taps(x: Tensor, offset: Tensor, mask: Tensor, stride: int) -> Tensor:
+    """Bilinear samples times modulation, float32 [b*m, k*c]; zero outside the map.
+
+    Pixels are rows of a table; each tap is a weighted sum of four rows, which `embedding_bag` does in one pass.
+    """
+    b, c, height, width = x.shape
+    rows = x.permute(0, 2, 3, 1).reshape(-1, c).float()
+    index, weight = corners(offset.float(), (height, width), stride)
+    weight = weight * mask.float().permute(0, 2, 3, 1)[..., None]
+    image = torch.arange(b, dtype=torch.int32, device=x.device).view(b, 1, 1, 1, 1) * (height * width)
+    index = (index + image).view(-1, 4)
+    taps = F.embedding_bag(index, rows, per_sample_weights=weight.reshape(-1, 4), mode="sum")
+    return taps.view(-1, 9 * c)
+
+
+def corners(offset: Tensor, size: tuple[int, int], stride: int) -> tuple[Tensor, Tensor]:
+    """Row-major pixel indices (int32) and bilinear weights of the four neighbours, both [b, oh, ow, 9, 4]."""
+    height, width = size
+    b, _, oh, ow = offset.shape
+    device = offset.device
+    shift = offset.view(b, 9, 2, oh, ow).permute(0, 3, 4, 1, 2)
+    tap = torch.arange(9, device=device)
+    row = torch.arange(oh, device=device).view(oh, 1, 1) * stride + tap // 3 - 1
+    column = torch.arange(ow, device=device).view(1, ow, 1) * stride + tap % 3 - 1
+    y, x = shift[..., 0] + row, shift[..., 1] + column  # [b, oh, ow, 9]
+    with torch.no_grad():
+        top, left = y.floor(), x.floor()
+        corner_rows = torch.stack([top, top, top + 1, top + 1], dim=-1)
+        corner_columns = torch.stack([left, left + 1, left, left + 1], dim=-1)
+        is_inside = (corner_rows >= 0) & (corner_rows < height) & (corner_columns >= 0) & (corner_columns < width)
+        index = corner_rows.clamp(0, height - 1).int() * width + corner_columns.clamp(0, width - 1).int()
+    down, right = y - top, x - left
+    up, far = 1 - down, 1 - right
+    weight = torch.stack([up * far, up * right, down * far, down * right], dim=-1)
+    return index, weight * is_inside

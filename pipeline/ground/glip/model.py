@@ -1,0 +1,64 @@
+"""The GLIP network: a batch of images of one padded size and their prompts to boxes and token logits."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from pipeline.ground.glip.anchors import make_anchors
+from pipeline.ground.glip.backbone import build_backbone
+from pipeline.ground.glip.config import GlipConfig
+from pipeline.ground.glip.fpn import Fpn, level_sizes
+from pipeline.ground.glip.head import GlipHead
+from pipeline.ground.glip.language import LanguageBackbone
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlipOutput:
+    """Predictions for `cells` anchors, levels joined fine to coarse and row-major."""
+
+    token_logits: Tensor  # [b, cells, t]
+    deltas: Tensor  # [b, cells, 4], see box_coder
+    centerness: Tensor  # [b, cells], logits
+    anchors: list[Tensor]  # per level [h*w, 4], xyxy pixels of the network's input
+
+
+class ImageBackbone(nn.Module):
+    """Image tower and feature pyramid, under the released key names."""
+
+    def __init__(self, config: GlipConfig) -> None:
+        super().__init__()
+        self.body = build_backbone(config.backbone)
+        self.fpn = Fpn(config.backbone.channels, config.head.channels, config.drop_block)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        return self.fpn(self.body(images))
+
+
+class Rpn(nn.Module):
+    """Holds the head under its released key name."""
+
+    def __init__(self, config: GlipConfig) -> None:
+        super().__init__()
+        self.head = GlipHead(config)
+
+    def forward(self, visual: list[Tensor], lang: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.head(visual, lang, mask)
+
+
+class Glip(nn.Module):
+    """The whole network. State-dict keys are those of the released checkpoints without `module.`."""
+
+    def __init__(self, config: GlipConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = ImageBackbone(config)
+        self.language_backbone = LanguageBackbone(config.text)
+        self.rpn = Rpn(config)
+
+    def forward(self, images: Tensor, ids: Tensor, mask: Tensor) -> GlipOutput:
+        """images [b, 3, h, w], normalised and padded; ids and mask [b, t]. Padding of the prompt changes no result."""
+        visual = self.backbone(images)
+        lang = self.language_backbone(ids, mask)
+        token_logits, deltas, centerness = self.rpn(visual, lang, mask)
+        anchors = make_anchors(level_sizes(visual), self.config.anchors, images.device)
+        return GlipOutput(token_logits=token_logits, deltas=deltas, centerness=centerness, anchors=anchors)

@@ -1,0 +1,85 @@
+"""From the network's predictions to boxes: GLIP's own selection, one image at a time."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchvision.ops import batched_nms, nms
+
+from pipeline.ground.glip.box_coder import decode
+from pipeline.ground.glip.config import DetectConfig
+from pipeline.ground.glip.model import GlipOutput
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detections:
+    """Boxes of one image, best first."""
+
+    boxes: Tensor  # [d, 4], xyxy inclusive pixels of the network's input
+    scores: Tensor  # [d], sqrt(class probability * centerness)
+    labels: Tensor  # [d], rows of the positive map
+
+    def __getitem__(self, keep: Tensor) -> "Detections":
+        return Detections(boxes=self.boxes[keep], scores=self.scores[keep], labels=self.labels[keep])
+
+
+def class_probability(token_logits: Tensor, positive_map: Tensor) -> Tensor:
+    """Mean probability [n, labels] of each label's word pieces; positive_map bool [labels, t]."""
+    weight = positive_map.float() / positive_map.sum(dim=1, keepdim=True).clamp(min=1)
+    return token_logits.float().sigmoid() @ weight.T
+
+
+def detect(
+    output: GlipOutput, index: int, positive_map: Tensor, size: tuple[int, int], config: DetectConfig
+) -> Detections:
+    """Detections of image `index` whose unpadded size is (width, height)."""
+    probability = class_probability(output.token_logits[index], positive_map)
+    centerness = output.centerness[index].sigmoid()
+    parts: list[Detections] = []
+    start = 0
+    for anchors in output.anchors:
+        stop = start + len(anchors)
+        part = _level(
+            probability[start:stop], centerness[start:stop], output.deltas[index, start:stop], anchors, size, config
+        )
+        parts.append(part)
+        start = stop
+    found = Detections(
+        boxes=torch.cat([part.boxes for part in parts]),
+        scores=torch.cat([part.scores for part in parts]),
+        labels=torch.cat([part.labels for part in parts]),
+    )
+    found = found[batched_nms(_plain(found.boxes), found.scores, found.labels, config.nms_iou)]
+    if len(found.scores) > config.max_boxes:  # ties with the last place stay, as in the released code
+        found = found[found.scores >= found.scores[config.max_boxes - 1]]
+    return found
+
+
+def _level(
+    probability: Tensor,
+    centerness: Tensor,
+    deltas: Tensor,
+    anchors: Tensor,
+    size: tuple[int, int],
+    config: DetectConfig,
+) -> Detections:
+    cell, label = (probability > config.min_class_prob).nonzero(as_tuple=True)
+    squared = probability[cell, label] * centerness[cell]
+    squared, top = squared.topk(min(config.top_per_level, len(squared)))
+    cell, label = cell[top], label[top]
+    boxes = decode(deltas[cell], anchors[cell])
+    limit = boxes.new_tensor([size[0] - 1, size[1] - 1] * 2)
+    boxes = torch.minimum(boxes.clamp(min=0), limit)
+    keep = (boxes[:, 2:] - boxes[:, :2] + 1 >= 0).all(dim=1)
+    return Detections(boxes=boxes[keep], scores=squared[keep].sqrt(), labels=label[keep])
+
+
+def grit_rules(found: Detections, config: DetectConfig) -> Detections:
+    """Score threshold, then non-maximum suppression over all boxes, across phrases too (Kosmos-2, section 2.1)."""
+    found = found[found.scores >= config.score_threshold]
+    return found[nms(_plain(found.boxes), found.scores, config.cross_phrase_nms_iou)]
+
+
+def _plain(boxes: Tensor) -> Tensor:
+    """Inclusive corners as plain ones, so that torchvision's areas and overlaps count inclusive pixels."""
+    return torch.cat([boxes[:, :2], boxes[:, 2:] + 1], dim=1)
