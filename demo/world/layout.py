@@ -11,7 +11,7 @@ from demo.world.vocabulary import COLOURS, CONCEPTS, Concept
 
 N_OBJECTS = ((1, 12), (2, 28), (3, 30), (4, 20), (5, 10))  # (how many, weight)
 # What two slots may share of the smaller one, so that of any two drawings in their middles at most 30 % of either is
-# covered. Worst case, a drawing thin as a line along its slot's middle: hidden over 0.15 / 0.5 of its side.
+# hidden. Worst case, a drawing thin as a line along its slot's middle: hidden over 0.15 / 0.5 of its side.
 MAX_SLOT_OVERLAP = 0.15
 
 

@@ -1,0 +1,116 @@
+"""Precision, recall and their kin, on a caption whose answers can be counted by hand."""
+
+import json
+
+import pytest
+
+from demo.world.scenes import make_scene
+from demo.world.truth import (
+    Prediction,
+    Tally,
+    TruePhrase,
+    Truth,
+    average_precision,
+    iou,
+    matches,
+    phrase_of,
+    recall_at,
+    spans_of,
+    tally,
+    truth_of,
+)
+
+#          0         1         2         3         4
+#          0123456789012345678901234567890123456789012345
+CAPTION = "two red dogs to the left of a cat, but no key"
+DOG_BOXES = ((0.0, 0.0, 0.2, 0.2), (0.0, 0.5, 0.2, 0.7))
+CAT_BOX = (0.6, 0.2, 0.9, 0.6)
+TRUTH = Truth(
+    seed=0,
+    style="fluent",
+    caption=CAPTION,
+    phrases=(
+        TruePhrase(start=0, end=12, noun_start=8, noun_end=12, kind="count", boxes=DOG_BOXES),
+        TruePhrase(start=28, end=33, noun_start=30, noun_end=33, kind="object", boxes=(CAT_BOX,)),
+        TruePhrase(start=39, end=45, noun_start=42, noun_end=45, kind="absent", boxes=()),
+    ),
+)
+
+
+def box(start: int, end: int, at: tuple[float, float, float, float], score: float = 0.5) -> Prediction:
+    return Prediction(start=start, end=end, box=at, score=score)
+
+
+def test_iou_of_known_boxes() -> None:
+    assert iou([(0, 0, 1, 1)], [(0, 0, 1, 0.5), (0.5, 0.5, 1.5, 1.5), (2, 2, 3, 3)])[0] == pytest.approx(
+        [0.5, 1 / 7, 0]
+    )
+
+
+def test_all_right_boxes_give_precision_and_recall_one() -> None:
+    counts = tally([box(0, 12, DOG_BOXES[0]), box(0, 12, DOG_BOXES[1]), box(28, 33, CAT_BOX)], TRUTH)
+    assert (counts.precision, counts.recall, counts.n_true) == (1.0, 1.0, 3)
+
+
+def test_a_second_box_on_one_object_is_wrong() -> None:
+    counts = tally([box(0, 12, DOG_BOXES[0], 0.9), box(0, 12, DOG_BOXES[0], 0.8)], TRUTH)
+    assert (counts.n_right, counts.n_predicted) == (1, 2)
+
+
+def test_the_more_certain_box_takes_the_object() -> None:
+    found = matches([box(28, 33, CAT_BOX, 0.2), box(28, 33, CAT_BOX, 0.7)], TRUTH)
+    assert [(prediction.score, right) for prediction, _, right in found] == [(0.7, True), (0.2, False)]
+
+
+def test_the_right_box_under_the_wrong_phrase_is_wrong() -> None:
+    assert tally([box(0, 12, CAT_BOX)], TRUTH).n_right == 0
+
+
+def test_a_box_for_what_is_absent_is_wrong_and_counted() -> None:
+    counts = tally([box(39, 45, CAT_BOX)], TRUTH)
+    assert (counts.n_right, counts.n_predicted, counts.n_absent, counts.n_abstract) == (0, 1, 1, 0)
+
+
+def test_a_referring_expression_belongs_to_its_head() -> None:
+    assert phrase_of(0, 33, TRUTH) == 0
+    assert phrase_of(8, 12, TRUTH) == 0
+    assert phrase_of(16, 24, TRUTH) is None  # "the left"
+
+
+def test_a_box_on_no_phrase_costs_precision() -> None:
+    assert tally([box(16, 24, CAT_BOX)], TRUTH).precision == 0.0
+
+
+def test_a_phrase_given_as_text_is_found_in_the_caption() -> None:
+    assert spans_of("A cat", TRUTH) == [(28, 33)]
+    assert spans_of("a dragon", TRUTH) == []
+
+
+def test_tallies_add_up() -> None:
+    total = tally([box(28, 33, CAT_BOX)], TRUTH) + tally([], TRUTH)
+    assert (total.precision, total.recall) == (1.0, pytest.approx(1 / 6))
+    assert Tally().precision == Tally().recall == 0.0
+
+
+def test_recall_at_one_asks_each_phrase_for_its_best_box() -> None:
+    predictions = [box(0, 12, CAT_BOX, 0.9), box(0, 12, DOG_BOXES[1], 0.8), box(28, 33, CAT_BOX, 0.1)]
+    assert recall_at(1, predictions, TRUTH) == [False, True]
+    assert recall_at(2, predictions, TRUTH) == [True, True]
+    assert recall_at(1, predictions, TRUTH, kinds=["object"]) == [True]
+
+
+def test_average_precision_of_a_hand_counted_ranking() -> None:
+    # right, wrong, right of three true pairs: (1/1 + 2/3) / 3
+    predictions = [box(0, 12, DOG_BOXES[0], 0.9), box(39, 45, CAT_BOX, 0.8), box(28, 33, CAT_BOX, 0.7)]
+    assert average_precision([(predictions, TRUTH)]) == pytest.approx((1 + 2 / 3) / 3)
+    assert average_precision([([], TRUTH)]) == 0.0
+
+
+def test_truth_survives_json_and_scores_itself_perfectly() -> None:
+    for seed in range(20):
+        truth = truth_of(make_scene(seed, "fluent"))
+        assert Truth.from_json(json.loads(json.dumps(truth.to_json()))) == truth
+        own = [box(phrase.start, phrase.end, each) for phrase in truth.phrases for each in phrase.boxes]
+        counts = tally(own, truth)
+        assert (counts.precision, counts.recall) == (1.0, 1.0)
+        assert all(0 <= side <= 1 for prediction in own for side in prediction.box)
