@@ -1,0 +1,189 @@
+"""Our GLIP against numbers of the authors' code: `python -m tests.parity.glip FILE.npz`.
+
+Prints the worst error of every stored tensor in units of its rms and exits non-zero past the bar.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.ground.glip.atss import assign
+from pipeline.ground.glip.box_coder import decode
+from pipeline.ground.glip.config import CONFIGS, GlipConfig
+from pipeline.ground.glip.loss import Losses, Target, glip_loss
+from pipeline.ground.glip.model import Glip, GlipOutput
+from pipeline.ground.glip.postprocess import class_probability, detect
+from tests.parity import glip_recipe as recipe
+from tests.parity.glip_capture import Capture
+
+BAR = 2e-3  # of a tensor's rms, plus 1e-5
+DATA = Path(__file__).parent / "data"
+LOSSES = {"token": "loss_dot_product_token", "box": "loss_reg", "centerness": "loss_centerness"}
+
+
+def config_of(meta: dict[str, Any]) -> GlipConfig:
+    """Our configuration for a file's."""
+    name = meta["config"].lower()
+    if "_a_" in name:
+        return CONFIGS["glip_t_a"]
+    return CONFIGS["glip_l"] if "swin_l" in name else CONFIGS["glip_t"]
+
+
+def recipe_model(config: GlipConfig, seed: int) -> Glip:
+    """The network with the recipe's weights, in evaluation mode."""
+    model = Glip(config)
+    state = {key: recipe.weight(key, tuple(value.shape), seed) for key, value in model.state_dict().items()}
+    model.load_state_dict({key: torch.from_numpy(value) for key, value in state.items()})
+    return model.eval()
+
+
+def run(path: Path) -> list[tuple[str, float, float]]:
+    """(name, error, bar) of every comparison of one file."""
+    stored = np.load(path)
+    meta = json.loads(str(stored["meta"]))
+    config = config_of(meta)
+    model = recipe_model(config, meta["seed"])
+    rgb = recipe.picture(meta["height"], meta["width"], meta["seed"])
+    images = torch.from_numpy(recipe.model_input(rgb))
+    ids, mask = (torch.from_numpy(array) for array in recipe.prompt(meta, config.text.max_tokens))
+    with Capture(model) as capture:
+        output = model(images, ids, mask)
+    tensors = capture.tensors | {"input": images} | _derived(output, capture.tensors, ids, meta)
+    results = [(name, *_error(stored, name, value)) for name, value in tensors.items() if _has(stored, name)]
+    missing = _names(stored) - set(tensors) - {"det.box", "det.score", "det.label", "det.unmatched64", "assigned"}
+    results += [(f"{name} (not computed)", float("inf"), 0.0) for name in sorted(missing)]
+    results += _detections(stored, output, meta, config)
+    return results + _training(stored, model, output, mask, meta, config)
+
+
+def _names(stored: Any) -> set[str]:
+    parts = ("/shape", "/idx", "/val", "/stat", "/noise")
+    names = {name.rsplit("/", 1)[0] if name.endswith(parts) else name for name in stored.files}
+    return names - {"meta", "grad.key", "grad.norm"}
+
+
+def _has(stored: Any, name: str) -> bool:
+    return name in stored.files or f"{name}/val" in stored.files
+
+
+def _error(stored: Any, name: str, value: Tensor) -> tuple[float, float]:
+    """Largest difference in units of the rms, and the bar in the same units."""
+    found = value.detach().float().contiguous().numpy()
+    if name in stored.files:
+        wanted = stored[name]
+        rms = float(np.sqrt(np.mean(np.square(wanted, dtype=np.float64)))) if wanted.size else 1.0
+    else:
+        if tuple(found.shape) != tuple(stored[f"{name}/shape"]):
+            return float("inf"), BAR
+        wanted, found = stored[f"{name}/val"], found.ravel()[stored[f"{name}/idx"]]
+        mean, std = stored[f"{name}/stat"][:2]
+        rms = float(np.hypot(mean, std))
+    if found.shape != wanted.shape:
+        return float("inf"), BAR
+    worst = float(np.abs(found - wanted).max(initial=0.0))
+    return worst / max(rms, 1e-12), BAR + 1e-5 / max(rms, 1e-12)
+
+
+def positive_map(meta: dict[str, Any], length: int) -> Tensor:
+    """Bool [labels, length] of the case's phrases."""
+    rows = torch.zeros(len(meta["phrases"]), length, dtype=torch.bool)
+    for label, tokens in meta["phrases"].items():
+        rows[int(label) - 1, tokens] = True
+    return rows
+
+
+def _derived(output: GlipOutput, captured: dict[str, Tensor], ids: Tensor, meta: dict[str, Any]) -> dict[str, Tensor]:
+    n_tokens = len(meta["ids"])
+    anchors = torch.cat(output.anchors)
+    probability = class_probability(output.token_logits[0], positive_map(meta, ids.shape[1]))
+    tensors = {
+        "anchors": anchors,
+        "full.dot": output.token_logits[0, :, :n_tokens],
+        "full.dot_pad": output.token_logits[0, :8, n_tokens:],
+        "full.bbox_reg": output.deltas[0],
+        "full.centerness": output.centerness[0],
+        "full.lang.hidden": captured["lang.hidden"][0, :n_tokens],
+        "post.class_prob": probability,
+        "post.box": decode(output.deltas[0], anchors),
+        "post.score": (probability * output.centerness[0].sigmoid()[:, None]).sqrt(),
+    }
+    fused = [name for name in captured if name.endswith(".text.lang")]
+    if fused:
+        tensors["full.lang.fused"] = captured[fused[-1]][0, :n_tokens]
+    return tensors
+
+
+def _detections(
+    stored: Any, output: GlipOutput, meta: dict[str, Any], config: GlipConfig
+) -> list[tuple[str, float, float]]:
+    """Detections without a partner of the same label, within 0.05 px and 1e-4 of the score; each partner serves once."""
+    found = detect(
+        output, 0, positive_map(meta, output.token_logits.shape[2]), (meta["width"], meta["height"]), config.detect
+    )
+    boxes, scores = found.boxes.detach().numpy(), found.scores.detach().numpy()
+    labels = found.labels.numpy() + 1
+    is_free = np.ones(len(labels), bool)
+    unmatched = 0
+    for box, score, label in zip(stored["det.box"], stored["det.score"], stored["det.label"], strict=True):
+        close = is_free & (labels == label) & (np.abs(scores - score) < 1e-4) & (np.abs(boxes - box).max(1) < 0.05)
+        if close.any():
+            is_free[close.argmax()] = False
+        else:
+            unmatched += 1
+    allowed = float(stored["det.unmatched64"])
+    return [("detections without a partner", float(unmatched + is_free.sum()), allowed)]
+
+
+def _training(
+    stored: Any, model: Glip, output: GlipOutput, mask: Tensor, meta: dict[str, Any], config: GlipConfig
+) -> list[tuple[str, float, float]]:
+    boxes = torch.tensor(meta["gt_boxes"])
+    rows = positive_map(meta, mask.shape[1])[torch.tensor(meta["gt_labels"]) - 1]
+    owner = assign(output.anchors, boxes, config.loss.candidates)
+    labels = torch.cat([torch.tensor(meta["gt_labels"]), torch.zeros(1, dtype=torch.int64)])[owner].numpy()
+    results = [("ATSS assignment, anchors that differ", float((labels != stored["assigned"]).sum()), 0.0)]
+    losses: Losses = glip_loss(output, mask, [Target(boxes=boxes, tokens=rows)], config)
+    for name, key in LOSSES.items():
+        wanted = meta["loss"][key]
+        results.append((f"loss {name} (relative)", abs(getattr(losses, name).item() - wanted) / abs(wanted), 1e-5))
+    losses.total.backward()
+    parameters = dict(model.named_parameters())
+    # a key projection's bias cancels in the softmax: its gradient is rounding noise, measured against the whole
+    noise = 1e-6 * float(np.linalg.norm(stored["grad.norm"]))
+    worst, worst_key = 0.0, ""
+    for key, wanted in zip(stored["grad.key"], stored["grad.norm"], strict=True):
+        error = _gradient_error(parameters[str(key).removeprefix("module.")].grad, float(wanted), noise)
+        if error >= worst:
+            worst, worst_key = error, str(key)
+    return [*results, (f"gradient norm (relative), worst at {worst_key}", worst, 1e-3)]
+
+
+def _gradient_error(gradient: Tensor | None, wanted: float, noise: float) -> float:
+    if wanted < 0:
+        return 0.0 if gradient is None else float("inf")
+    norm = 0.0 if gradient is None else float(gradient.double().norm())
+    return max(abs(norm - wanted) - noise, 0.0) / max(wanted, 1e-12)
+
+
+def main(arguments: list[str]) -> int:
+    """Exit status for the files named on the command line."""
+    if not arguments:
+        print("usage: python -m tests.parity.glip FILE.npz ...", file=sys.stderr)
+        return 2
+    failed = 0
+    for path in arguments:
+        for name, error, bar in run(Path(path)):
+            verdict = "ok" if error <= bar else "FAIL"
+            failed += verdict == "FAIL"
+            print(f"{verdict:4} {error:10.3g} <= {bar:8.3g}  {name}")
+    print(f"{failed} past the bar")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
