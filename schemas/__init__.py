@@ -1,0 +1,1 @@
+"""What a row is after each stage, and why a row may end early. Imports nothing of ours."""

@@ -1,0 +1,76 @@
+"""Small tools every stage needs to honour the row contract: rows in, the same rows out, some of them dropped by name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.rows import HEAVY
+from schemas.status import DROPPED, KEPT, check_reason
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A row's end: why (from the closed list of the stage) and the figure behind it."""
+
+    reason: str
+    detail: str = ""
+
+
+def kept_indices(table: pa.Table) -> list[int]:
+    """Positions of the rows that are still kept."""
+    return pc.indices_nonzero(pc.equal(table["status"], KEPT)).to_pylist()
+
+
+def set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """`table` with column `name` replaced; type and description stay."""
+    index = table.schema.get_field_index(name)
+    return table.set_column(index, table.schema.field(index), values)
+
+
+def drop_rows(table: pa.Table, stage: str, drops: Mapping[int, Drop]) -> pa.Table:
+    """Mark rows (position -> Drop) as dropped by `stage` and empty their heavy columns.
+
+    Raises ValueError for a reason that is not on the stage's list.
+    """
+    if not drops:
+        return table
+    for drop in drops.values():
+        check_reason(stage, drop.reason)
+    columns = {name: table[name].to_pylist() for name in ("status", "stage", "reason", "detail")}
+    for i, drop in drops.items():
+        columns["status"][i], columns["stage"][i] = DROPPED, stage
+        columns["reason"][i], columns["detail"][i] = drop.reason, drop.detail or None
+    for name, values in columns.items():
+        table = set_column(table, name, pa.array(values, pa.string()))
+    lost = pa.array([i in drops for i in range(table.num_rows)])
+    for name in HEAVY:
+        column = table[name]
+        table = set_column(table, name, pc.if_else(lost, pa.scalar(None, column.type), column))
+    return table
+
+
+def add_columns(table: pa.Table, schema: pa.Schema, values: Mapping[int, Mapping[str, Any]]) -> pa.Table:
+    """`table` with the columns that `schema` adds; `values` maps a row's position to its new fields, others are null.
+
+    Raises ValueError if the result is not `schema`, ArrowInvalid if a value does not fit its type.
+    """
+    n = table.num_rows
+    columns: dict[str, Sequence[Any] | pa.ChunkedArray] = {name: table[name] for name in table.schema.names}
+    for new in schema:
+        if new.name not in columns:
+            columns[new.name] = pa.array([values.get(i, {}).get(new.name) for i in range(n)], new.type)
+    return conform(pa.table({name: columns[name] for name in schema.names}), schema)
+
+
+def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Cast `table` to `schema`, field for field; refuses missing columns and nulls where the schema promises none."""
+    if table.schema.names != schema.names:
+        missing, extra = set(schema.names) - set(table.schema.names), set(table.schema.names) - set(schema.names)
+        raise ValueError(f"table does not fit the schema: missing {sorted(missing)}, unknown {sorted(extra)}, or another order")
+    for item in schema:
+        if not item.nullable and table[item.name].null_count:
+            raise ValueError(f"column {item.name!r} has {table[item.name].null_count} nulls; the schema promises none")
+    return table.cast(schema)
