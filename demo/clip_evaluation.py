@@ -1,0 +1,126 @@
+"""How well the miniature CLIP tells right boxes from wrong ones, on scenes that it was not trained on."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from demo.clip_data import Box, cut, iou
+from demo.world.captions import GROUNDED_KINDS, Phrase
+from demo.world.scenes import TEST_SEEDS, Scene, make_scene
+from demo.world.sprites import Style
+from demo.world.vocabulary import CONCEPTS
+from trainer.models import CLIP
+from trainer.preprocess import PreprocessConfig, fit, to_pixels
+from trainer.tokenizer import Tokenizer
+
+THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 17))
+
+
+def auc(right: Sequence[float], wrong: Sequence[float]) -> float:
+    """Probability that a right pair scores above a wrong one."""
+    scores = np.concatenate([np.asarray(right), np.asarray(wrong)])
+    ranks = np.empty(len(scores))
+    ranks[scores.argsort(kind="stable")] = np.arange(1, len(scores) + 1)
+    return float((ranks[: len(right)].sum() - len(right) * (len(right) + 1) / 2) / (len(right) * len(wrong)))
+
+
+def shifted(box: Box, scene: Scene, rng: Random) -> Box | None:
+    """The box moved until it covers less than a third of what it did (IoU < 0.3), inside the picture."""
+    height, width = scene.image.shape[:2]
+    w, h = box[2] - box[0], box[3] - box[1]
+    for _ in range(20):
+        x, y = rng.uniform(0, width - w), rng.uniform(0, height - h)
+        moved = (x, y, x + w, y + h)
+        if 0.02 < iou(moved, box) < 0.3:
+            return moved
+    return None
+
+
+def pairs_of(scene: Scene, rng: Random) -> list[tuple[str, Box, str]]:
+    """(text, box, kind of pair): right, other object, absent, shifted."""
+    pairs: list[tuple[str, Box, str]] = []
+
+    def text(phrase: Phrase) -> str:
+        return scene.caption[phrase.start : phrase.end]
+
+    for phrase in scene.phrases:
+        if phrase.kind == "absent":
+            pairs += [(text(phrase), thing.box, "absent") for thing in scene.objects]
+        if phrase.kind not in GROUNDED_KINDS:
+            continue
+        for index, thing in enumerate(scene.objects):
+            if index in phrase.objects:
+                pairs.append((text(phrase), thing.box, "right"))
+                moved = shifted(thing.box, scene, rng)
+                pairs += [(text(phrase), moved, "shifted")] if moved else []
+            else:
+                pairs.append((text(phrase), thing.box, "other object"))
+    return pairs
+
+
+@torch.no_grad()
+def embed(model: CLIP, pixels: list[Tensor], batch_size: int = 256) -> Tensor:
+    return torch.cat([model.encode_image(to_pixels(torch.stack(part))) for part in chunks(pixels, batch_size)])
+
+
+@torch.no_grad()
+def embed_texts(model: CLIP, tokenizer: Tokenizer, texts: list[str], batch_size: int = 256) -> Tensor:
+    return torch.cat([model.encode_text(tokenizer(part)) for part in chunks(texts, batch_size)])
+
+
+def chunks(items: list[Any], size: int) -> list[list[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def threshold_table(right: NDArray[Any], wrong: NDArray[Any]) -> list[dict[str, float]]:
+    """Precision and recall of "cosine >= threshold" on right against wrong pairs, as many of each kind as there are."""
+    table = []
+    for threshold in THRESHOLDS:
+        hits, alarms = int((right >= threshold).sum()), int((wrong >= threshold).sum())
+        precision, recall = hits / max(hits + alarms, 1), hits / len(right)
+        f1 = 2 * precision * recall / max(precision + recall, 1e-9)
+        row = {"threshold": threshold, "precision": precision, "recall": recall, "f1": f1}
+        table.append({key: round(value, 4) for key, value in row.items()})
+    return table
+
+
+def evaluate(
+    model: CLIP, tokenizer: Tokenizer, preprocess: PreprocessConfig, style: Style, n_scenes: int = 400
+) -> dict[str, Any]:
+    """Figures on the first `n_scenes` test scenes in one style, ready for JSON."""
+    rng = Random("clip evaluation")
+    scenes = [make_scene(seed, style) for seed in TEST_SEEDS[:n_scenes]]
+    objects = [(scene, thing) for scene in scenes for thing in scene.objects]
+    crops = embed(model, [cut(scene, thing.box, preprocess) for scene, thing in objects])
+    names = embed_texts(model, tokenizer, [f"a {concept.noun}" for concept in CONCEPTS])
+    truth = torch.tensor([[c.name for c in CONCEPTS].index(thing.concept) for _, thing in objects])
+    best = (crops @ names.T).topk(5).indices == truth[:, None]
+
+    pairs = [(scene, *pair) for scene in scenes for pair in pairs_of(scene, rng)]
+    boxes = embed(model, [cut(scene, box, preprocess) for scene, _, box, _ in pairs])
+    texts = embed_texts(model, tokenizer, [text for _, text, _, _ in pairs])
+    cosines = (boxes * texts).sum(1).numpy()
+    kinds = np.array([kind for *_, kind in pairs])
+    right, wrong = cosines[kinds == "right"], cosines[kinds != "right"]
+
+    images = embed(model, [fit(scene.image, preprocess) for scene in scenes])
+    captions = embed_texts(model, tokenizer, [scene.caption for scene in scenes])
+    retrieved = (images @ captions.T).argmax(1) == torch.arange(len(scenes))
+    return {
+        "scenes": n_scenes,
+        "concept_top1": round(best[:, 0].float().mean().item(), 4),
+        "concept_top5": round(best.any(1).float().mean().item(), 4),
+        "concepts": len(CONCEPTS),
+        "auc": {k: round(auc(right, cosines[kinds == k]), 4) for k in ("other object", "absent", "shifted")},
+        "cosine": {
+            k: [round(float(cosines[kinds == k].mean()), 3), round(float(cosines[kinds == k].std()), 3)]
+            for k in ("right", "other object", "absent", "shifted")
+        },
+        "caption_recall_at_1": round(retrieved.float().mean().item(), 4),
+        "thresholds": threshold_table(right, wrong),
+    }

@@ -1,0 +1,212 @@
+"""Train the miniature CLIP of the demo: `python -m demo.train_clip`, about ten minutes on two cores.
+
+Every process makes its own scenes; gradients are averaged over the processes. The weights are a running average.
+"""
+
+import argparse
+import copy
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import torch.distributed as dist
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+from tokenizers.trainers import BpeTrainer
+from torch import Tensor
+
+from demo.clip_data import Batch, DataConfig, augment, batches
+from demo.clip_evaluation import evaluate
+from demo.world.scenes import corpus
+from demo.world.sprites import STYLES
+from trainer.checkpoint import save_model
+from trainer.encoders.image import ImageConfig
+from trainer.encoders.text import TextConfig
+from trainer.losses import contrastive
+from trainer.models import CLIP, ModelConfig
+from trainer.preprocess import PreprocessConfig, to_pixels
+from trainer.tokenizer import END_OF_WORD, WORD, Tokenizer, alphabet
+
+WEIGHTS = Path(__file__).parent / "weights" / "clip"
+
+# Shared with the miniature detector, whose image tower starts from this one's.
+BACKBONE: dict[str, Any] = {
+    "layers": [1, 1, 1, 1],
+    "channels": [48, 96, 160, 192],
+    "stem_type": "deep",
+    "stem_width": 16,
+    "avg_down": True,
+    "norm_groups": 8,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainClipConfig:
+    """The miniature and its schedule. `batch` is per process."""
+
+    steps: int = 850
+    batch: int = 256
+    processes: int = 2
+    lr: float = 2e-3
+    warmup_steps: int = 100
+    weight_decay: float = 0.1
+    ema: float = 0.995
+    scene_weight: float = 0.3
+    seed: int = 0
+    n_merges: int = 850
+    n_captions: int = 20_000  # that the merges are counted on
+    log_every: int = 50
+    evaluation_scenes: int = 400
+    data: DataConfig = field(default_factory=DataConfig)
+    preprocess: PreprocessConfig = field(default_factory=lambda: PreprocessConfig(size_px=64, mode="squash"))
+
+
+def train_tokenizer(config: TrainClipConfig) -> Tokenizer:
+    """Merges counted on captions of training scenes, split into words as CLIP's tokenizer does."""
+    model = tokenizers.Tokenizer(BPE(end_of_word_suffix=END_OF_WORD))
+    words = Split(tokenizers.Regex(WORD.pattern), behavior="removed", invert=True)
+    model.pre_tokenizer = Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)])
+    trainer = BpeTrainer(
+        vocab_size=512 + config.n_merges,
+        initial_alphabet=alphabet(),
+        end_of_word_suffix=END_OF_WORD,
+        show_progress=False,
+    )
+    model.train_from_iterator((caption.lower() for caption in corpus(config.n_captions)), trainer)
+    merges = [tuple(pair) for pair in json.loads(model.to_str())["model"]["merges"]]
+    return Tokenizer(merges[: config.n_merges])
+
+
+def model_config(tokenizer: Tokenizer) -> ModelConfig:
+    return ModelConfig(
+        image=ImageConfig(name="resnet10t", size_px=64, kwargs=BACKBONE),
+        text=TextConfig(vocab_size=tokenizer.vocab_size, width=96, layers=2, heads=4),
+        embed_dim=128,
+    )
+
+
+def loss_of(model: CLIP, tokenizer: Tokenizer, batch: Batch, config: TrainClipConfig, noise: torch.Generator) -> Tensor:
+    """Crops against texts both ways, boxes around nothing among the candidates; scenes against captions."""
+    b = len(batch.texts)
+    crops = augment(to_pixels(batch.crops), noise, flip=True)
+    scenes = augment(to_pixels(batch.scenes), noise, flip=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        image = model.encode_image(torch.cat([crops, scenes]))
+        text, caption = model.encode_text(tokenizer(batch.texts)), model.encode_text(tokenizer(batch.captions))
+    scale = model.logit_scale.exp()
+    logits = scale * model.similarity(text, image[: len(crops)])
+    crop_loss = contrastive(logits, batch.compatible) + contrastive(logits[:, :b].T, batch.compatible[:, :b].T)
+    scene_logits = scale * model.similarity(caption, image[len(crops) :])
+    scene_loss = contrastive(scene_logits) + contrastive(scene_logits.T)
+    return (crop_loss + config.scene_weight * scene_loss) / 2
+
+
+def average_gradients(parameters: list[torch.nn.Parameter]) -> None:
+    flat = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for p, grad in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        p.grad = grad.view_as(p)
+
+
+def learning_rate(step: int, config: TrainClipConfig) -> float:
+    """Linear warm-up, half a cosine to a hundredth."""
+    progress = step / config.steps
+    return config.lr * min((step + 1) / config.warmup_steps, 0.01 + 0.99 * (1 + math.cos(math.pi * progress)) / 2)
+
+
+def train(rank: int, meeting: str, config: TrainClipConfig, out: Path) -> None:
+    """One process; the first one reports, evaluates and saves."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=config.processes)
+    tokenizer = train_tokenizer(config)
+    torch.manual_seed(config.seed)
+    model = CLIP(model_config(tokenizer))
+    average = copy.deepcopy(model).requires_grad_(False)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
+    noise = torch.Generator().manual_seed(config.seed + rank)
+    stream = batches(config.batch, config.data, config.preprocess, rank, config.processes)
+    log = progress(config)
+    for step in range(config.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, config)
+        loss = loss_of(model, tokenizer, next(stream), config, noise)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        average_gradients(parameters)
+        torch.nn.utils.clip_grad_norm_(parameters, 5.0)
+        optimizer.step()
+        model.clamp_parameters()
+        decay = min(config.ema, (1 + step) / (10 + step))
+        for mean, value in zip(average.parameters(), model.parameters(), strict=True):
+            mean.lerp_(value.detach(), 1 - decay)
+        if rank == 0:
+            log(step, loss.item())
+    if rank == 0:
+        finish(average, tokenizer, config, out)
+    dist.destroy_process_group()
+
+
+def progress(config: TrainClipConfig) -> Callable[[int, float], None]:
+    start, losses = time.monotonic(), []
+
+    def log(step: int, loss: float) -> None:
+        losses.append(loss)
+        if (step + 1) % config.log_every == 0:
+            pairs = (step + 1) * config.batch * config.processes
+            seconds = time.monotonic() - start
+            mean = sum(losses[-config.log_every :]) / config.log_every
+            left = seconds / (step + 1) * (config.steps - step - 1)
+            print(
+                f"step {step + 1}/{config.steps}  loss {mean:.3f}  {pairs} pairs  {pairs / seconds:.0f} pairs/s  "
+                f"{left:.0f} s left",
+                flush=True,
+            )
+
+    return log
+
+
+def finish(model: CLIP, tokenizer: Tokenizer, config: TrainClipConfig, out: Path) -> None:
+    """Evaluate what will be shipped, in half precision, and save it with its figures."""
+    model = model.half().float().eval()
+    figures = {s: evaluate(model, tokenizer, config.preprocess, s, config.evaluation_scenes) for s in STYLES}
+    record = {
+        "command": "python -m demo.train_clip",
+        "seed": config.seed,
+        "steps": config.steps,
+        "pairs": config.steps * config.batch * config.processes,
+        "unseen_scenes": figures,
+    }
+    save_model(out, model, tokenizer=tokenizer, preprocess=config.preprocess, record=record, half=True)
+    for style, row in figures.items():
+        print(f"{style:9} " + json.dumps({key: value for key, value in row.items() if key != "thresholds"}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=WEIGHTS)
+    parser.add_argument("--steps", type=int, default=TrainClipConfig.steps)
+    parser.add_argument("--processes", type=int, default=TrainClipConfig.processes)
+    parser.add_argument("--seed", type=int, default=TrainClipConfig.seed)
+    arguments = parser.parse_args()
+    config = TrainClipConfig(steps=arguments.steps, processes=arguments.processes, seed=arguments.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(
+            train, args=(f"{folder}/meeting", config, arguments.out), nprocs=config.processes, join=True
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Hyperbolic vision-language models: geometry, encoders, losses, checkpoints."""

@@ -1,0 +1,92 @@
+"""Image towers: the papers' vision transformer, or any network of timm, to one feature vector an image.
+
+Shapes: b images, w width of the tower.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import timm
+import torch
+from timm.layers import GroupNorm
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+# The papers' sizes (MERU, appendix: the small one has 12 heads, as MoCo v3's, where timm's own has 6).
+PAPER_VITS: dict[str, dict[str, int]] = {
+    "vit_small": {"embed_dim": 384, "depth": 12, "num_heads": 12},
+    "vit_base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
+    "vit_large": {"embed_dim": 1024, "depth": 24, "num_heads": 16},
+}
+
+# Arguments of `timm.create_model` that reach for files or the network; a configuration beside weights is not trusted
+# with them.
+FORBIDDEN_KWARGS = (
+    "pretrained",
+    "checkpoint_path",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+    "cache_dir",
+    "features_only",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig:
+    """An image tower. `name` is one of the papers' (vit_small, vit_base, vit_large) or a model of timm.
+
+    `kwargs` go to the network's constructor; `norm_groups` among them makes every norm of a timm network a GroupNorm.
+    """
+
+    name: str = "vit_small"
+    size_px: int = 224
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def build_image_encoder(config: ImageConfig) -> nn.Module:
+    """A module from [b 3 h w] to [b w]; `num_features` is w."""
+    if config.name in PAPER_VITS:
+        return paper_vit(config.size_px, **{**PAPER_VITS[config.name], **config.kwargs})
+    if not timm.is_model(config.name):
+        raise ValueError(f"image.name {config.name!r}: neither one of {', '.join(PAPER_VITS)} nor a model of timm")
+    kwargs = dict(config.kwargs)
+    forbidden = sorted(set(kwargs) & set(FORBIDDEN_KWARGS))
+    if forbidden:
+        raise ValueError(f"image.kwargs.{forbidden[0]} is not allowed: weights come from the checkpoint alone")
+    if "norm_groups" in kwargs:
+        kwargs["norm_layer"] = partial(GroupNorm, num_groups=kwargs.pop("norm_groups"))
+    return timm.create_model(config.name, pretrained=False, num_classes=0, **kwargs)
+
+
+def paper_vit(size_px: int, embed_dim: int, depth: int, num_heads: int, patch_size: int = 16) -> VisionTransformer:
+    """The vision transformer of MERU and its descendants: class token, LayerNorm eps 1e-5, fixed positions."""
+    vit = VisionTransformer(
+        img_size=size_px,
+        patch_size=patch_size,
+        embed_dim=embed_dim,
+        depth=depth,
+        num_heads=num_heads,
+        num_classes=0,
+        norm_layer=partial(nn.LayerNorm, eps=1e-5),  # timm's default is 1e-6
+    )
+    # A parameter, though it never learns: it belongs to the released state dicts.
+    vit.pos_embed = nn.Parameter(sincos_positions(size_px // patch_size, embed_dim), requires_grad=False)
+    return vit
+
+
+def sincos_positions(side: int, width: int) -> Tensor:
+    """Fixed positions [1 1+side*side width] of a square grid, the class token's zero (MoCo v3, section 4).
+
+    Channels are [sin row, cos row, sin column, cos column] at width/4 wavelengths from 2 pi to 10000 * 2 pi.
+    """
+    if width % 4:
+        raise ValueError(f"embed_dim {width} must be a multiple of 4 for sine-cosine positions")
+    quarter = width // 4
+    frequencies = 10000.0 ** -(torch.arange(quarter, dtype=torch.float32) / quarter)
+    angles = torch.arange(side, dtype=torch.float32)[:, None] * frequencies
+    waves = torch.cat([angles.sin(), angles.cos()], dim=1)  # [side width/2]
+    rows = waves[:, None].expand(side, side, -1)
+    columns = waves[None, :].expand(side, side, -1)
+    grid = torch.cat([rows, columns], dim=2).reshape(1, side * side, width)
+    return torch.cat([torch.zeros(1, 1, width), grid], dim=1)

@@ -1,0 +1,102 @@
+"""CLIP's causal text transformer (Radford et al. 2021, section 2.4), to one feature vector a text.
+
+Shapes: b texts, l tokens, w width. Parameter names are those of the released checkpoints.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    vocab_size: int = 49_408
+    context_length: int = 77
+    width: int = 512
+    layers: int = 12
+    heads: int = 8
+
+
+class Attention(nn.Module):
+    """Causal self-attention with the parameter names of `nn.MultiheadAttention`."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * width))
+        self.out_proj = nn.Linear(width, width)
+        nn.init.zeros_(self.out_proj.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, length, w = x.shape
+        qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
+        q, k, v = qkv.view(b, length, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out_proj(mixed.transpose(1, 2).reshape(b, length, w))
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP. The GELU is exact; OpenAI's own weights would want its quick approximation."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attn = Attention(width, heads)
+        self.ln_1 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            OrderedDict(c_fc=nn.Linear(width, 4 * width), gelu=nn.GELU(), c_proj=nn.Linear(4 * width, width))
+        )
+        self.ln_2 = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class TextEncoder(nn.Module):
+    """Token ids [b l] to [b w]: the hidden state at end of text, which is the largest id, the first one if several.
+
+    Padding stands behind it, where a causal mask lets nothing look; so batches are padded to their own longest text.
+    """
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        if config.width % config.heads:
+            raise ValueError(f"text.width {config.width} is not a multiple of text.heads {config.heads}")
+        self.num_features = config.width
+        self.context_length = config.context_length
+        self.token_embed = nn.Embedding(config.vocab_size, config.width)
+        self.posit_embed = nn.Parameter(torch.empty(config.context_length, config.width))
+        self.resblocks = nn.ModuleList(Block(config.width, config.heads) for _ in range(config.layers))
+        self.ln_final = nn.LayerNorm(config.width)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Standard deviations of CLIP's released code; residual branches shrink with depth."""
+        width = self.num_features
+        residual_std = (2 * width * len(self.resblocks)) ** -0.5
+        nn.init.normal_(self.token_embed.weight, std=0.02)
+        nn.init.normal_(self.posit_embed, std=0.01)
+        for block in self.resblocks:
+            nn.init.normal_(block.attn.in_proj_weight, std=width**-0.5)
+            nn.init.normal_(block.attn.out_proj.weight, std=residual_std)
+            nn.init.normal_(block.mlp.c_fc.weight, std=(2 * width) ** -0.5)
+            nn.init.normal_(block.mlp.c_proj.weight, std=residual_std)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        hidden = self.hidden_states(token_ids)
+        end = token_ids.argmax(dim=1)
+        return hidden[torch.arange(len(hidden), device=hidden.device), end]
+
+    def hidden_states(self, token_ids: Tensor) -> Tensor:
+        """[b l w] after the last norm."""
+        length = token_ids.shape[1]
+        if length > self.context_length:
+            raise ValueError(f"texts of {length} tokens; the text tower holds {self.context_length}")
+        x = self.token_embed(token_ids) + self.posit_embed[:length]
+        for block in self.resblocks:
+            x = block(x)
+        return self.ln_final(x)

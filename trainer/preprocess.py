@@ -1,0 +1,46 @@
+"""From pixels to a model's input: one size, values in [0, 1]; the models normalise."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreprocessConfig:
+    """`squash` resizes both sides; `crop` resizes the short side and cuts out the centre. Bicubic, anti-aliased."""
+
+    size_px: int = 224
+    mode: Literal["squash", "crop"] = "crop"
+
+
+def resize(image: Tensor, height: int, width: int) -> Tensor:
+    """uint8 [3 h w] to uint8 [3 height width]: torchvision's `resize(..., BICUBIC, antialias=True)`, on bytes."""
+    return F.interpolate(image[None], (height, width), mode="bicubic", antialias=True)[0]
+
+
+def preprocess(image: NDArray[np.uint8], config: PreprocessConfig) -> Tensor:
+    """RGB bytes [h w 3] to float32 [3 size size] in [0, 1]."""
+    return to_pixels(fit(image, config))
+
+
+def fit(image: NDArray[np.uint8], config: PreprocessConfig) -> Tensor:
+    """RGB bytes [h w 3] to bytes [3 size size]."""
+    tensor = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
+    size = config.size_px
+    if config.mode == "squash":
+        return resize(tensor, size, size)
+    height, width = tensor.shape[1:]
+    scale = size / min(height, width)
+    height, width = max(round(height * scale), size), max(round(width * scale), size)
+    top, left = (height - size) // 2, (width - size) // 2
+    return resize(tensor, height, width)[:, top : top + size, left : left + size]
+
+
+def to_pixels(images: Tensor) -> Tensor:
+    """Bytes of any shape to float32 in [0, 1]."""
+    return images.to(torch.float32) / 255
