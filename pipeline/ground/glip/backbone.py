@@ -1,9 +1,6 @@
-"""The miniature's convolutional image tower: a residual network of timm, normalised by groups."""
-
-from functools import partial
+"""The image tower: Swin, or for the miniature a small residual network of timm."""
 
 import timm
-from timm.layers import GroupNorm
 from torch import Tensor, nn
 
 from pipeline.ground.glip.config import ConvConfig, SwinConfig
@@ -20,10 +17,8 @@ class ConvBackbone(nn.Module):
 
     def __init__(self, config: ConvConfig) -> None:
         super().__init__()
-        kwargs = dict(config.kwargs)
-        norm = partial(GroupNorm, num_groups=kwargs.pop("norm_groups"))
         self.model = timm.create_model(
-            "resnet10t", pretrained=False, features_only=True, out_indices=(2, 3, 4), norm_layer=norm, **kwargs
+            "resnet10t", pretrained=False, features_only=True, out_indices=(2, 3, 4), **config.kwargs
         )
 
     def forward(self, images: Tensor) -> list[Tensor]:

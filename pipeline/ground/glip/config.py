@@ -5,18 +5,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_type_hints
 
-# The miniature's convolutional image tower, as keywords of `timm.create_model("resnet10t", ...)`. The miniature CLIP
-# uses the same ones, so that its trained tower can start the detector's. `norm_groups` makes the norm a GroupNorm.
-MINIATURE_BACKBONE: dict[str, Any] = {
-    "layers": [1, 1, 1, 1],
-    "channels": [48, 96, 160, 192],
-    "stem_type": "deep",
-    "stem_width": 16,
-    "avg_down": True,
-    "norm_groups": 8,
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class SwinConfig:
     """Swin transformer v1 (Liu et al., ICCV 2021)."""
@@ -35,14 +23,27 @@ class SwinConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvConfig:
-    """A residual network of timm with GroupNorm, for the miniature."""
+    """A small residual network of timm, for the miniature."""
 
-    kwargs: dict[str, Any] = field(default_factory=lambda: dict(MINIATURE_BACKBONE))
+    layers: tuple[int, ...] = (1, 1, 1, 1)  # blocks of two convolutions, per stage
+    widths: tuple[int, ...] = (48, 96, 160, 192)
+    stem_width: int = 16
 
     @property
     def channels(self) -> tuple[int, ...]:
         """Widths of the outputs at strides 8, 16 and 32."""
-        return tuple(self.kwargs["channels"][1:])
+        return self.widths[1:]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Keywords of `timm.create_model("resnet10t", ...)`; a CLIP tower built with them can start this one."""
+        return {
+            "layers": list(self.layers),
+            "channels": list(self.widths),
+            "stem_type": "deep",
+            "stem_width": self.stem_width,
+            "avg_down": True,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,7 @@ class TextConfig:
     max_positions: int = 512
     max_tokens: int = 256  # word pieces of a prompt, [CLS] and [SEP] included
     dropout: float = 0.1
+    ignored_words: tuple[str, ...] = ()  # of a phrase; the miniature learns no score for its determiners
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +137,7 @@ MINIATURE = GlipConfig(
     backbone=ConvConfig(),
     text=TextConfig(
         vocab_size=1400, hidden_size=96, layers=2, heads=4, intermediate_size=384, max_positions=128, max_tokens=128,
-        dropout=0.0,
+        dropout=0.0, ignored_words=("a", "an", "the"),
     ),
     head=HeadConfig(
         channels=64, rounds=2, fuse_width=128, fuse_heads=4, fuse_dropout=0.0, coarse_offsets="resize",
@@ -145,6 +147,8 @@ MINIATURE = GlipConfig(
     detect=DetectConfig(short_side_px=224, max_side_px=448, score_threshold=0.40, cross_phrase_nms_iou=0.6),
     drop_block=0.0,
 )  # fmt: skip
+
+MINIATURE_BACKBONE = ConvConfig().kwargs  # what the miniature CLIP's image tower must be for a warm start
 
 CONFIGS = MappingProxyType(
     {
@@ -166,7 +170,7 @@ def from_dict(values: dict[str, Any]) -> GlipConfig:
     backbone = values.get("backbone", {})
     if not isinstance(backbone, dict):
         raise ValueError("GLIP config: `backbone` must be a mapping")
-    kind = ConvConfig if "kwargs" in backbone else SwinConfig
+    kind = ConvConfig if "widths" in backbone else SwinConfig
     return _build(GlipConfig, values, {"backbone": kind}, "")
 
 

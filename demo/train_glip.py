@@ -1,0 +1,131 @@
+"""Train the miniature GLIP on the demo's world: `python -m demo.train_glip --out demo/weights/glip`.
+
+Every scene is made when it is needed, from its seed: dense grids with list prompts first, then more and more real
+scenes with captions. Processes see different seeds and average their weights.
+"""
+
+import argparse
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import get_args
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from safetensors.torch import load_file
+from tokenizers import BertWordPieceTokenizer
+
+from demo.world.scenes import TRAIN_SEEDS, Curriculum, Scene, corpus, scene_stream
+from demo.world.sprites import Style
+from demo.world.vocabulary import CONCEPTS
+from pipeline.ground.glip.config import MINIATURE
+from pipeline.ground.glip.model import Glip
+from pipeline.ground.glip.text import Prompter
+from pipeline.ground.glip.train import Example, LabelledPhrase, TrainConfig, batches, next_step, train
+
+logger = logging.getLogger(__name__)
+
+N_CAPTIONS = 20_000  # the vocabulary is made from
+TRAIN_STYLES: tuple[Style, ...] = ("openmoji", "twemoji", "fluent")
+
+
+def main() -> None:
+    """Command line."""
+    defaults = TrainConfig()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of the weights, the log and the checkpoint")
+    parser.add_argument("--steps", type=int, default=defaults.steps, help="steps of each process")
+    parser.add_argument("--batch-size", type=int, default=defaults.batch_size, help="images a step and process")
+    parser.add_argument("--processes", type=int, default=2, help="processes of one thread each")
+    parser.add_argument("--lr", type=float, default=defaults.lr)
+    parser.add_argument("--init-clip", type=Path, help="safetensors of a miniature CLIP whose image tower starts ours")
+    parser.add_argument("--styles", nargs="+", choices=get_args(Style), default=TRAIN_STYLES)
+    parser.add_argument("--plain", action="store_true", help="plain convolutions in place of the deformable ones")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    options = parser.parse_args()
+    config = replace(defaults, steps=options.steps, batch_size=options.batch_size, lr=options.lr)
+    options.out.mkdir(parents=True, exist_ok=True)
+    vocab = options.out / "vocab.txt"
+    if not (options.resume and vocab.exists()):
+        make_vocabulary(vocab, MINIATURE.text.vocab_size)
+    rendezvous = options.out.resolve() / f"rendezvous-{os.getpid()}"
+    try:
+        mp.spawn(run, (options, config, vocab, rendezvous), nprocs=options.processes)
+    finally:
+        rendezvous.unlink(missing_ok=True)
+
+
+def run(rank: int, options: argparse.Namespace, config: TrainConfig, vocab: Path, rendezvous: Path) -> None:
+    """One process of the training."""
+    logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, format="%(asctime)s %(message)s")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if options.processes > 1:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=options.processes
+        )
+    model = Glip(replace(MINIATURE, head=replace(MINIATURE.head, deformable=not options.plain)))
+    if options.init_clip:
+        n_copied = copy_image_tower(model, options.init_clip)
+        logger.info("%d tensors of the image tower copied from %s", n_copied, options.init_clip)
+    first = next_step(options.out) if options.resume else 0
+    n_seen = first * config.batch_size * options.processes
+    n_scenes = config.steps * config.batch_size * options.processes
+    scenes = stream(n_seen + rank, options.processes, n_scenes, tuple(options.styles))
+    data = batches(map(example, scenes), Prompter(vocab, model.config.text), model.config, config.batch_size)
+    if dist.is_initialized():
+        dist.barrier()  # nobody may overwrite the checkpoint before all have read its step
+    train(model, data, vocab, options.out, config, resume=options.resume)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def stream(start: int, step: int, n_scenes: int, styles: tuple[Style, ...]) -> Iterator[Scene]:
+    """Scenes from the `start`-th on; the share of dense grids falls over the whole run, also in a resumed one."""
+    whole = Curriculum(over=n_scenes)
+    rest = replace(whole, dense_first=whole.dense(start), over=max(n_scenes - start, 1))
+    return scene_stream(TRAIN_SEEDS.start + start, styles, step=step, curriculum=rest)
+
+
+def example(scene: Scene) -> Example:
+    """A scene as training reads it."""
+    phrases = [LabelledPhrase(span=(phrase.start, phrase.end), boxes=phrase.objects) for phrase in scene.phrases]
+    return Example(
+        image=scene.image, caption=scene.caption, phrases=phrases, boxes=[thing.box for thing in scene.objects]
+    )
+
+
+def make_vocabulary(path: Path, size: int) -> None:
+    """Word pieces of the world's captions, one a line; single characters among them, so no word is all unknown."""
+    characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
+    characters += [f"##{character}" for character in characters if character.isalnum()]
+    captions = corpus(N_CAPTIONS, TRAIN_SEEDS.start)
+    names = (text for concept in CONCEPTS for text in (concept.name, concept.plural))
+    tokenizer = BertWordPieceTokenizer(lowercase=True)
+    tokenizer.train_from_iterator(chain(captions, names), size - len(characters), min_frequency=1, show_progress=False)
+    ids = tokenizer.get_vocab()
+    pieces = dict.fromkeys([*sorted(ids, key=lambda piece: ids[piece]), *characters])
+    path.write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
+
+
+def copy_image_tower(model: Glip, clip: Path) -> int:
+    """Start the image tower from the weights of a CLIP whose tower is the same network of timm."""
+    own = model.backbone.body.model.state_dict()
+    anchor = "layer4.0.conv2.weight"  # a name that only the image tower holds
+    weights = load_file(clip)
+    prefix = next((key.removesuffix(anchor) for key in weights if key.endswith(anchor)), None)
+    if prefix is None:
+        raise ValueError(f"{clip} holds no image tower: no key ends in {anchor}")
+    missing = [key for key in own if prefix + key not in weights]
+    if missing:
+        raise ValueError(f"{clip}: the image tower lacks {', '.join(missing[:5])} ({len(missing)} in all)")
+    model.backbone.body.model.load_state_dict({key: weights[prefix + key] for key in own})
+    return len(own)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Images as GLIP's network reads them: BGR, normalised, resized by the short side, padded to a common size."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.ground.glip.config import DetectConfig
+
+MEAN_BGR = (103.530, 116.280, 123.675)
+STD_BGR = (57.375, 57.120, 58.395)
+DIVISOR = 32  # the coarsest stride of the image tower
+
+Image = NDArray[np.uint8]  # [h, w, 3], RGB
+
+
+def network_size(height: int, width: int, config: DetectConfig) -> tuple[int, int]:
+    """Height and width after resizing: the short side as configured, unless the long side would pass its limit."""
+    short, long = min(height, width), max(height, width)
+    target = config.short_side_px
+    if long / short * target > config.max_side_px:
+        target = max(round(config.max_side_px * short / long), 1)
+    scaled = int(target * long / short)
+    return (target, scaled) if height <= width else (scaled, target)
+
+
+def padded_size(size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width rounded up to the divisor."""
+    return -(-size[0] // DIVISOR) * DIVISOR, -(-size[1] // DIVISOR) * DIVISOR
+
+
+def resize(image: Image, size: tuple[int, int]) -> Image:
+    """The image at (height, width), averaged over the pixels that it loses, as PIL's bilinear filter does."""
+    if image.shape[:2] == size:
+        return image
+    pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None]
+    out = torch.nn.functional.interpolate(pixels, size=size, mode="bilinear", antialias=True, align_corners=False)
+    return out[0].permute(1, 2, 0).numpy()
+
+
+def batch_images(images: list[Image]) -> Tensor:
+    """float32 [b, 3, h, w] of images whose padded sizes agree; zeros right and below, after the normalisation."""
+    height, width = padded_size((images[0].shape[0], images[0].shape[1]))
+    batch = torch.zeros(len(images), height, width, 3)
+    for row, image in zip(batch, images, strict=True):
+        row[: image.shape[0], : image.shape[1]] = torch.from_numpy(image[:, :, ::-1].copy()).float()
+        row[: image.shape[0], : image.shape[1]] -= torch.tensor(MEAN_BGR)
+        row[: image.shape[0], : image.shape[1]] /= torch.tensor(STD_BGR)
+    return batch.permute(0, 3, 1, 2)  # channels last in memory

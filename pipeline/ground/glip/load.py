@@ -1,0 +1,133 @@
+"""GLIP weights on disk: released `.pth` files, and a folder of config.json, vocab.txt and model.safetensors."""
+
+import json
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pipeline.ground.glip.config import CONFIGS, GlipConfig, from_dict, to_dict
+from pipeline.ground.glip.model import Glip
+
+WEIGHTS, CONFIG, VOCAB = "model.safetensors", "config.json", "vocab.txt"
+
+# Derived buffers, the pooler that one converter keeps, and the head of a training objective: in some released files,
+# and without effect on any result.
+IGNORABLE = re.compile(
+    r"rpn\.anchor_generator\.cell_anchors\.|\.relative_position_index$|\.position_ids$|\.pooler\.|rpn\.head\.mlm_head\."
+)
+MAX_NAMED = 10  # keys that an error lists
+
+
+class CheckpointError(ValueError):
+    """A file that is not the checkpoint it should be; the message says what is wrong with it."""
+
+
+def load_glip(path: Path, config: GlipConfig | None = None) -> Glip:
+    """The network of a folder or of a weight file, in evaluation mode, float32.
+
+    A released `.pth` does not say which graph it holds; without `config` its keys decide.
+    """
+    if path.is_dir():
+        config = config or read_config(path / CONFIG)
+        path = path / WEIGHTS
+    state = read_state(path)
+    model = Glip(config or guess_config(state, path))
+    fill(model, state, path)
+    return model.eval()
+
+
+def read_config(path: Path) -> GlipConfig:
+    """The configuration of a folder."""
+    try:
+        return from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is not there: a GLIP folder holds {CONFIG}, {VOCAB} and {WEIGHTS}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The weights of a file under the network's own key names. Nothing in the file is executed."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not there; give a folder, a .safetensors or a .pth file")
+    try:
+        if path.suffix == ".safetensors":
+            loaded: Any = load_file(path)
+        else:
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise CheckpointError(f"{path} cannot be read as tensors alone: {reason}") from error
+    if isinstance(loaded, Mapping) and isinstance(loaded.get("model"), Mapping):
+        loaded = loaded["model"]
+    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise CheckpointError(f"{path} holds no state dict, neither at its top nor under `model`")
+    if loaded and all(key.startswith("module.") for key in loaded):
+        return {key.removeprefix("module."): value for key, value in loaded.items()}
+    return dict(loaded)
+
+
+def guess_config(state: Mapping[str, Tensor], path: Path) -> GlipConfig:
+    """The released configuration whose fusion and image tower the keys show."""
+    has_fusion = any(".b_attn." in key for key in state)
+    embed = state.get("backbone.body.patch_embed.norm.weight")
+    if embed is None:
+        raise CheckpointError(f"{path} is no GLIP checkpoint: backbone.body.patch_embed.norm.weight is missing")
+    if embed.numel() == CONFIGS["glip_l"].backbone.channels[0] // 2:
+        return CONFIGS["glip_l"]
+    return CONFIGS["glip_t" if has_fusion else "glip_t_a"]
+
+
+def fill(model: Glip, state: Mapping[str, Tensor], path: Path) -> None:
+    """Copy the weights in; anything missing, left over or of another shape is an error that lists it."""
+    wanted = model.state_dict()
+    given = {key: value for key, value in state.items() if key in wanted or not IGNORABLE.search(key)}
+    for key in ("rpn.head.cls_logits.weight", "rpn.head.cls_logits.bias"):
+        if key in wanted and key in given and given[key].shape[1:] == wanted[key].shape[1:]:
+            given[key] = wanted[key]  # any number of classes: nothing calls this layer
+    problems = _list("missing", [key for key in wanted if key not in given])
+    problems += _list("unknown", [key for key in given if key not in wanted])
+    shapes = [
+        f"{key} {tuple(value.shape)} instead of {tuple(wanted[key].shape)}"
+        for key, value in given.items()
+        if key in wanted and value.shape != wanted[key].shape
+    ]
+    problems += _list("of another shape", shapes)
+    problems += _list("not finite", [key for key, value in given.items() if not torch.isfinite(value).all()])
+    if problems:
+        raise CheckpointError(f"{path} does not fit the GLIP configuration: {'; '.join(problems)}")
+    model.load_state_dict(given)
+
+
+def _list(what: str, keys: list[str]) -> list[str]:
+    if not keys:
+        return []
+    more = f" and {len(keys) - MAX_NAMED} more" if len(keys) > MAX_NAMED else ""
+    return [f"{len(keys)} {what}: {', '.join(keys[:MAX_NAMED])}{more}"]
+
+
+def save_glip(folder: Path, state: Mapping[str, Tensor], config: GlipConfig, vocab: Path) -> None:
+    """Write a folder that `load_glip` reads, weights in half precision; each file appears whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    half = {key: value.half().contiguous() if value.is_floating_point() else value for key, value in state.items()}
+    _replace(folder / CONFIG, json.dumps(to_dict(config), indent=2).encode() + b"\n")
+    if vocab.resolve() != (folder / VOCAB).resolve():
+        _replace(folder / VOCAB, vocab.read_bytes())
+    temporary = folder / f"{WEIGHTS}.tmp"
+    save_file(half, temporary)
+    os.replace(temporary, folder / WEIGHTS)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
