@@ -1,0 +1,142 @@
+"""The configuration of a run: frozen dataclasses, a YAML that holds what differs, `key.sub=value` on top.
+
+Each part lives beside what it configures; this file only nests and loads them. Unknown keys and wrong types stop the run before
+anything is loaded.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from pipeline.captions import CaptionsConfig
+from pipeline.download import DownloadConfig
+from pipeline.errors import UserError
+from pipeline.ground.stage import GroundConfig
+from pipeline.parse import ParseConfig
+from pipeline.read import ReadConfig
+from pipeline.report import ReportConfig
+from pipeline.score import ScoreConfig
+from pipeline.write import WriteConfig
+
+SHORT: Final = {"grounder": "ground.grounder", "scorer": "score.scorer", "formats": "write.formats"}
+"""Short names for the keys users touch most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayConfig:
+    """How the stages are spread over the cluster (see pipeline/on_ray.py)."""
+
+    runner: str = "ray"  # ray, or local: the stages in a plain loop in this process
+    address: str | None = None  # cluster to join; none: RAY_ADDRESS if set, else a Ray of its own on this machine
+    cpu_workers: int | None = None  # processes that download, parse and write; none: as many as the CPUs allow
+    model_workers: int | None = None  # processes that ground and score; none: one a GPU, or one a CPU without GPUs
+    gpus_per_model_worker: float = 1.0  # on a cluster with GPUs; 0.5 puts two workers on one GPU
+    retries: int = 2  # how often a shard is begun again after a worker died under it
+
+    def __post_init__(self) -> None:
+        if self.runner not in ("ray", "local"):
+            raise UserError(f"ray.runner is {self.runner!r}; it is 'ray' or 'local'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """Everything a run depends on."""
+
+    input: str = ""  # file, folder, glob or URL: parquet, JSONL, CSV, TSV, or tars of image-text pairs
+    output: str = ""  # folder or URL for train/, grit/, arrow/, stats.json and report.html
+    rows_per_shard: int = 1000  # input rows that become one set of output files, the unit of work and of restart
+    limit: int | None = None  # stop after that many input rows
+    read: ReadConfig = field(default_factory=ReadConfig)
+    download: DownloadConfig = field(default_factory=DownloadConfig)
+    captions: CaptionsConfig = field(default_factory=CaptionsConfig)
+    parse: ParseConfig = field(default_factory=ParseConfig)
+    ground: GroundConfig = field(default_factory=GroundConfig)
+    score: ScoreConfig = field(default_factory=ScoreConfig)
+    write: WriteConfig = field(default_factory=WriteConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+
+    def __post_init__(self) -> None:
+        if self.rows_per_shard < 1:
+            raise UserError(f"rows_per_shard is {self.rows_per_shard}; give 1 or more")
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"limit is {self.limit}; give 1 or more, or leave it out")
+        for key in ("input", "output"):
+            if not getattr(self, key):
+                raise UserError(f"{key} is not set; put it in the YAML or give {key}=... on the command line")
+
+
+def load_config(path: str | None, overrides: Sequence[str] = ()) -> PipelineConfig:
+    """The defaults, then the YAML at `path`, then `key=value` overrides.
+
+    Raises UserError naming the file or key and the mend.
+    """
+    layers = [_with_source(_load_yaml(path), path)] if path else []
+    for item in overrides:
+        if "=" not in item:
+            raise UserError(f"{item!r} is neither a YAML file nor key=value; see --help for the keys")
+        layers.append(_with_source(_long_keys(OmegaConf.from_dotlist([item])), item))
+    merged: Any = OmegaConf.structured(PipelineConfig)
+    for layer, source in layers:
+        try:
+            merged = OmegaConf.merge(merged, layer)
+        except OmegaConfBaseException as error:
+            raise UserError(f"{source}: {str(error).splitlines()[0]} (key {error.full_key}; --help lists all keys)") from None
+    try:
+        config = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{str(error).splitlines()[0]} (key {error.full_key})") from None
+    assert isinstance(config, PipelineConfig)
+    return config
+
+
+def _with_source(layer: DictConfig, source: str) -> tuple[DictConfig, str]:
+    return layer, source
+
+
+def _load_yaml(path: str) -> DictConfig:
+    if not os.path.isfile(path):
+        raise UserError(f"config file {path!r} does not exist; jobs/ holds examples")
+    try:
+        loaded = OmegaConf.load(path)
+    except (YAMLError, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"config file {path!r} cannot be read: {error}") from None
+    if not isinstance(loaded, DictConfig):
+        raise UserError(f"config file {path!r} must hold `key: value` lines")
+    return _long_keys(loaded)
+
+
+def _long_keys(layer: DictConfig) -> DictConfig:
+    """`layer` with the short names replaced by the keys they stand for."""
+    for short, long in SHORT.items():
+        if short in layer:
+            value = layer.pop(short)
+            OmegaConf.update(layer, long, value, force_add=True)
+    return layer
+
+
+def to_yaml(config: PipelineConfig) -> str:
+    """The resolved configuration, every key with its value."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def content_hash(config: PipelineConfig) -> str:
+    """SHA-256 over the keys that decide what a shard holds: not where it goes, nor who computes it."""
+    content = dataclasses.asdict(config)
+    for key in ("input", "output", "limit", "rows_per_shard", "ray", "report"):
+        del content[key]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def repository_root() -> Path:
+    """The folder that holds `pipeline/`."""
+    return Path(__file__).resolve().parent.parent

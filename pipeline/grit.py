@@ -1,0 +1,127 @@
+"""The main job: image-text pairs in, grounded training shards and a report out. `python pipeline/grit.py --help` teaches every key."""
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:  # started as a file, from any folder
+    sys.path.insert(0, str(ROOT))
+
+import fsspec  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+from pipeline.config import PipelineConfig, load_config, to_yaml  # noqa: E402
+from pipeline.errors import UserError  # noqa: E402
+from pipeline.help import help_text  # noqa: E402
+from pipeline.provenance import make_provenance  # noqa: E402
+from pipeline.read import ShardPlan, plan_shards  # noqa: E402
+from pipeline.report import build_stats, summary_table, write_report  # noqa: E402
+from pipeline.run import run_local  # noqa: E402
+from pipeline.write import is_finished  # noqa: E402
+
+logger = logging.getLogger("hypergrit")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the job; returns the exit code that --help promises."""
+    if "-h" in arguments or "--help" in arguments:
+        print(help_text())
+        return 0
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    try:
+        path = arguments[0] if arguments and "=" not in arguments[0] else None
+        run(load_config(path, arguments[1:] if path else arguments))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(config: PipelineConfig) -> dict[str, Any]:
+    """Plan the shards, run those that are not finished, write the report; returns the statistics.
+
+    Raises UserError for what the user can mend, before anything is computed where that can be known.
+    """
+    config = with_absolute_output(config)
+    plans = plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
+    check_writable(config.output)
+    provenance = make_provenance(config)
+    todo = [plan for plan in plans if not is_finished(config.output, plan, provenance, config.write)]
+    n_rows = sum(plan.n_rows for plan in plans)
+    logger.info("%d rows in %d shards, %d of them finished before", n_rows, len(plans), len(plans) - len(todo))
+    with fsspec.open(f"{config.output}/config.yaml", "w") as file:
+        file.write(to_yaml(config))
+    start = time.perf_counter()
+    if todo:
+        for _ in progress(runner(config)(todo, config, provenance), todo):
+            pass
+        with fsspec.open(f"{config.output}/_timings/run.json", "w", auto_mkdir=True) as file:
+            json.dump({"wall_seconds": time.perf_counter() - start, "shards": len(todo)}, file)
+    stats = build_stats(config.output, shards=[plan.index for plan in plans])
+    write_report(config.output, config.report)
+    print(summary_table(stats))
+    print(f"report: {config.output}/report.html")
+    return stats
+
+
+def runner(config: PipelineConfig) -> Any:
+    """run_local or run_on_ray; Ray is imported only where it is used."""
+    if config.ray.runner == "local":
+        return run_local
+    from pipeline.on_ray import run_on_ray
+
+    return run_on_ray
+
+
+def progress(manifests: Iterable[dict[str, Any]], todo: Sequence[ShardPlan]) -> Iterator[dict[str, Any]]:
+    """Count what comes: a bar on a terminal, elsewhere a line at least five seconds apart."""
+    total, kept, dropped, start, last = sum(plan.n_rows for plan in todo), 0, 0, time.monotonic(), 0.0
+    terminal = sys.stderr.isatty()
+    with tqdm(total=total, unit=" rows", disable=not terminal, smoothing=0) as bar:
+        for manifest in manifests:
+            rows = manifest["rows"]
+            kept, dropped = kept + rows["kept"], dropped + rows["read"] - rows["kept"]
+            bar.update(rows["read"])
+            bar.set_postfix(kept=kept, dropped=dropped)
+            now, done = time.monotonic(), kept + dropped
+            if not terminal and (now - last >= 5 or done == total):
+                rate = done / (now - start)
+                left = (total - done) / rate if rate else 0
+                logger.info("%d of %d rows, %.1f rows/s, %d dropped so far, %.0f s left", done, total, rate, dropped, left)
+                last = now
+            yield manifest
+
+
+def with_absolute_output(config: PipelineConfig) -> PipelineConfig:
+    """`config` with input and output independent of the folder a worker happens to run in."""
+    import dataclasses
+
+    if "://" not in config.output and not os.path.isabs(config.output) and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        raise UserError(
+            f"output={config.output} is relative, and a Ray job runs in a temporary copy of the working dir: "
+            f"what it wrote there would be lost. Give an absolute path or a URL, such as output=$PWD/{config.output}"
+        )
+    absolute = {key: value if "://" in value else os.path.abspath(value) for key, value in (("input", config.input), ("output", config.output))}
+    return dataclasses.replace(config, **absolute)
+
+
+def check_writable(output: str) -> None:
+    """Raise UserError unless a file can be made in `output`."""
+    probe = f"{output}/.writable"
+    try:
+        with fsspec.open(probe, "w", auto_mkdir=True) as file:
+            file.write("")
+        filesystem, path = fsspec.core.url_to_fs(probe)
+        filesystem.rm(path)
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"output {output!r} is not writable: {error}. Give another output= or mend its permissions.") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

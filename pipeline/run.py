@@ -1,0 +1,103 @@
+"""The order of the stages, and one shard's way through them. A reader learns the pipeline from this file.
+
+    read -> download -> captions -> parse  |  ground -> score  |  write
+              CPU, waits for the network   |  models            |  CPU
+
+Nothing here knows Ray; on_ray.py takes the same three steps and gives each its resources.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+
+from pipeline.captions import clean_captions
+from pipeline.config import PipelineConfig
+from pipeline.download import Download
+from pipeline.ground.stage import Ground
+from pipeline.parse import Parse
+from pipeline.read import ShardPlan, read_shard
+from pipeline.score import Score
+from pipeline.write import write_shard
+from schemas.rows import BOUNDARIES
+from schemas.table import kept_indices
+
+Stage = Callable[[pa.Table], pa.Table]
+Timings = dict[str, dict[str, float]]
+"""Stage -> {"seconds": busy wall seconds, "rows": rows that entered still kept}."""
+
+
+class Prepare:
+    """The CPU half: a plan becomes a table of parsed rows."""
+
+    def __init__(self, config: PipelineConfig) -> None:
+        self.config = config
+        self.stages: list[tuple[str, Stage]] = [
+            ("download", Download(config.download)),
+            ("captions", partial(clean_captions, config=config.captions)),
+            ("parse", Parse(config.parse)),
+        ]
+
+    def __call__(self, plan: ShardPlan) -> tuple[pa.Table, Timings]:
+        start = time.perf_counter()
+        table = read_shard(plan, self.config.read)
+        timings = {"read": {"seconds": time.perf_counter() - start, "rows": float(table.num_rows)}}
+        return run_stages(self.stages, table, timings, plan)
+
+
+class Infer:
+    """The model half: boxes for the phrases, scores for the boxes."""
+
+    def __init__(self, config: PipelineConfig) -> None:
+        self.stages: list[tuple[str, Stage]] = [
+            ("ground", Ground(config.ground)),
+            ("score", Score(config.score)),
+        ]
+
+    def __call__(self, plan: ShardPlan, table: pa.Table, timings: Timings) -> tuple[pa.Table, Timings]:
+        return run_stages(self.stages, table, dict(timings), plan)
+
+
+def run_stages(
+    stages: Sequence[tuple[str, Stage]], table: pa.Table, timings: Timings, plan: ShardPlan
+) -> tuple[pa.Table, Timings]:
+    """`table` through `stages`, each held to its schema and to handing on every row.
+
+    Raises RuntimeError when a stage loses a row or breaks its schema: a bug, never data.
+    """
+    for name, stage in stages:
+        kept, n, start = len(kept_indices(table)), table.num_rows, time.perf_counter()
+        try:
+            table = stage(table)
+        except Exception as error:
+            error.add_note(f"in stage {name!r}, shard {plan.index} (rows {plan.first_row} to {plan.first_row + plan.n_rows - 1})")
+            raise
+        if table.num_rows != n or not table.schema.equals(BOUNDARIES[name]):
+            raise RuntimeError(f"stage {name!r} got {n} rows and handed on {table.num_rows}, or broke its schema")
+        timings[name] = {"seconds": time.perf_counter() - start, "rows": float(kept)}
+    return table, timings
+
+
+def write(
+    plan: ShardPlan, table: pa.Table, timings: Timings, config: PipelineConfig, provenance: dict[str, Any]
+) -> dict[str, Any]:
+    """Commit the shard and return its manifest; timings go to a file of their own, since they differ from run to run."""
+    start, kept = time.perf_counter(), len(kept_indices(table))
+    manifest = write_shard(table, plan, config.write, config.output, provenance)
+    timings = {**timings, "write": {"seconds": time.perf_counter() - start, "rows": float(kept)}}
+    with fsspec.open(f"{config.output}/_timings/{plan.index:05d}.json", "w", auto_mkdir=True) as file:
+        json.dump(timings, file, sort_keys=True)
+    return manifest
+
+
+def run_local(
+    plans: Sequence[ShardPlan], config: PipelineConfig, provenance: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """All shards in a for loop in this process; yields each manifest once it is committed."""
+    prepare, infer = Prepare(config), Infer(config)
+    for plan in plans:
+        yield write(plan, *infer(plan, *prepare(plan)), config, provenance)
