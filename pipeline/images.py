@@ -63,7 +63,7 @@ class ResizeConfig:
 
 
 class ImageRejected(Exception):  # noqa: N818 (a verdict on the input, no error of the program)
-    """The bytes are no image to keep: `reason` from download's list in schemas.status, `detail` the figure behind it."""
+    """The bytes are no image to keep: `reason` from schemas.status, `detail` the figure behind it."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -73,7 +73,7 @@ class ImageRejected(Exception):  # noqa: N818 (a verdict on the input, no error 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Pixels and what the file was: sizes in pixels, upright, before any reduction; `is_plain` for an upright RGB JPEG."""
+    """Pixels and what the file was: sizes upright, before any reduction; `is_plain` for an upright RGB JPEG."""
 
     pixels: Image
     original_width: int
@@ -156,7 +156,7 @@ def _to_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
 
 
 def resize(image: Image, height: int, width: int) -> Image:
-    """`image` at another size, bicubic, averaged over the pixels it loses; torch's uint8 kernel is the fastest there is."""
+    """`image` at another size, bicubic, averaged over the pixels it loses, by torch's fast uint8 kernel."""
     import torch
     from torch.nn.functional import interpolate
 
