@@ -23,7 +23,6 @@ from pipeline.errors import UserError
 from pipeline.ground.stage import GroundConfig
 from pipeline.parse import ParseConfig
 from pipeline.read import ReadConfig
-from pipeline.report import ReportConfig
 from pipeline.score import ScoreConfig
 from pipeline.write import WriteConfig
 
@@ -62,7 +61,6 @@ class PipelineConfig:
     ground: GroundConfig = field(default_factory=GroundConfig)
     score: ScoreConfig = field(default_factory=ScoreConfig)
     write: WriteConfig = field(default_factory=WriteConfig)
-    report: ReportConfig = field(default_factory=ReportConfig)
     ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
@@ -90,7 +88,9 @@ def load_config(path: str | None, overrides: Sequence[str] = ()) -> PipelineConf
         try:
             merged = OmegaConf.merge(merged, layer)
         except OmegaConfBaseException as error:
-            raise UserError(f"{source}: {str(error).splitlines()[0]} (key {error.full_key}; --help lists all keys)") from None
+            raise UserError(
+                f"{source}: {str(error).splitlines()[0]} (key {error.full_key}; --help lists all keys)"
+            ) from None
     try:
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
@@ -132,7 +132,7 @@ def to_yaml(config: PipelineConfig) -> str:
 def content_hash(config: PipelineConfig) -> str:
     """SHA-256 over the keys that decide what a shard holds: not where it goes, nor who computes it."""
     content = dataclasses.asdict(config)
-    for key in ("input", "output", "limit", "rows_per_shard", "ray", "report"):
+    for key in ("input", "output", "limit", "rows_per_shard", "ray"):
         del content[key]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

@@ -1,5 +1,6 @@
 """The main job: image-text pairs in, grounded training shards and a report out. `python pipeline/grit.py --help` teaches every key."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -48,11 +49,12 @@ def run(config: PipelineConfig) -> dict[str, Any]:
 
     Raises UserError for what the user can mend, before anything is computed where that can be known.
     """
-    config = with_absolute_output(config)
+    config = with_absolute_places(config)
     plans = plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
     check_writable(config.output)
+    refuse_foreign_shards(config.output, len(plans))
     provenance = make_provenance(config)
-    todo = [plan for plan in plans if not is_finished(config.output, plan, provenance, config.write)]
+    todo = [plan for plan in plans if not is_finished(config.output, plan, provenance)]
     n_rows = sum(plan.n_rows for plan in plans)
     logger.info("%d rows in %d shards, %d of them finished before", n_rows, len(plans), len(plans) - len(todo))
     with fsspec.open(f"{config.output}/config.yaml", "w") as file:
@@ -63,8 +65,8 @@ def run(config: PipelineConfig) -> dict[str, Any]:
             pass
         with fsspec.open(f"{config.output}/_timings/run.json", "w", auto_mkdir=True) as file:
             json.dump({"wall_seconds": time.perf_counter() - start, "shards": len(todo)}, file)
-    stats = build_stats(config.output, shards=[plan.index for plan in plans])
-    write_report(config.output, config.report)
+    stats = build_stats(config.output)
+    write_report(config.output)
     print(summary_table(stats))
     print(f"report: {config.output}/report.html")
     return stats
@@ -85,30 +87,45 @@ def progress(manifests: Iterable[dict[str, Any]], todo: Sequence[ShardPlan]) -> 
     terminal = sys.stderr.isatty()
     with tqdm(total=total, unit=" rows", disable=not terminal, smoothing=0) as bar:
         for manifest in manifests:
-            rows = manifest["rows"]
-            kept, dropped = kept + rows["kept"], dropped + rows["read"] - rows["kept"]
-            bar.update(rows["read"])
+            counts = manifest["counts"]
+            kept, dropped = kept + counts["kept"], dropped + counts["read"] - counts["kept"]
+            bar.update(counts["read"])
             bar.set_postfix(kept=kept, dropped=dropped)
             now, done = time.monotonic(), kept + dropped
             if not terminal and (now - last >= 5 or done == total):
                 rate = done / (now - start)
                 left = (total - done) / rate if rate else 0
-                logger.info("%d of %d rows, %.1f rows/s, %d dropped so far, %.0f s left", done, total, rate, dropped, left)
+                logger.info(
+                    "%d of %d rows, %.1f rows/s, %d dropped so far, %.0f s left", done, total, rate, dropped, left
+                )
                 last = now
             yield manifest
 
 
-def with_absolute_output(config: PipelineConfig) -> PipelineConfig:
+def with_absolute_places(config: PipelineConfig) -> PipelineConfig:
     """`config` with input and output independent of the folder a worker happens to run in."""
-    import dataclasses
-
     if "://" not in config.output and not os.path.isabs(config.output) and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
         raise UserError(
             f"output={config.output} is relative, and a Ray job runs in a temporary copy of the working dir: "
             f"what it wrote there would be lost. Give an absolute path or a URL, such as output=$PWD/{config.output}"
         )
-    absolute = {key: value if "://" in value else os.path.abspath(value) for key, value in (("input", config.input), ("output", config.output))}
+    absolute = {
+        key: value if "://" in value else os.path.abspath(value)
+        for key, value in (("input", config.input), ("output", config.output))
+    }
     return dataclasses.replace(config, **absolute)
+
+
+def refuse_foreign_shards(output: str, n_shards: int) -> None:
+    """Raise UserError if `output` holds shards that this run would not make: readers would mix two runs."""
+    filesystem, path = fsspec.core.url_to_fs(f"{output}/_manifests")
+    names = filesystem.ls(path, detail=False) if filesystem.isdir(path) else []
+    foreign = sorted(name for name in names if name.endswith(".json") and int(Path(name).stem) >= n_shards)
+    if foreign:
+        raise UserError(
+            f"{output} holds {len(foreign)} shards beyond this run's {n_shards} (first: {Path(foreign[0]).stem}), from an earlier run with more "
+            f"rows or smaller shards; give another output=, or remove that folder"
+        )
 
 
 def check_writable(output: str) -> None:
@@ -120,7 +137,9 @@ def check_writable(output: str) -> None:
         filesystem, path = fsspec.core.url_to_fs(probe)
         filesystem.rm(path)
     except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"output {output!r} is not writable: {error}. Give another output= or mend its permissions.") from None
+        raise UserError(
+            f"output {output!r} is not writable: {error}. Give another output= or mend its permissions."
+        ) from None
 
 
 if __name__ == "__main__":

@@ -9,7 +9,17 @@ from typing import Any, Final
 from pipeline.config import PipelineConfig, content_hash
 from schemas.rows import VERSION
 
-PACKAGES: Final = ("torch", "torchvision", "transformers", "timm", "spacy", "pyarrow", "pillow", "opencv-python-headless", "ftfy")
+PACKAGES: Final = (
+    "torch",
+    "torchvision",
+    "transformers",
+    "timm",
+    "spacy",
+    "pyarrow",
+    "pillow",
+    "opencv-python-headless",
+    "ftfy",
+)
 HYPERGRIT_VERSION: Final = "0.1.0"
 
 

@@ -74,7 +74,9 @@ def run_stages(
         try:
             table = stage(table)
         except Exception as error:
-            error.add_note(f"in stage {name!r}, shard {plan.index} (rows {plan.first_row} to {plan.first_row + plan.n_rows - 1})")
+            error.add_note(
+                f"in stage {name!r}, shard {plan.index} (rows {plan.first_row} to {plan.first_row + plan.n_rows - 1})"
+            )
             raise
         if table.num_rows != n or not table.schema.equals(BOUNDARIES[name]):
             raise RuntimeError(f"stage {name!r} got {n} rows and handed on {table.num_rows}, or broke its schema")

@@ -1,0 +1,91 @@
+"""The configuration: defaults, YAML, overrides, and what it refuses."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from pipeline.config import SHORT, PipelineConfig, content_hash, load_config, to_yaml
+from pipeline.errors import UserError
+from pipeline.help import help_text, keys
+
+PLACES = ["input=in.parquet", "output=out"]
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("input: a\noutput: b\nrows_per_shard: 7\nlimit: 9\n")
+    config = load_config(str(file), ["limit=3"])
+    assert (config.input, config.rows_per_shard, config.limit) == ("a", 7, 3)
+
+
+def test_short_keys_reach_the_stage_they_stand_for(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("input: a\noutput: b\nscorer: some/clip\n")
+    config = load_config(str(file), ["grounder=glip_t", "formats=[arrow]"])
+    assert config.ground.grounder == "glip_t"
+    assert config.score.scorer == "some/clip"
+    assert config.write.formats == ("arrow",)
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("limitt=3", "limit"),
+        ("download.timeoutt=3", "download.timeoutt"),
+        ("rows_per_shard=many", "rows_per_shard"),
+        ("rows_per_shard=0", "rows_per_shard"),
+        ("limit=-1", "limit"),
+        ("nonsense", "nonsense"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(override: str, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        load_config(None, [*PLACES, override])
+
+
+def test_a_run_without_input_or_output_says_which_is_missing() -> None:
+    with pytest.raises(UserError, match="output is not set"):
+        load_config(None, ["input=x"])
+
+
+@pytest.mark.parametrize("text", ["just words", "a: [", "- 1\n- 2\n"])
+def test_a_broken_yaml_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=r"broken\.yaml"):
+        load_config(str(file), PLACES)
+
+
+def test_a_yaml_that_is_not_there_is_named() -> None:
+    with pytest.raises(UserError, match=r"nowhere\.yaml"):
+        load_config("nowhere.yaml", PLACES)
+
+
+def test_the_resolved_config_loads_to_itself(tmp_path: Path) -> None:
+    config = load_config(None, [*PLACES, "limit=5", "formats=[grit,arrow]"])
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config))
+    assert load_config(str(file)) == config
+
+
+def test_the_hash_changes_with_the_content_and_not_with_the_place() -> None:
+    config = load_config(None, PLACES)
+    elsewhere = dataclasses.replace(config, input="x", output="y", limit=3)
+    other = load_config(None, [*PLACES, "formats=[arrow]"])
+    assert content_hash(config) == content_hash(elsewhere)
+    assert content_hash(config) != content_hash(other)
+
+
+def test_help_teaches_every_key_with_a_comment_and_its_default() -> None:
+    text = help_text()
+    for key, _, comment in keys(PipelineConfig):
+        assert comment, f"{key} has no comment beside it"
+        assert comment in text
+        assert key in text
+    for short in SHORT:
+        assert f"  {short} (= " in text
+    leaves = OmegaConf.to_container(OmegaConf.structured(PipelineConfig(input="a", output="b")))
+    assert isinstance(leaves, dict)
+    assert {key.split(".")[0] for key, _, _ in keys(PipelineConfig)} == set(leaves)

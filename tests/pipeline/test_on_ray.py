@@ -1,0 +1,53 @@
+"""How work is spread over a cluster: plans that fit, and refusals of those that would wait for ever."""
+
+import pytest
+
+from pipeline.config import RayConfig
+from pipeline.errors import UserError
+from pipeline.on_ray import Crew, plan_crew
+
+
+def needed(crew: Crew) -> tuple[float, float]:
+    cpus = crew.cpu_workers * crew.cpus_per_cpu_worker + crew.model_workers * crew.cpus_per_model_worker
+    return cpus, crew.model_workers * crew.gpus_per_model_worker
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize("gpus", [0, 1, 4])
+@pytest.mark.parametrize("n_shards", [1, 2, 1000])
+def test_the_default_crew_always_fits(cpus: int, gpus: int, n_shards: int) -> None:
+    if gpus >= cpus:
+        pytest.skip("no cluster has as many GPUs as CPUs")
+    crew = plan_crew(cpus, gpus, n_shards, RayConfig())
+    need_cpus, need_gpus = needed(crew)
+    assert need_cpus <= cpus
+    assert need_gpus <= gpus
+    assert crew.cpu_workers >= 1
+    assert crew.model_workers >= 1
+
+
+def test_each_gpu_gets_a_model_worker() -> None:
+    assert plan_crew(32, 4, 1000, RayConfig()).model_workers == 4
+    assert plan_crew(32, 4, 1000, RayConfig(gpus_per_model_worker=0.5)).model_workers == 8
+
+
+def test_without_a_gpu_each_cpu_gets_a_model_worker() -> None:
+    crew = plan_crew(2, 0, 1000, RayConfig())
+    assert (crew.model_workers, crew.gpus_per_model_worker) == (2, 0)
+
+
+def test_few_shards_need_few_workers() -> None:
+    assert plan_crew(64, 0, 3, RayConfig()).model_workers == 3
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RayConfig(cpu_workers=100),
+        RayConfig(model_workers=9),
+        RayConfig(gpus_per_model_worker=3.0),
+    ],
+)
+def test_a_crew_that_would_wait_for_ever_is_refused_with_the_mend(config: RayConfig) -> None:
+    with pytest.raises(UserError, match=r"wait for ever|does not fit"):
+        plan_crew(4, 2, 1000, config)
