@@ -1,0 +1,30 @@
+"""Settings of the download stage."""
+
+from dataclasses import dataclass, field
+
+from pipeline.images import ImageLimits, ResizeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadConfig:
+    concurrency: int = 64  # requests in flight in one worker
+    concurrency_per_host: int = 16  # of these to one host, so that no server is overrun
+    connect_timeout_s: float = 5.0  # until the connection stands
+    timeout_s: float = 15.0  # one attempt, redirects included, until the last byte
+    deadline_s: float = 40.0  # all attempts at one row together, waiting times included
+    retries: int = 2  # further attempts after a time-out, a broken connection, 429 or 5xx
+    backoff_s: float = 0.5  # before the first of them; doubles each time; Retry-After counts if it is longer
+    max_redirects: int = 5  # each hop's address is checked
+    max_bytes: int = 32_000_000  # of a body; reading stops there
+    user_agent_token: str = "hypergrit"  # name sent to servers, and the one X-Robots-Tag lines may be addressed to
+    contact: str = ""  # address or page sent along with it, for those who want to complain
+    disallowed_header_directives: tuple[str, ...] = (
+        "noai",
+        "noimageai",
+        "noindex",
+        "noimageindex",
+    )  # opt-outs honoured
+    allowed_private_hosts: tuple[str, ...] = ()  # hosts exempt from the refusal of private addresses, as in URLs
+    decode_threads: int = 1  # threads in one worker that decode and resize
+    limits: ImageLimits = field(default_factory=ImageLimits)
+    resize: ResizeConfig = field(default_factory=ResizeConfig)

@@ -1,0 +1,113 @@
+"""The download stage: many URLs at once on one event loop, decoding beside it, rows in their order."""
+
+import asyncio
+import hashlib
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pyarrow as pa
+import uvloop
+
+from pipeline.download.config import DownloadConfig
+from pipeline.download.fetch import FetchError, fetch, new_session, parse_url
+from pipeline.images import ImageRejected, decode_reduced, encode_jpeg, resize_as
+from schemas.rows import DOWNLOADED
+from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a row: its new fields, the bytes to store, and its end if it came to one."""
+
+    fields: dict[str, Any]
+    image: bytes | None = None
+    drop: Drop | None = None
+
+
+class Download:
+    """READ to DOWNLOADED: fetches each kept row's image (or takes the one it has), verifies, resizes and encodes it."""
+
+    def __init__(self, config: DownloadConfig) -> None:
+        self.config = config
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        kept = kept_indices(table)
+        urls, images, captions = (table[name].to_pylist() for name in ("url", "image", "caption_original"))
+        keys = table["key"].to_pylist()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            found = runner.run(self._fetch_all([(urls[i], images[i]) for i in kept]))
+        outcomes = dict(zip(kept, found, strict=True))
+        drops = {i: outcome.drop for i, outcome in outcomes.items() if outcome.drop is not None}
+        drops |= find_duplicates({i: outcomes[i] for i in kept if i not in drops}, captions, keys)
+        table = add_columns(table, DOWNLOADED, {i: outcome.fields for i, outcome in outcomes.items()})
+        stored = [outcomes[i].image if i in outcomes else None for i in range(table.num_rows)]
+        return drop_rows(set_column(table, "image", pa.array(stored, pa.binary())), "download", drops)
+
+    async def _fetch_all(self, rows: list[tuple[str | None, bytes | None]]) -> list[Outcome]:
+        """Outcomes in the order of `rows` (URL, image bytes if it has them already)."""
+        hosts: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(self.config.concurrency_per_host))
+        everyone = asyncio.Semaphore(self.config.concurrency)
+        with ThreadPoolExecutor(self.config.decode_threads, thread_name_prefix="decode") as pool:
+            async with new_session(self.config) as session:
+
+                async def one(url: str | None, image: bytes | None) -> Outcome:
+                    # The host's turn comes first: rows that wait for a slow host must not fill the places of the others.
+                    async with hosts[host_of(url) if image is None else ""], everyone:
+                        return await self._one(url, image, session, pool)
+
+                return await asyncio.gather(*(one(url, image) for url, image in rows))
+
+    async def _one(
+        self, url: str | None, image: bytes | None, session: aiohttp.ClientSession, pool: ThreadPoolExecutor
+    ) -> Outcome:
+        try:
+            data = image if image is not None else await fetch(session, url or "", self.config)
+        except FetchError as error:
+            return Outcome({}, drop=error.drop)
+        return await asyncio.get_running_loop().run_in_executor(pool, prepare_image, data, self.config)
+
+
+def prepare_image(data: bytes, config: DownloadConfig) -> Outcome:
+    """Verify, turn upright, resize and encode one image; an upright RGB JPEG of the right size keeps its bytes."""
+    fields: dict[str, Any] = {"sha256": hashlib.sha256(data).hexdigest()}
+    if len(data) > config.max_bytes:
+        return Outcome(fields, drop=Drop("too_many_bytes", f"more than {config.max_bytes}"))
+    try:
+        decoded = decode_reduced(data, config.limits, None if config.resize.mode == "none" else config.resize.size)
+    except ImageRejected as error:
+        return Outcome(fields, drop=Drop(error.reason, error.detail))
+    pixels = resize_as(decoded.pixels, config.resize)
+    height, width = pixels.shape[:2]
+    fields |= {
+        "width": width,
+        "height": height,
+        "original_width": decoded.original_width,
+        "original_height": decoded.original_height,
+        "original_format": decoded.original_format,
+    }
+    is_unchanged = decoded.is_plain and (width, height) == (decoded.original_width, decoded.original_height)
+    return Outcome(fields, data if is_unchanged else encode_jpeg(pixels, config.resize.jpeg_quality))
+
+
+def find_duplicates(outcomes: dict[int, Outcome], captions: list[str | None], keys: list[str]) -> dict[int, Drop]:
+    """Rows whose image and original caption an earlier row has too, by position; the detail names that row's key."""
+    first: dict[tuple[str, str | None], str] = {}
+    drops: dict[int, Drop] = {}
+    for i, outcome in sorted(outcomes.items()):
+        what = (outcome.fields["sha256"], captions[i])
+        if what in first:
+            drops[i] = Drop("duplicate", first[what])
+        else:
+            first[what] = keys[i]
+    return drops
+
+
+def host_of(url: str | None) -> str:
+    """Host of a URL, empty if it has none: what a place in a host's queue goes by."""
+    try:
+        return parse_url(url or "").raw_host or ""
+    except FetchError:
+        return ""

@@ -1,0 +1,102 @@
+"""The input cut into shards of equal length: names, counts and places only."""
+
+import fsspec
+import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
+
+from pipeline.errors import UserError
+from pipeline.read.config import Piece, ReadConfig, ShardPlan
+from pipeline.read.formats import SUFFIXES, Format, columns, csv_header, format_of, opened, raw_rows
+from pipeline.read.rows import check_columns
+
+KNOWN = ", ".join(SUFFIXES)
+
+
+def plan_shards(input: str, rows_per_shard: int, limit: int | None, config: ReadConfig) -> list[ShardPlan]:
+    """Shards of `rows_per_shard` rows (the last may be shorter) over all files of `input`, in the order of their names.
+
+    Costs the metadata of a parquet, a count of lines of a text file, and the headers of a tar.
+    Raises UserError for an input that is missing, empty, unreadable, or without the columns needed.
+    """
+    pieces: list[list[Piece]] = []
+    total = 0
+    for path, size in list_files(input):
+        format_ = format_of(path)
+        assert format_ is not None
+        check_columns(path, columns(path, format_), config)
+        left = None if limit is None else limit - total
+        for piece in _cut(path, size, format_, total, rows_per_shard, left):
+            shard = total // rows_per_shard
+            if shard == len(pieces):
+                pieces.append([])
+            pieces[shard].append(piece)
+            total += piece.n_rows
+        if total == limit:
+            break
+    if not total:
+        raise UserError(f"input {input!r} holds no row; give files with at least one")
+    return [
+        ShardPlan(i, i * rows_per_shard, sum(piece.n_rows for piece in shard), tuple(shard))
+        for i, shard in enumerate(pieces)
+    ]
+
+
+def list_files(input: str) -> list[tuple[str, int]]:
+    """(path, bytes) of the files that `input` means: a file, a folder, a glob, or any of them at an fsspec URL; sorted.
+
+    In a folder that holds tars, only these count: img2dataset puts a parquet with the same rows beside each.
+    """
+    try:
+        fs, root = fsspec.url_to_fs(input)
+        if any(sign in root for sign in "*?["):
+            found = fs.glob(root)
+        elif format_of(root) is None and fs.isdir(root):
+            found = [path for path in fs.find(root) if not _is_hidden(path[len(root) :])]
+        else:
+            found = [root] if fs.exists(root) else []
+        is_single = found == [root]
+        if is_single and format_of(root) is None:
+            raise UserError(f"input file {input!r} is of no known format; its name must end in {KNOWN} (text also .gz)")
+        files = sorted(path for path in found if format_of(path))
+        tars = [path for path in files if format_of(path) == "tar"]
+        if not found:
+            raise UserError(f"input {input!r} does not exist; give a file, a folder, a glob or a URL")
+        if not files:
+            raise UserError(
+                f"input {input!r} holds no file of a known format; names must end in {KNOWN} (text also .gz)"
+            )
+        is_local = isinstance(fs, LocalFileSystem)
+        return [(path if is_local else fs.unstrip_protocol(path), fs.size(path) or 0) for path in tars or files]
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(
+            f"input {input!r} cannot be listed: {error}; check the address and your rights to it"
+        ) from error
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith((".", "_")) for part in path.split("/"))
+
+
+def _cut(path: str, size: int, format_: Format, total: int, rows_per_shard: int, limit: int | None) -> list[Piece]:
+    """The file's rows, cut where the whole input passes a multiple of `rows_per_shard`; `total` rows came before."""
+    cuts: list[tuple[int, int, int]] = []  # first row, offset, line
+    with opened(path) as file:
+        if format_ == "parquet":
+            rows = pq.ParquetFile(file).metadata.num_rows
+            n = rows if limit is None else min(rows, limit)
+            starts = range(-total % rows_per_shard, n, rows_per_shard)
+            cuts = [(row, 0, 1) for row in sorted({0, *starts})]
+        else:
+            offset, n = 0, 0
+            if format_ in ("csv", "tsv"):
+                csv_header(file, format_)
+                offset = file.tell()
+            for raw in raw_rows(format_, file, offset, 2 if offset else 1):
+                if n == limit:
+                    break
+                if n == 0 or (total + n) % rows_per_shard == 0:
+                    cuts.append((n, raw.offset, raw.line))
+                n += 1
+    ends = [*(row for row, _, _ in cuts[1:]), n]
+    pieces = [Piece(path, row, end - row, size, *place) for (row, *place), end in zip(cuts, ends, strict=False)]
+    return [piece for piece in pieces if piece.n_rows]
