@@ -1,5 +1,6 @@
 """Image files as the web holds them: odd ones that can be read, and broken or malicious ones that cannot."""
 
+import gzip
 import io
 import struct
 import zlib
@@ -15,6 +16,7 @@ from demo.world.backgrounds import Image as Pixels
 EXIF_ORIENTATION = 0x0112
 TURN_RIGHT = 6  # EXIF: to be turned a quarter clockwise for display
 BOMB_SIDE_PX = 30_000
+OVERSIZED_BYTES = 24 << 20
 
 
 def encode(pixels: Pixels, format_: str, **options: Any) -> bytes:
@@ -94,6 +96,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "empty.jpg": lambda: b"",
     "tiny.png": lambda: encode(grey(8, 8), "PNG"),
     "bomb.png": lambda: png(BOMB_SIDE_PX, BOMB_SIDE_PX, bytes(BOMB_SIDE_PX + 1)),
+    "packed.jpg": lambda: gzip.compress(bytes(OVERSIZED_BYTES)),
     "strip.png": lambda: encode(grey(2400, 64), "PNG"),
 }
 """Bodies that are no usable image, by the file name they are served under."""

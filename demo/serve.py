@@ -18,14 +18,13 @@ from typing import get_args
 
 from aiohttp import web
 
-from demo.hostile import FILES, FORMS
+from demo.hostile import FILES, FORMS, OVERSIZED_BYTES
 from demo.world.layout import WorldConfig
 from demo.world.scenes import make_scene
 from demo.world.sprites import Style
 
 HOST = "127.0.0.1"
 PORT = 8931
-OVERSIZED_BYTES = 24 << 20
 MOVED = {
     "loop.jpg": "/moved/loop.jpg",
     "inside.jpg": "http://10.0.0.1/secret.jpg",
@@ -82,10 +81,12 @@ async def robots(request: web.Request) -> web.Response:
 
 
 async def file(request: web.Request) -> web.Response:
-    make = FILES.get(request.match_info["name"])
+    name = request.match_info["name"]
+    make = FILES.get(name)
     if make is None:
         raise web.HTTPNotFound
-    return web.Response(body=make(), content_type="image/jpeg")
+    packed = {"Content-Encoding": "gzip"} if name == "packed.jpg" else None
+    return web.Response(body=make(), content_type="image/jpeg", headers=packed)
 
 
 async def status(request: web.Request) -> web.Response:

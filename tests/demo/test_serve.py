@@ -11,8 +11,8 @@ from aiohttp import ClientSession, ClientTimeout
 from aiohttp.test_utils import TestClient, TestServer
 from PIL import Image, ImageOps
 
-from demo.hostile import BOMB_SIDE_PX, FORMS
-from demo.serve import MOVED, OVERSIZED_BYTES, make_app
+from demo.hostile import BOMB_SIDE_PX, FORMS, OVERSIZED_BYTES
+from demo.serve import MOVED, make_app
 from demo.world.layout import WorldConfig
 from demo.world.scenes import DEMO_SEEDS, make_scene
 
@@ -109,6 +109,11 @@ def test_huge_body_is_delivered_without_announcing_its_length() -> None:
     assert status == 200
     assert len(body) > OVERSIZED_BYTES
     assert "Content-Length" not in headers
+
+
+def test_packed_body_is_small_on_the_wire_and_oversized_once_unpacked() -> None:
+    unpacked, headers = get("/file/packed.jpg")[1:]
+    assert len(unpacked) == OVERSIZED_BYTES > 100 * int(headers["Content-Length"])
 
 
 @pytest.mark.parametrize("name", ["silent.jpg", "endless.jpg"])

@@ -1,0 +1,60 @@
+"""Every bad row of the demo's input is dropped by the stage and for the reason it was made for, and no other row is."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from demo.local_ray import free_ports
+from demo.local_web import server
+from demo.make_input import Row, write_input
+from pipeline.captions import clean_captions
+from pipeline.config import PipelineConfig, load_config
+from pipeline.download import Download
+from pipeline.parse import Parse
+from pipeline.read import plan_shards, read_shard
+
+DEMO = Path(__file__).resolve().parents[2] / "jobs" / "demo.yaml"
+
+
+@pytest.fixture(scope="module")
+def parsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Row], pa.Table, PipelineConfig]]:
+    """The special rows of the input, and what they are after `parse` under the demo's own configuration."""
+    folder = tmp_path_factory.mktemp("input")
+    (port,) = free_ports(1)
+    rows = write_input(folder, 1, port)
+    overrides = [f"input={folder / 'pairs.parquet'}", f"output={folder / 'out'}", "rows_per_shard=1000"]
+    config = load_config(str(DEMO), [*overrides, "download.timeout_s=3", "download.deadline_s=4"])
+    with server(port, folder / "server.log"):
+        (plan,) = plan_shards(config.input, config.rows_per_shard, None, config.read)
+        table = clean_captions(Download(config.download)(read_shard(plan, config.read)), config.captions)
+        yield rows, Parse(config.parse)(table), config
+
+
+def test_each_row_meets_the_fate_it_was_made_for(parsed: tuple[list[Row], pa.Table, PipelineConfig]) -> None:
+    rows, table, _ = parsed
+    ends = zip(table["stage"].to_pylist(), table["reason"].to_pylist(), strict=True)
+    found = {row.id: None if end == (None, None) else end for row, end in zip(rows, ends, strict=True)}
+    assert found == {row.id: row.fate for row in rows}
+
+
+def test_true_spans_count_in_the_cleaned_caption(parsed: tuple[list[Row], pa.Table, PipelineConfig]) -> None:
+    rows, table, _ = parsed
+    for row, caption in zip(rows, table["caption"].to_pylist(), strict=True):
+        if row.truth:
+            assert caption == row.truth.caption
+
+
+def test_nearly_all_true_phrases_are_noun_chunks(parsed: tuple[list[Row], pa.Table, PipelineConfig]) -> None:
+    rows, table, _ = parsed
+    hits: Counter[bool] = Counter()
+    for row, chunks in zip(rows, table["noun_chunks"].to_pylist(), strict=True):
+        spans = {(chunk["start"], chunk["end"]) for chunk in chunks or [] if not chunk["removed"]}
+        hits.update((p.start, p.end) in spans for p in (row.truth.phrases if row.truth else ()) if p.boxes)
+    assert hits[True] > 0.9 * hits.total()
+
+
+def test_repeats_share_a_shard_under_the_demos_configuration() -> None:
+    assert load_config(str(DEMO), []).rows_per_shard >= 4
