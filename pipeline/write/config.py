@@ -1,0 +1,24 @@
+"""What the write stage may be told."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.errors import UserError
+from schemas.files import FILES
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteConfig:
+    """Which files a shard becomes: train/ for HyCoCLIP's loader, grit/ in img2dataset's form, arrow/ with every input row."""
+
+    formats: tuple[str, ...] = ("train", "grit", "arrow")  # files a shard becomes
+    image_bytes: bool = False  # also store the images in arrow/ (they are in grit/ already)
+    ref_exps: Literal["all", "maximal"] = "all"  # all as in the released GRIT; maximal: none inside another
+    jpeg_quality: int = 95  # of the 224-pixel images in train/; HyCoCLIP's 95
+
+    def __post_init__(self) -> None:
+        wrong = sorted(set(self.formats) - set(FILES))
+        if wrong or not self.formats:
+            raise UserError(f"formats is {list(self.formats)}; give one or more of {sorted(FILES)}")
+        if not 1 <= self.jpeg_quality <= 100:
+            raise UserError(f"write.jpeg_quality is {self.jpeg_quality}; give 1 to 100")
