@@ -123,7 +123,10 @@ def copy_image_tower(model: Glip, clip: Path) -> int:
     missing = [key for key in own if prefix + key not in weights]
     if missing:
         raise ValueError(f"{clip}: the image tower lacks {', '.join(missing[:5])} ({len(missing)} in all)")
-    model.backbone.body.model.load_state_dict({key: weights[prefix + key] for key in own})
+    start = {key: weights[prefix + key] for key in own}
+    stem = next(key for key in own if own[key].ndim == 4)
+    start[stem] = start[stem].flip(1)  # CLIP reads RGB, GLIP BGR
+    model.backbone.body.model.load_state_dict(start)
     return len(own)
 
 

@@ -1,6 +1,9 @@
 """The image tower: Swin, or for the miniature a small residual network of timm."""
 
+from functools import partial
+
 import timm
+from timm.layers import GroupNorm
 from torch import Tensor, nn
 
 from pipeline.ground.glip.config import ConvConfig, SwinConfig
@@ -18,7 +21,12 @@ class ConvBackbone(nn.Module):
     def __init__(self, config: ConvConfig) -> None:
         super().__init__()
         self.model = timm.create_model(
-            "resnet10t", pretrained=False, features_only=True, out_indices=(2, 3, 4), **config.kwargs
+            "resnet10t",
+            pretrained=False,
+            features_only=True,
+            out_indices=(2, 3, 4),
+            norm_layer=partial(GroupNorm, num_groups=config.norm_groups),
+            **config.kwargs,
         )
 
     def forward(self, images: Tensor) -> list[Tensor]:

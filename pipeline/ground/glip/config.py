@@ -28,6 +28,7 @@ class ConvConfig:
     layers: tuple[int, ...] = (1, 1, 1, 1)  # blocks of two convolutions, per stage
     widths: tuple[int, ...] = (48, 96, 160, 192)
     stem_width: int = 16
+    norm_groups: int = 8  # GroupNorm: an image's result must not depend on its batch
 
     @property
     def channels(self) -> tuple[int, ...]:
