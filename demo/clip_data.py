@@ -28,7 +28,7 @@ class DataConfig:
     crops_per_object: int = 2
     background_share: float = 0.12  # boxes around nothing, for each crop
     scene_share: float = 0.15  # whole scenes with their captions, for each crop
-    template_share: float = 0.25  # names by rote ("a red car") in place of the caption's phrase
+    template_share: float = 0.3  # names by rote ("a red car") in place of the caption's phrase
     expression_share: float = 0.15  # "a car to the left of a dog": the phrase and what is said of it
     buffer: int = 3000  # crops to draw from, so that one scene's do not come together
 
@@ -96,10 +96,12 @@ def empty_box(scene: Scene, rng: Random, max_iou: float = 0.25) -> Box | None:
     return None
 
 
-def by_rote(thing: Object, rng: Random) -> str:
+def by_rote(thing: Object, rng: Random) -> tuple[str, str | None]:
+    """A name for an object and the colour in it; captions name every tint, but "a car" is true of a red one too."""
+    colour = thing.colour if rng.random() < 0.5 else None
     noun = CONCEPT[thing.concept].noun
-    name = f"{thing.colour} {noun}" if thing.colour else noun
-    return rng.choice((name, f"a {name}", f"the {name}", f"a picture of a {name}"))
+    name = f"{colour} {noun}" if colour else noun
+    return rng.choice((name, f"a {name}", f"the {name}", f"a picture of a {name}")), colour
 
 
 def said_of(scene: Scene, phrase: Phrase, config: DataConfig, rng: Random) -> str:
@@ -115,17 +117,17 @@ def crops_of(scene: Scene, config: DataConfig, preprocess: PreprocessConfig, rng
     for index, thing in enumerate(scene.objects):
         for _ in range(config.crops_per_object):
             concepts = frozenset([CONCEPT_INDEX[thing.concept]])
-            text = by_rote(thing, rng)
+            text, colour = by_rote(thing, rng)
             if index in phrase_of and rng.random() >= config.template_share:
                 phrase = phrase_of[index]
-                text = said_of(scene, phrase, config, rng)
+                text, colour = said_of(scene, phrase, config, rng), thing.colour
                 if phrase.kind == "category":
                     concepts |= namesakes(scene.caption[phrase.noun_start : phrase.noun_end])
             yield Crop(
                 pixels=cut(scene, jittered(thing.box, config.jitter, rng), preprocess),
                 text=text,
                 text_concepts=concepts,
-                text_colour=COLOUR_INDEX[thing.colour],
+                text_colour=COLOUR_INDEX[colour],
                 concept=CONCEPT_INDEX[thing.concept],
                 colour=COLOUR_INDEX[thing.colour],
             )
@@ -175,11 +177,11 @@ YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.5
 
 
 def augment(images: Tensor, generator: torch.Generator, flip: bool) -> Tensor:
-    """Floats [b 3 s s] in [0, 1] in other light, palette and focus, so that no one artist's habits are learned.
+    """Floats [b 3 s s] in [0, 1] in other light, palette, outline and focus, so that no one artist's habits are learned.
 
     Hue turns by at most 12 degrees: colour words must stay true. Scenes are not flipped, since captions say "left".
     """
-    b = len(images)
+    b, _, size, _ = images.shape
 
     def uniform(low: float, high: float) -> Tensor:
         return torch.empty(b).uniform_(low, high, generator=generator)
@@ -192,8 +194,14 @@ def augment(images: Tensor, generator: torch.Generator, flip: bool) -> Tensor:
     matrix = torch.linalg.inv(YIQ) @ colour @ YIQ * contrast[:, None, None]
     shift = (1 - contrast) * images.mean(dim=(1, 2, 3)) + uniform(-0.12, 0.12)
     images = torch.baddbmm(shift[:, None, None], matrix, images.flatten(2)).view_as(images)
-    blurred = uniform(0, 1) < 0.25
+    ramp = torch.linspace(-1, 1, size)
+    shade = uniform(-0.15, 0.15)[:, None, None] * ramp + uniform(-0.15, 0.15)[:, None, None] * ramp[:, None]
+    images *= 1 + shade[:, None]
+    kind = uniform(0, 1)
+    blurred, thinner, thicker = kind < 0.2, (kind >= 0.2) & (kind < 0.3), (kind >= 0.3) & (kind < 0.4)
     images[blurred] = F.avg_pool2d(F.pad(images[blurred], (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    images[thinner] = F.max_pool2d(images[thinner], 3, stride=1, padding=1)
+    images[thicker] = -F.max_pool2d(-images[thicker], 3, stride=1, padding=1)
     if flip:
         mirrored = uniform(0, 1) < 0.5
         images[mirrored] = images[mirrored].flip(3)

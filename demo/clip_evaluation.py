@@ -14,7 +14,7 @@ from demo.world.captions import GROUNDED_KINDS, Phrase
 from demo.world.scenes import TEST_SEEDS, Scene, make_scene
 from demo.world.sprites import Style
 from demo.world.vocabulary import CONCEPTS
-from trainer.models import CLIP
+from trainer.dual_encoder import DualEncoder
 from trainer.preprocess import PreprocessConfig, fit, to_pixels
 from trainer.tokenizer import Tokenizer
 
@@ -64,12 +64,12 @@ def pairs_of(scene: Scene, rng: Random) -> list[tuple[str, Box, str]]:
 
 
 @torch.no_grad()
-def embed(model: CLIP, pixels: list[Tensor], batch_size: int = 256) -> Tensor:
+def embed(model: DualEncoder, pixels: list[Tensor], batch_size: int = 256) -> Tensor:
     return torch.cat([model.encode_image(to_pixels(torch.stack(part))) for part in chunks(pixels, batch_size)])
 
 
 @torch.no_grad()
-def embed_texts(model: CLIP, tokenizer: Tokenizer, texts: list[str], batch_size: int = 256) -> Tensor:
+def embed_texts(model: DualEncoder, tokenizer: Tokenizer, texts: list[str], batch_size: int = 256) -> Tensor:
     return torch.cat([model.encode_text(tokenizer(part)) for part in chunks(texts, batch_size)])
 
 
@@ -90,7 +90,7 @@ def threshold_table(right: NDArray[Any], wrong: NDArray[Any]) -> list[dict[str, 
 
 
 def evaluate(
-    model: CLIP, tokenizer: Tokenizer, preprocess: PreprocessConfig, style: Style, n_scenes: int = 400
+    model: DualEncoder, tokenizer: Tokenizer, preprocess: PreprocessConfig, style: Style, n_scenes: int = 400
 ) -> dict[str, Any]:
     """Figures on the first `n_scenes` test scenes in one style, ready for JSON."""
     rng = Random("clip evaluation")
@@ -110,7 +110,9 @@ def evaluate(
 
     images = embed(model, [fit(scene.image, preprocess) for scene in scenes])
     captions = embed_texts(model, tokenizer, [scene.caption for scene in scenes])
-    retrieved = (images @ captions.T).argmax(1) == torch.arange(len(scenes))
+    likeness = images @ captions.T
+    retrieved = likeness.argmax(1) == torch.arange(len(scenes))
+    strangers = likeness[~torch.eye(len(scenes), dtype=torch.bool)]
     return {
         "scenes": n_scenes,
         "concept_top1": round(best[:, 0].float().mean().item(), 4),
@@ -122,5 +124,6 @@ def evaluate(
             for k in ("right", "other object", "absent", "shifted")
         },
         "caption_recall_at_1": round(retrieved.float().mean().item(), 4),
+        "caption_auc": round(auc(likeness.diagonal().tolist(), strangers.tolist()), 4),
         "thresholds": threshold_table(right, wrong),
     }

@@ -26,11 +26,12 @@ from demo.clip_data import Batch, DataConfig, augment, batches
 from demo.clip_evaluation import evaluate
 from demo.world.scenes import corpus
 from demo.world.sprites import STYLES
-from trainer.checkpoint import save_model
+from trainer.checkpoint import load_model, save_model
+from trainer.dual_encoder import ModelConfig
 from trainer.encoders.image import ImageConfig
 from trainer.encoders.text import TextConfig
 from trainer.losses import contrastive
-from trainer.models import CLIP, ModelConfig
+from trainer.models import CLIP
 from trainer.preprocess import PreprocessConfig, to_pixels
 from trainer.tokenizer import END_OF_WORD, WORD, Tokenizer, alphabet
 
@@ -51,14 +52,14 @@ BACKBONE: dict[str, Any] = {
 class TrainClipConfig:
     """The miniature and its schedule. `batch` is per process."""
 
-    steps: int = 850
+    steps: int = 700
     batch: int = 256
     processes: int = 2
     lr: float = 2e-3
     warmup_steps: int = 100
     weight_decay: float = 0.1
     ema: float = 0.995
-    scene_weight: float = 0.3
+    scene_weight: float = 0.5
     seed: int = 0
     n_merges: int = 850
     n_captions: int = 20_000  # that the merges are counted on
@@ -179,18 +180,21 @@ def progress(config: TrainClipConfig) -> Callable[[int, float], None]:
 
 
 def finish(model: CLIP, tokenizer: Tokenizer, config: TrainClipConfig, out: Path) -> None:
-    """Evaluate what will be shipped, in half precision, and save it with its figures."""
-    model = model.half().float().eval()
-    figures = {s: evaluate(model, tokenizer, config.preprocess, s, config.evaluation_scenes) for s in STYLES}
-    record = {
+    """Save, evaluate what was saved, in the half precision of the file, and put the figures beside it."""
+    record: dict[str, Any] = {
         "command": "python -m demo.train_clip",
         "seed": config.seed,
         "steps": config.steps,
         "pairs": config.steps * config.batch * config.processes,
-        "unseen_scenes": figures,
     }
-    save_model(out, model, tokenizer=tokenizer, preprocess=config.preprocess, record=record, half=True)
-    for style, row in figures.items():
+    parts: dict[str, Any] = {"tokenizer": tokenizer, "preprocess": config.preprocess, "half": True}
+    save_model(out, model, record=record, **parts)
+    saved = load_model(out).model
+    record["unseen_scenes"] = {
+        style: evaluate(saved, tokenizer, config.preprocess, style, config.evaluation_scenes) for style in STYLES
+    }
+    save_model(out, model, record=record, **parts)
+    for style, row in record["unseen_scenes"].items():
         print(f"{style:9} " + json.dumps({key: value for key, value in row.items() if key != "thresholds"}))
 
 

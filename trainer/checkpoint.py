@@ -1,32 +1,70 @@
-"""Models on disk. Ours is a folder: config.json, model.safetensors, and the tokenizer's merges if they are its own."""
+"""Models on disk: our folders, and the released checkpoint files.
+
+A folder holds config.json, model.safetensors, and the tokenizer's merges where they are its own.
+"""
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from trainer.encoders.image import ImageConfig
+from trainer.dual_encoder import DualEncoder, ModelConfig
+from trainer.encoders.image import PAPER_VITS, ImageConfig
 from trainer.encoders.text import TextConfig
-from trainer.models import CLIP, DualEncoder, ModelConfig
+from trainer.models import (
+    CLIP,
+    MERU,
+    HyCoCLIP,
+    HyCoCLIPConfig,
+    HyperbolicConfig,
+    PHyCLIP,
+    PHyCLIPConfig,
+    PoinCLIP,
+    PoinCLIPConfig,
+)
 from trainer.preprocess import PreprocessConfig
+from trainer.released import read_released
 from trainer.tokenizer import OPENAI_MERGES, Tokenizer, openai_tokenizer, read_tokenizer, write_merges
 
 FORMAT = 1
-MODELS: dict[str, type[DualEncoder]] = {"clip": CLIP}
+ModelName = Literal["clip", "meru", "hycoclip", "phyclip", "poinclip"]
+MODELS: dict[str, tuple[Any, type[ModelConfig]]] = {
+    "clip": (CLIP, ModelConfig),
+    "meru": (MERU, HyperbolicConfig),
+    "hycoclip": (HyCoCLIP, HyCoCLIPConfig),
+    "phyclip": (PHyCLIP, PHyCLIPConfig),
+    "poinclip": (PoinCLIP, PoinCLIPConfig),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model for inference, and what its inputs must go through. `config` is the whole of config.json."""
+    """A model for inference, and what its inputs must go through. `config` is the whole of config.json, if any."""
 
-    model: CLIP
+    model: DualEncoder
     tokenizer: Tokenizer
     preprocess: PreprocessConfig
     config: dict[str, Any]
+
+
+def build_model(name: str, config: ModelConfig) -> DualEncoder:
+    if name not in MODELS:
+        raise ValueError(f"model {name!r} is none of {', '.join(MODELS)}")
+    kind, config_kind = MODELS[name]
+    if not isinstance(config, config_kind):
+        raise ValueError(f"model {name!r} takes a {config_kind.__name__}, not a {type(config).__name__}")
+    model: DualEncoder = kind(config)
+    return model
+
+
+def model_name(model: DualEncoder) -> str:
+    return next(name for name, (kind, _) in MODELS.items() if type(model) is kind)
 
 
 def save_model(
@@ -38,42 +76,122 @@ def save_model(
     record: dict[str, Any],
     half: bool = False,
 ) -> None:
-    """Write a folder that `load_model` reads. `record` says how the model came about and what it can do."""
+    """Write a folder that `load_model` reads. `record` says how the model came about and what it can do.
+
+    `half` keeps matrices in 16 bits; scalars, gains and biases stay as they are.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     own_merges = len(tokenizer.merges) != OPENAI_MERGES
     if own_merges:
         write_merges(tokenizer, folder / "merges.txt")
     config = {
         "format": FORMAT,
-        "model": next(name for name, kind in MODELS.items() if type(model) is kind),
+        "model": model_name(model),
         "config": dataclasses.asdict(model.config),
         "tokenizer": "merges.txt" if own_merges else "openai",
         "preprocess": {**dataclasses.asdict(preprocess), "interpolation": "bicubic", "antialias": True},
         "record": record,
     }
+    matrices = {name for name, parameter in model.named_parameters() if parameter.ndim > 1} if half else set()
     tensors = {
-        key: value.detach().to(torch.float16 if half and value.ndim else value.dtype).contiguous()
+        key: (value.half() if key in matrices else value).detach().cpu().contiguous()
         for key, value in model.state_dict().items()
     }
     save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
-def load_model(folder: Path | str) -> LoadedModel:
-    """A model of `save_model`, in float32 and evaluation mode."""
-    folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder}: no config.json; this is not a folder that the trainer saved")
+def load_model(path: Path | str, name: ModelName | None = None) -> LoadedModel:
+    """A model in float32 and evaluation mode, from our folder or from a released `.pth` file.
+
+    A released file does not say whether it holds MERU or HyCoCLIP: give its `name`. A folder says it itself; a `name`
+    that contradicts it is an error.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return load_folder(path, name)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such checkpoint; give a folder with config.json, or a .pth file")
+    if name is None:
+        raise ValueError(f"{path}: a released checkpoint does not say what it is; name one of {', '.join(MODELS)}")
+    state = read_released(path)
+    model = build_model(name, infer_config(state, name, path))
+    load_state(model, state, path)
+    return LoadedModel(model=model.eval(), tokenizer=openai_tokenizer(), preprocess=PreprocessConfig(), config={})
+
+
+def load_folder(folder: Path, name: ModelName | None) -> LoadedModel:
+    for part in ("config.json", "model.safetensors"):
+        if not (folder / part).is_file():
+            raise FileNotFoundError(f"{folder}: no {part}; this is not a folder that the trainer saved")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if config["format"] != FORMAT:
-        raise ValueError(f"{folder}: format {config['format']}; this version reads {FORMAT}")
-    values = dict(config["config"])
-    values |= {"image": ImageConfig(**values["image"]), "text": TextConfig(**values["text"])}
-    model = CLIP(ModelConfig(**values))
-    state = {key: value.float() for key, value in load_file(folder / "model.safetensors").items()}
-    model.load_state_dict(state)
+    if config.get("format") != FORMAT:
+        raise ValueError(f"{folder}: format {config.get('format')}; this version reads format {FORMAT}")
+    if name is not None and config["model"] != name:
+        raise ValueError(f"{folder} holds a {config['model']} model, not {name}")
+    model = build_model(config["model"], read_config(config["model"], config["config"], folder))
+    load_state(model, load_file(folder / "model.safetensors"), folder)
     context = model.config.text.context_length
     own = config["tokenizer"] != "openai"
     tokenizer = read_tokenizer(folder / "merges.txt", context) if own else openai_tokenizer(context)
+    if tokenizer.vocab_size != model.config.text.vocab_size:
+        raise ValueError(
+            f"{folder}: the merges make {tokenizer.vocab_size} tokens, the model has {model.config.text.vocab_size}"
+        )
     preprocess = PreprocessConfig(size_px=config["preprocess"]["size_px"], mode=config["preprocess"]["mode"])
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, preprocess=preprocess, config=config)
+
+
+def read_config(name: str, values: dict[str, Any], where: Path) -> ModelConfig:
+    """A model's configuration from the dictionary of `dataclasses.asdict`; an unknown key is an error."""
+    if name not in MODELS:
+        raise ValueError(f"{where}: model {name!r} is none of {', '.join(MODELS)}")
+    parts: dict[str, Any] = {"image": ImageConfig, "text": TextConfig}
+    try:
+        built = {key: parts[key](**value) if key in parts else value for key, value in values.items()}
+        return MODELS[name][1](**built)
+    except TypeError as error:
+        raise ValueError(f"{where}: config of {name}: {error}") from error
+
+
+def load_state(model: DualEncoder, state: Mapping[str, Tensor], where: Path) -> None:
+    """Strict: the first missing, unexpected and misshapen entries are named."""
+    expected = model.state_dict()
+    missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    shapes = [key for key in expected.keys() & state.keys() if expected[key].shape != state[key].shape]
+    if missing or unexpected or shapes:
+        problems = [f"{len(missing)} entries missing, such as {missing[0]}"] if missing else []
+        problems += [f"{len(unexpected)} unknown entries, such as {unexpected[0]}"] if unexpected else []
+        problems += [
+            f"{key} is {list(state[key].shape)}, not {list(expected[key].shape)}" for key in sorted(shapes)[:1]
+        ]
+        raise ValueError(f"{where} does not fit a {model_name(model)} model: {'; '.join(problems)}")
+    with torch.no_grad():
+        for key, value in expected.items():
+            value.copy_(state[key])
+
+
+def infer_config(state: Mapping[str, Tensor], name: str, where: Path) -> ModelConfig:
+    """Sizes of a released model, from its shapes."""
+    try:
+        width, patch = state["visual.cls_token"].shape[-1], state["visual.patch_embed.proj.weight"].shape[-1]
+        side = round((state["visual.pos_embed"].shape[1] - 1) ** 0.5)
+        layers = len({key.split(".")[2] for key in state if key.startswith("textual.resblocks.")})
+        vocab_size, text_width = state["textual.token_embed.weight"].shape
+        context_length = len(state["textual.posit_embed"])
+        embed_dim = len(state["visual_proj.weight"])
+    except KeyError as error:
+        raise ValueError(f"{where}: no entry {error}; this is not a checkpoint of the CLIP family") from error
+    tower = next((key for key, value in PAPER_VITS.items() if value["embed_dim"] == width), None)
+    if tower is None:
+        raise ValueError(f"{where}: image tower of width {width}; released ones are small, base and large")
+    text = TextConfig(
+        vocab_size=vocab_size, context_length=context_length, width=text_width, layers=layers, heads=text_width // 64
+    )
+    image = ImageConfig(name=tower, size_px=side * patch)
+    extra: dict[str, Any] = {}
+    if name == "phyclip":
+        if state.get("curv", torch.tensor(0.0)).ndim != 1:
+            raise ValueError(f"{where}: no factors in it, so it is no PHyCLIP; try meru or hycoclip")
+        extra["factor_dim"] = embed_dim // len(state["curv"])
+    return MODELS[name][1](image=image, text=text, embed_dim=embed_dim, **extra)

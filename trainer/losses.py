@@ -3,9 +3,14 @@
 Shapes: b queries, n candidates (all ranks), the first b of them or those at `offset` the queries' own.
 """
 
+import math
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Entropy = Literal["abs", "normalised", "softmax"]
 
 
 def contrastive(logits: Tensor, compatible: Tensor | None = None, offset: int = 0) -> Tensor:
@@ -21,3 +26,42 @@ def contrastive(logits: Tensor, compatible: Tensor | None = None, offset: int = 
         own = F.one_hot(targets, logits.shape[1]).bool()
         logits = logits.masked_fill(compatible & ~own, float("-inf"))
     return F.cross_entropy(logits, targets)
+
+
+def entailment(angle: Tensor, aperture: Tensor, eta: float = 1.0) -> Tensor:
+    """How far each point lies outside of its apex's cone, mean over pairs.
+
+        mean( max(0, exterior angle - eta * half-aperture) )      MERU eq. 12; HyCoCLIP eq. 8 and 10 with eta
+
+    Of any shape, factors included (PHyCLIP eq. 4 averages over them).
+    """
+    return (angle - eta * aperture).clamp(min=0).mean()
+
+
+def regularised_entailment(angle: Tensor, aperture: Tensor, reward: float) -> Tensor:
+    """Entailment that rewards wide angles, so that they do not collapse; may be negative.
+
+        mean( max(0, exterior angle - half-aperture) - reward * exterior angle )      PoinCLIP eq. 9
+
+    It rests on the cone's rim: outside the slope in the angle is 1 - reward, inside -reward.
+    """
+    return ((angle - aperture).clamp(min=0) - reward * angle).mean()
+
+
+def entropy(points: Tensor, kind: Entropy = "abs") -> Tensor:
+    """Entropy in bits of points [*b d], over their coordinates.
+
+        -sum_i p_i log2 p_i      PoinCLIP eq. 6
+
+    Coordinates may be negative and sum to nothing in particular, so eq. 6 has no value as printed. "abs" takes |x_i| as
+    they are: on a ball they are small and the entropy grows outwards, as the paper argues. "normalised" (|x| / sum|x|)
+    does not depend on the radius; "softmax" falls outwards.
+    """
+    match kind:
+        case "abs":
+            p = points.abs()
+        case "normalised":
+            p = points.abs() / points.abs().sum(-1, keepdim=True)
+        case "softmax":
+            p = points.softmax(-1)
+    return -torch.special.xlogy(p, p).sum(-1) / math.log(2)

@@ -1,96 +1,239 @@
 """The models: which lift, which similarity, which pairs contrast, which entail.
 
-Shapes: b pairs, d embedding width, l tokens. Images are [b 3 h w] in [0, 1]; the models normalise them.
-Parameter names are those of the released checkpoints.
+Shapes: b pairs here, n pairs on all ranks, d embedding width, k factors. Curvature is -c with c = exp(curv).
 """
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
+from typing import Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.encoders.image import ImageConfig, build_image_encoder
-from trainer.encoders.text import TextConfig, TextEncoder
-from trainer.losses import contrastive
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Towers and embedding of any model. `max_logit_scale` bounds 1/temperature."""
-
-    image: ImageConfig = field(default_factory=ImageConfig)
-    text: TextConfig = field(default_factory=TextConfig)
-    embed_dim: int = 512
-    max_logit_scale: float = 100.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Losses:
-    """What a model says about a batch: the loss to minimise, and the terms to log (without gradients)."""
-
-    loss: Tensor
-    terms: dict[str, Tensor]
-
-
-class DualEncoder(nn.Module):
-    """Two towers and their projections into one width: what all the models share."""
-
-    pixel_mean: Tensor
-    pixel_std: Tensor
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.visual = build_image_encoder(config.image)
-        self.textual = TextEncoder(config.text)
-        self.visual_proj = projection(int(self.visual.num_features), config.embed_dim)
-        self.textual_proj = projection(self.textual.num_features, config.embed_dim)
-        self.logit_scale = nn.Parameter(torch.tensor(np.log(1 / 0.07), dtype=torch.float32))
-        self.register_buffer("pixel_mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1))
-        self.register_buffer("pixel_std", torch.tensor(IMAGENET_STD).view(3, 1, 1))
-
-    def image_features(self, images: Tensor) -> Tensor:
-        """[b d] before any lift: what zero-shot classifiers average."""
-        return self.visual_proj(self.visual((images - self.pixel_mean) / self.pixel_std))
-
-    def text_features(self, token_ids: Tensor) -> Tensor:
-        """[b d] before any lift."""
-        return self.textual_proj(self.textual(token_ids))
-
-    @torch.no_grad()
-    def clamp_parameters(self) -> None:
-        """Keep the learned scalars in range. The training loop calls it after each optimizer step."""
-        self.logit_scale.clamp_(max=float(np.log(self.config.max_logit_scale)))
-
-
-def projection(width: int, embed_dim: int) -> nn.Linear:
-    layer = nn.Linear(width, embed_dim, bias=False)
-    nn.init.normal_(layer.weight, std=width**-0.5)
-    return layer
+from trainer.distributed import gather
+from trainer.dual_encoder import DualEncoder, Losses, ModelConfig, Pairs, in_float32
+from trainer.geometry import lorentz, poincare, product
+from trainer.losses import Entropy, entailment, entropy, regularised_entailment
 
 
 class CLIP(DualEncoder):
     """Cosine similarity, symmetric contrastive loss (Radford et al. 2021)."""
 
-    def encode_image(self, images: Tensor) -> Tensor:
-        """[b d], of unit length."""
-        return F.normalize(self.image_features(images).float(), dim=-1)
+    def lift_image(self, features: Tensor) -> Tensor:
+        return F.normalize(in_float32(features), dim=-1)
 
-    def encode_text(self, token_ids: Tensor) -> Tensor:
-        """[b d], of unit length."""
-        return F.normalize(self.text_features(token_ids).float(), dim=-1)
+    def lift_text(self, features: Tensor) -> Tensor:
+        return F.normalize(in_float32(features), dim=-1)
 
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
-        """Cosine [b n] of encoded inputs."""
         return queries @ candidates.T
 
-    def losses(self, image: Tensor, text: Tensor) -> Losses:
-        """Of embeddings [b d]."""
-        scale = self.logit_scale.exp()
-        logits = scale * self.similarity(image, text)
-        loss = (contrastive(logits) + contrastive(logits.T)) / 2
-        return Losses(loss=loss, terms={"contrastive": loss.detach(), "logit_scale": scale.detach()})
+    def losses(self, pairs: Pairs) -> Losses:
+        loss, _, _ = self.contrast_wholes(pairs)
+        return Losses(loss=loss, terms={"contrastive": loss.detach(), "logit_scale": self.logit_scale.exp().detach()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperbolicConfig(ModelConfig):
+    """MERU's, and what all hyperbolic models share."""
+
+    curv_init: float = 1.0  # c; the space has curvature -c
+    curv_learnable: bool = True
+    curv_max_ratio: float = 10.0  # c stays within [curv_init / ratio, curv_init * ratio]
+    entail_weight: float = 0.2
+    min_radius: float = 0.1  # K of the cones' apertures
+    eps: float = lorentz.EPS
+
+
+class Hyperbolic(DualEncoder):
+    """A learned curvature, and a learned scale for each modality that keeps first embeddings near the origin."""
+
+    config: HyperbolicConfig
+
+    def __init__(self, config: HyperbolicConfig, n_factors: int | None = None) -> None:
+        super().__init__(config)
+        shape = () if n_factors is None else (n_factors,)
+        alpha = -math.log(config.embed_dim // (n_factors or 1)) / 2
+        self.curv = nn.Parameter(torch.full(shape, math.log(config.curv_init)), requires_grad=config.curv_learnable)
+        self.visual_alpha = nn.Parameter(torch.full(shape, alpha))
+        self.textual_alpha = nn.Parameter(torch.full(shape, alpha))
+
+    @torch.no_grad()
+    def clamp_parameters(self) -> None:
+        super().clamp_parameters()
+        centre, reach = math.log(self.config.curv_init), math.log(self.config.curv_max_ratio)
+        self.curv.clamp_(centre - reach, centre + reach)
+        self.visual_alpha.clamp_(max=0)
+        self.textual_alpha.clamp_(max=0)
+
+    def scalars(self) -> dict[str, Tensor]:
+        """To log beside the losses."""
+        return {"logit_scale": self.logit_scale.exp().detach(), "curvature": self.curv.exp().detach()}
+
+
+class MERU(Hyperbolic):
+    """Lorentz model; a caption entails its image (Desai et al. 2023, arXiv 2304.09172)."""
+
+    def lift_image(self, features: Tensor) -> Tensor:
+        return self.lift(features, self.visual_alpha)
+
+    def lift_text(self, features: Tensor) -> Tensor:
+        return self.lift(features, self.textual_alpha)
+
+    def lift(self, features: Tensor, log_alpha: Tensor) -> Tensor:
+        return lorentz.exp_map0(in_float32(features) * log_alpha.exp(), self.curvature(), self.config.eps)
+
+    def curvature(self) -> Tensor:
+        """c, such that it broadcasts with lifted points less their last axis."""
+        return self.curv.exp()
+
+    def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        return -lorentz.pairwise_distance(queries, candidates, self.curvature(), self.config.eps)
+
+    def entail(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
+        """How far `specific` lies outside of the cone of `general`, whose aperture eta scales."""
+        c, eps = self.curvature(), self.config.eps
+        angle = lorentz.exterior_angle(general, specific, c, eps)
+        return entailment(angle, lorentz.half_aperture(general, c, self.config.min_radius, eps), eta)
+
+    def losses(self, pairs: Pairs) -> Losses:
+        """Contrastive + 0.2 * entailment of image by text (section 3.2)."""
+        contrastive, image, text = self.contrast_wholes(pairs)
+        entailed = self.entail(general=text, specific=image)
+        return Losses(
+            loss=contrastive + self.config.entail_weight * entailed,
+            terms={"contrastive": contrastive.detach(), "entailment": entailed.detach(), **self.scalars()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyCoCLIPConfig(HyperbolicConfig):
+    """`entail_weight` multiplies half the sum of four terms, as released; the paper writes 0.1 times the sum."""
+
+    use_boxes: bool = True
+    eta_inter: float = 0.7  # aperture scale between modalities
+    eta_intra: float = 1.2  # aperture scale within one
+    # What box images and box phrases are contrasted with. "released": the whole captions and whole images, in both
+    # codes and in HyCoCLIP eq. 6. "paper": each other, PHyCLIP eq. 4, which its own code does not do; hence the default.
+    box_candidates: Literal["released", "paper"] = "released"
+
+
+class HyCoCLIP(MERU):
+    """MERU with a box of the image and its phrase, more general than the wholes (Pal et al. 2025, arXiv 2410.06912)."""
+
+    config: HyCoCLIPConfig
+
+    def losses(self, pairs: Pairs) -> Losses:
+        """Eq. 6 and 11. Without boxes, MERU's two terms with the aperture scaled."""
+        contrastive, image, text = self.contrast_wholes(pairs)
+        inter, intra = self.config.eta_inter, self.config.eta_intra
+        entailed = {"text_image": self.entail(text, image, inter)}
+        if not self.config.use_boxes:
+            total = entailed["text_image"]
+        else:
+            box_image, box_text, box_contrastive = self.contrast_boxes(pairs)
+            contrastive = (contrastive + box_contrastive) / 2
+            entailed["box_text_image"] = self.entail(box_text, box_image, inter)
+            entailed["cross_image"] = self.entail(box_image, image, intra)
+            entailed["cross_text"] = self.entail(box_text, text, intra)
+            total = torch.stack(list(entailed.values())).sum() / 2
+        terms = {"contrastive": contrastive.detach(), "entailment": total.detach(), **self.scalars()}
+        terms |= {f"entailment/{name}": value.detach() for name, value in entailed.items()}
+        return Losses(loss=contrastive + self.config.entail_weight * total, terms=terms)
+
+    def contrast_boxes(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+        """Lifted box images and box phrases, and their half of the contrastive loss."""
+        if pairs.box_image is None or pairs.box_text is None:
+            raise ValueError(f"{type(self).__name__} needs a box and its phrase in each pair, or use_boxes=false")
+        box_image, box_text = self.lift_image(pairs.box_image), self.lift_text(pairs.box_text)
+        match self.config.box_candidates:
+            case "released":
+                images, texts = self.lift_image(gather(pairs.image)), self.lift_text(gather(pairs.text))
+            case "paper":
+                images, texts = self.lift_image(gather(pairs.box_image)), self.lift_text(gather(pairs.box_text))
+        return box_image, box_text, (self.contrast(box_image, texts) + self.contrast(box_text, images)) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PHyCLIPConfig(HyCoCLIPConfig):
+    """The embedding's width is a product of factors of width `factor_dim`."""
+
+    factor_dim: int = 8
+    metric: product.Metric = "l1"
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.embed_dim % self.factor_dim:
+            raise ValueError(f"embed_dim {self.embed_dim} is not a multiple of factor_dim {self.factor_dim}")
+
+
+class PHyCLIP(HyCoCLIP):
+    """HyCoCLIP on a product of k hyperbolic factors, each with its curvature (PHyCLIP). Lifted points are [k b d/k].
+
+    Alphas begin at factor_dim^-0.5, as released; the paper says 512^-0.5, which leaves factors at a tenth of the radius.
+    """
+
+    config: PHyCLIPConfig
+
+    def __init__(self, config: PHyCLIPConfig) -> None:
+        super().__init__(config, n_factors=config.embed_dim // config.factor_dim)
+
+    def lift(self, features: Tensor, log_alpha: Tensor) -> Tensor:
+        factors = product.split(in_float32(features), self.config.factor_dim)
+        return lorentz.exp_map0(factors * log_alpha.exp()[:, None, None], self.curvature(), self.config.eps)
+
+    def curvature(self) -> Tensor:
+        return self.curv.exp()[:, None]
+
+    def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        apart = lorentz.pairwise_distance(queries, candidates, self.curvature(), self.config.eps)
+        return -product.combine(apart, self.config.metric)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoinCLIPConfig(HyperbolicConfig):
+    entail_weight: float = 0.1  # lambda
+    entail_reward: float = 0.1  # lambda_reg, below 1: else the loss has no floor
+    entropy: Entropy = "abs"
+    lift: poincare.Lift = "conformal"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.entail_reward < 1:
+            raise ValueError(f"entail_reward {self.entail_reward}: at 1 and beyond wide angles pay, and nothing holds")
+
+
+class PoinCLIP(Hyperbolic):
+    """Poincare ball; of a pair the one with the lower entropy entails the other (PoinCLIP, section 4)."""
+
+    config: PoinCLIPConfig
+
+    def lift_image(self, features: Tensor) -> Tensor:
+        return poincare.exp_map0(in_float32(features) * self.visual_alpha.exp(), self.curv.exp(), self.config.lift)
+
+    def lift_text(self, features: Tensor) -> Tensor:
+        return poincare.exp_map0(in_float32(features) * self.textual_alpha.exp(), self.curv.exp(), self.config.lift)
+
+    def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        return -poincare.pairwise_distance(queries, candidates, self.curv.exp(), self.config.eps)
+
+    def losses(self, pairs: Pairs) -> Losses:
+        """Contrastive + lambda * entailment (eq. 9), apex by entropy; at a tie the text is the apex."""
+        contrastive, image, text = self.contrast_wholes(pairs)
+        c, kind = self.curv.exp(), self.config.entropy
+        with torch.no_grad():
+            image_first = entropy(image, kind) < entropy(text, kind)
+        general = torch.where(image_first[:, None], image, text)
+        specific = torch.where(image_first[:, None], text, image)
+        angle = poincare.exterior_angle(general, specific, c, self.config.eps)
+        aperture = poincare.half_aperture(general, c, self.config.min_radius, self.config.eps)
+        entailed = regularised_entailment(angle, aperture, self.config.entail_reward)
+        return Losses(
+            loss=contrastive + self.config.entail_weight * entailed,
+            terms={
+                "contrastive": contrastive.detach(),
+                "entailment": entailed.detach(),
+                "image_entails": image_first.float().mean(),
+                **self.scalars(),
+            },
+        )

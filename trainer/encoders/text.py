@@ -80,11 +80,11 @@ class TextEncoder(nn.Module):
         residual_std = (2 * width * len(self.resblocks)) ** -0.5
         nn.init.normal_(self.token_embed.weight, std=0.02)
         nn.init.normal_(self.posit_embed, std=0.01)
-        for block in self.resblocks:
-            nn.init.normal_(block.attn.in_proj_weight, std=width**-0.5)
-            nn.init.normal_(block.attn.out_proj.weight, std=residual_std)
-            nn.init.normal_(block.mlp.c_fc.weight, std=(2 * width) ** -0.5)
-            nn.init.normal_(block.mlp.c_proj.weight, std=residual_std)
+        stds = {"in_proj_weight": width**-0.5, "c_fc.weight": (2 * width) ** -0.5}
+        for name, parameter in self.resblocks.named_parameters():
+            if parameter.ndim > 1:
+                kind = next((kind for kind in stds if name.endswith(kind)), None)
+                nn.init.normal_(parameter, std=stds[kind] if kind else residual_std)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         hidden = self.hidden_states(token_ids)

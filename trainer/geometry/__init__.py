@@ -1,0 +1,1 @@
+"""Hyperbolic geometry as functions of tensors: Lorentz model, Poincare ball, products of factors."""

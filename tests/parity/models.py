@@ -1,0 +1,364 @@
+"""Compare a model with the authors' numbers: `python -m tests.parity.models FILE.npz [--sizes mini vit_s16]`.
+
+Weights and inputs come from `recipe.py`, by (seed, name, shape). The bars are the gaps that the reference itself shows
+between float32 and float64.
+"""
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.parity import recipe
+from trainer.checkpoint import build_model
+from trainer.dual_encoder import IMAGENET_STD, Batch, DualEncoder, Losses, ModelConfig, Pairs
+from trainer.encoders.image import ImageConfig
+from trainer.encoders.text import TextConfig
+from trainer.models import HyCoCLIPConfig, HyperbolicConfig, PHyCLIPConfig
+from trainer.optim import OptimConfig, build_optimizer, learning_rate, parameter_groups
+from trainer.released import FACTOR_SCALARS, from_released, to_released
+from trainer.tokenizer import openai_tokenizer
+
+NAMES = {"CLIPBaseline": "clip", "MERU": "meru", "HyCoCLIP": "hycoclip", "PHyCLIP": "phyclip"}
+SIZES = {
+    "vit_s16": {"image": ImageConfig(), "text": TextConfig(), "embed_dim": 512},
+    "mini": {
+        "image": ImageConfig(kwargs={"embed_dim": 96, "depth": 2, "num_heads": 3}),
+        "text": TextConfig(width=64, layers=2, heads=1),
+        "embed_dim": 64,
+    },
+}
+TERMS = {  # the reference's name -> ours
+    "contrastive_loss": "contrastive",
+    "entailment_loss": "entailment",
+    "text_image_entailment_loss": "entailment/text_image",
+    "box_text_image_entailment_loss": "entailment/box_text_image",
+    "cross_image_entailment_loss": "entailment/cross_image",
+    "cross_text_entailment_loss": "entailment/cross_text",
+    "logit_scale": "logit_scale",
+    "curv": "curvature",
+}
+# Relative bars of the loss on raw features; in float64 for the cases that rounding decides in float32.
+HEAD_BARS = {"plain": 2e-6, "clamp": 2e-5, "incone": 7e-5}
+# In float64 the reference's own rounding shows where points coincide.
+HEAD_BARS_FLOAT64 = {"identical": 1e-5, "micro": 1e-5, "tiny": 1e-6}
+
+
+class Report:
+    """Worst error by group, against its bar."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, tuple[float, float, str]] = {}
+
+    def add(self, group: str, bar: float, ours: Any, theirs: Any, floor: float = 1e-30, where: str = "") -> None:
+        """Relative error of `ours`, where `theirs` is smaller than `floor` against that."""
+        a, b = (np.asarray(v.detach() if isinstance(v, Tensor) else v, np.float64) for v in (ours, theirs))
+        if a.shape != b.shape:
+            error = math.inf
+        else:
+            # Arrays are compared as a whole: single entries may be as near to 0 as they like.
+            scale = max(float(np.abs(b).max(initial=0)), floor)
+            error = float(np.abs(a - b).max(initial=0)) / scale
+        error = error if math.isfinite(error) else math.inf
+        if group not in self.rows or error > self.rows[group][0]:
+            self.rows[group] = (error, bar, where)
+
+    def check(self, group: str, holds: bool, where: str = "") -> None:
+        self.add(group, 0.5, 0.0 if holds else math.inf, 0.0, floor=1.0, where=where)
+
+    def failed(self) -> list[str]:
+        return [group for group, (error, bar, _) in self.rows.items() if not error <= bar]
+
+    def show(self) -> None:
+        for group, (error, bar, where) in sorted(self.rows.items()):
+            verdict = "ok" if error <= bar else "FAIL"
+            print(f"{group:34} worst {error:.1e}  bar {bar:.0e}  {verdict}  {where}")
+
+
+def config_of(meta: dict[str, Any], size: dict[str, Any], kwargs: dict[str, Any]) -> ModelConfig:
+    """Our configuration for the reference's constructor arguments. Its logit scale stops at exp(4.6052)."""
+    common = {**size, "max_logit_scale": math.exp(4.6052)}
+    if meta["model"] == "CLIPBaseline":
+        return ModelConfig(**common)
+    common |= {"curv_init": float(kwargs["curv_init"]), "curv_learnable": kwargs["learn_curv"]}
+    common["entail_weight"] = kwargs["entail_weight"]
+    if meta["model"] == "MERU":
+        return HyperbolicConfig(**common)
+    common["use_boxes"] = kwargs["use_boxes"]
+    if meta["model"] == "HyCoCLIP":
+        mean = IMAGENET_STD if meta["repo"] == "hycoclip" else ModelConfig.pixel_mean
+        return HyCoCLIPConfig(**common, pixel_mean=mean)
+    return PHyCLIPConfig(
+        **common, factor_dim=kwargs["subspace_dim"], metric=kwargs["product_metric"], eps=kwargs["lorentz_eps"]
+    )
+
+
+def build(meta: dict[str, Any], size: dict[str, Any], kwargs: dict[str, Any]) -> DualEncoder:
+    return build_model(NAMES[meta["model"]], config_of(meta, size, kwargs))
+
+
+def fill(model: DualEncoder, meta: dict[str, Any]) -> None:
+    """The recipe's weights, through the released layout as a checkpoint would come."""
+    state = to_released(model)
+    drawn = recipe.fill({key: tuple(value.shape) for key, value in state.items()}, meta["seed"], meta["overrides"])
+    model.load_state_dict(from_released({**state, **{key: torch.tensor(value) for key, value in drawn.items()}}))
+
+
+def batch_of(meta: dict[str, Any], dtype: torch.dtype) -> Batch:
+    tokenizer = openai_tokenizer()
+    images, tokens = {}, {}
+    for kind, captions in meta["captions"].items():
+        images[kind] = torch.tensor(recipe.images(kind, len(captions), seed=meta["seed"])).to(dtype)
+        tokens[kind] = tokenizer(captions)
+    boxes = meta["kwargs"].get("use_boxes", False)
+    return Batch(
+        images=images["whole"],
+        token_ids=tokens["whole"],
+        box_images=images["box"] if boxes else None,
+        box_token_ids=tokens["box"] if boxes else None,
+    )
+
+
+def gradients(model: DualEncoder) -> dict[str, Tensor | None]:
+    """By the reference's names. Its PHyCLIP also has MERU's own scalars, which get none."""
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    for ours, stem in FACTOR_SCALARS.items():
+        if ours in found and (grad := found[ours]) is not None and grad.ndim:
+            found |= {f"{stem}.{index}": value for index, value in enumerate(grad)}
+            found[ours] = None
+    return found
+
+
+def compare_terms(report: Report, group: str, bar: float, losses: Losses, expected: dict[str, Any], case: str) -> None:
+    report.add(group, bar, losses.loss, expected["loss"], where=f"{case} loss")
+    for theirs, ours in TERMS.items():
+        if ours in losses.terms and theirs in expected:
+            report.add(group, bar, losses.terms[ours], expected[theirs], floor=1e-4, where=f"{case} {theirs}")
+
+
+def compare_inputs(report: Report, meta: dict[str, Any]) -> None:
+    tokenizer = openai_tokenizer()
+    for kind, captions in meta["captions"].items():
+        ids = [tokenizer.encode(caption) for caption in captions]
+        report.check("token ids", ids == meta["token_ids"][kind], kind)
+        images = recipe.images(kind, len(captions), seed=meta["seed"]).astype(np.float64)
+        checks = [images.mean(), images.flat[0], images.flat[-1]]
+        report.add("recipe's images", 1e-6, checks, meta["image_checks"][kind], where=kind)
+
+
+def compare_layout(report: Report, meta: dict[str, Any], table: Any) -> None:
+    """State dict, parameter counts and what the model builds itself, ViT-S/16."""
+    model = build(meta, SIZES["vit_s16"], meta["kwargs"])
+    state = to_released(model)
+    manifest = {key: (list(shape), dtype) for key, shape, dtype in meta["manifest"]}
+    ours = {key: (list(value.shape), str(value.dtype).removeprefix("torch.")) for key, value in state.items()}
+    report.check("state dict", manifest == ours, str(sorted(manifest.keys() ^ ours.keys())[:3]))
+    unused = 3 if meta["model"] == "PHyCLIP" else 0  # MERU's scalars, which ours does not have
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad) + unused
+    report.check("trainable parameters", trainable == meta["trainable"], str(trainable))
+    report.add("pixel mean and std", 1e-7, model.pixel_mean.flatten(), table["built/pixel_mean"])
+    report.add("pixel mean and std", 1e-7, model.pixel_std.flatten(), table["built/pixel_std"])
+    positions = state["visual.pos_embed"][0].double()
+    report.add("position table", 2e-6, positions[[0, 1, 2, 15, 100, 196]], table["built/pos_embed_rows"])
+    report.add("position table", 2e-5, positions.sum(0), table["built/pos_embed_colsum"])
+
+
+def compare_size(report: Report, meta: dict[str, Any], table: Any, size: str, dtype: torch.dtype) -> None:
+    """Embeddings, loss terms and gradients of one size."""
+    model = build(meta, SIZES[size], meta["kwargs"])
+    fill(model, meta)
+    model.pixel_mean.copy_(torch.from_numpy(table["built/pixel_mean"]).view(3, 1, 1))
+    model.pixel_std.copy_(torch.from_numpy(table["built/pixel_std"]).view(3, 1, 1))
+    model.to(dtype)
+    model.clamp_parameters()
+    batch = batch_of(meta, dtype)
+    pairs = model.features(batch)
+    losses = model.losses(pairs)
+    losses.loss.backward()  # type: ignore[no-untyped-call]
+    double = dtype == torch.float64
+    name = f"{size} {'float64' if double else 'float32'}"
+    embedded = {"whole": (pairs.image, pairs.text), "box": (pairs.box_image, pairs.box_text)}
+    for kind, (image, text) in embedded.items():
+        if image is None or text is None:
+            continue
+        lifted = (flat(model.lift_image(image)), flat(model.lift_text(text)))
+        for key, value in zip(("image_raw", "text_raw", "image", "text"), (image, text, *lifted), strict=True):
+            report.add(f"{name} embeddings", 2e-5, value, table[f"{size}/{kind}/{key}"], where=f"{kind} {key}")
+    expected = meta["loss_float64" if double else "loss"].get(size)
+    if expected is not None:
+        compare_terms(report, f"{name} loss", 1e-7 if double else 1e-6, losses, expected, size)
+    compare_gradients(report, meta, table, size, model, double)
+
+
+def flat(lifted: Tensor) -> Tensor:
+    """Factors side by side, [b d], as the reference gives them."""
+    return lifted if lifted.ndim == 2 else lifted.movedim(0, 1).flatten(1)
+
+
+def compare_gradients(
+    report: Report, meta: dict[str, Any], table: Any, size: str, model: DualEncoder, double: bool
+) -> None:
+    key = f"{size}/grad_norm" + ("_float64" if double else "")
+    if key not in table.files:
+        return
+    found = gradients(model)
+    name = f"{size} {'float64' if double else 'float32'}"
+    for parameter, norm in zip(meta["grad_names"][size], table[key], strict=True):
+        grad = found.get(parameter)
+        if math.isnan(norm):
+            report.check(f"{name} without gradient", grad is None or not grad.any(), parameter)
+            continue
+        ours = math.nan if grad is None else grad.double().norm().item()
+        # 1e-5 absolute: some of PHyCLIP's alphas have gradients of 1e-6.
+        bar = 1e-6 if double else 1e-3
+        error = max(abs(ours - norm) - (0 if double else 1e-5), 0.0) if math.isfinite(ours) else math.inf
+        report.add(f"{name} gradient norms", bar, error / max(norm, 1e-12), 0.0, floor=1.0, where=parameter)
+    if double:
+        return
+    for parameter in ("visual_proj.weight", "textual_proj.weight"):
+        grad = found[parameter]
+        assert grad is not None
+        sample = table[f"{size}/grad_sample/{parameter}"]
+        report.add(f"{name} gradient samples", 1e-4, grad[: len(sample), : sample.shape[1]], sample, where=parameter)
+
+
+def head_inputs(case: str, seed: int) -> dict[str, np.ndarray]:
+    """Raw features (text, image, box_text, box_image), [24 512] in float32; the README of the cases has the recipe."""
+    kind = case.split("@")[0]
+    r = recipe.rng_for("head:" + kind, seed)
+    base = r.standard_normal((1, 512))
+    t = base + 0.45 * r.standard_normal((24, 512))
+    n = r.standard_normal((4, 24, 512))
+    match kind:
+        case "incone":
+            rows = (t, 1.8 * t + 0.01 * n[0], 0.4 * t + 0.01 * n[1], 0.8 * t + 0.01 * n[2])
+        case "identical" | "micro":
+            rows = (t, t, t, t)
+        case _:
+            rows = (t, 0.6 * t + 0.9 * n[0], 0.5 * t + 0.4 * n[1], 0.4 * t + 0.6 * n[2])
+    scale = {"tiny": 1e-3, "micro": 1e-6}.get(kind, 1.0)
+    names = ("text", "image", "box_text", "box_image")
+    return {name: (scale * row).astype(np.float32) for name, row in zip(names, rows, strict=True)}
+
+
+def head_model(meta: dict[str, Any], case: dict[str, Any]) -> DualEncoder:
+    """A model whose towers are as small as can be: only its head is used. The scalars are the case's."""
+    tiny = {
+        "image": ImageConfig(size_px=16, kwargs={"embed_dim": 4, "depth": 1, "num_heads": 1}),
+        "text": TextConfig(vocab_size=2, context_length=2, width=4, layers=1, heads=1),
+        "embed_dim": 512,
+    }
+    model = build(meta, tiny, case["kwargs"])
+    state = to_released(model) | {name: torch.tensor(value) for name, value in case["scalars"].items()}
+    model.load_state_dict(from_released(state))
+    return model
+
+
+def compare_head(report: Report, meta: dict[str, Any], table: Any, name: str, dtype: torch.dtype) -> None:
+    """The loss alone, on raw features."""
+    case, kind, double = meta["head"][name], name.split("@")[0], dtype == torch.float64
+    model = head_model(meta, case).to(dtype)
+    model.clamp_parameters()
+    clamped = {key: float(value) for key, value in to_released(model).items() if key in case["clamped"]}
+    report.add("clamped scalars", 1e-6, list(clamped.values()), [case["clamped"][key] for key in clamped], where=name)
+    raw = {
+        key: torch.tensor(value).to(dtype).requires_grad_() for key, value in head_inputs(name, meta["seed"]).items()
+    }
+    use_boxes = case["kwargs"].get("use_boxes", False)
+    pairs = Pairs(**(raw if use_boxes else {"image": raw["image"], "text": raw["text"]}))
+    losses = model.losses(pairs)
+    losses.loss.backward()  # type: ignore[no-untyped-call]
+    norms = {key: value.grad.double().norm().item() for key, value in raw.items() if value.grad is not None}
+    scalars = {key: g.item() for key, g in gradients(model).items() if g is not None and g.ndim == 0}
+    report.check("finite gradients", all(map(math.isfinite, [*norms.values(), *scalars.values()])), name)
+    if double and "out_float64" in case:
+        bar = HEAD_BARS_FLOAT64.get(kind, 1e-7)
+        compare_terms(report, f"head {kind} float64", bar, losses, case["out_float64"], name)
+        for key, norm in case["grad_norm_float64"].items():
+            if norm is not None and kind not in HEAD_BARS_FLOAT64:
+                report.add("head gradients float64", 1e-5, norms[key], norm, floor=1e-9, where=f"{name} {key}")
+    if not double and kind in HEAD_BARS:
+        compare_terms(report, f"head {kind} float32", HEAD_BARS[kind], losses, case["out"], name)
+        if kind == "incone":
+            return
+        for key, norm in case["grad_norm"].items():
+            if norm is not None:
+                report.add("head gradients float32", 2e-4, norms[key], norm, floor=1e-6, where=f"{name} {key}")
+                sample = table[f"head/{name}/grad_sample/{key}"]
+                grad = raw[key].grad
+                assert grad is not None
+                report.add("head gradient samples", 3e-4, grad[:2, :16], sample, floor=1e-7, where=f"{name} {key}")
+        for key, value in case["grad_scalar"].items():
+            if key in scalars:
+                report.add("head scalar gradients", 1e-3, scalars[key], value, floor=0.01, where=f"{name} {key}")
+
+
+def compare_trace(report: Report, meta: dict[str, Any]) -> None:
+    """Six optimizer steps of the mini model on one batch, with the released weight decay."""
+    model = build(meta, SIZES["mini"], meta["kwargs"])
+    fill(model, meta)
+    if meta["repo"] == "hycoclip":
+        model.pixel_mean.copy_(torch.tensor(IMAGENET_STD).view(3, 1, 1))
+    config = OptimConfig(warmup_steps=2, steps=8, decay="released")
+    optimizer, batch = build_optimizer(model, config), batch_of(meta, torch.float32)
+    model.clamp_parameters()
+    for step, expected in enumerate(meta["train_trace"]):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, config)
+        report.add("learning rates", 1e-9, learning_rate(step, config), expected["lr"], floor=1e-12, where=str(step))
+        losses = model(batch)
+        compare_terms(report, "training trace", 2e-5, losses, expected, f"step {step}")
+        optimizer.zero_grad()
+        losses.loss.backward()
+        optimizer.step()
+        model.clamp_parameters()
+    after = to_released(model)
+    for key, value in meta["train_trace_after"].items():
+        ours = after[key] if after[key].ndim == 0 else after[key].norm()
+        report.add("after training", 2e-5, ours, value, where=key)
+    decayed = {id(p) for p in parameter_groups(model, config)[0]["params"]}
+    ours_decayed = {name for name, parameter in model.named_parameters() if id(parameter) in decayed}
+    theirs = {name for group in meta["param_groups"] if group["weight_decay"] > 0 for name in group["names"]}
+    stems = {stem: name for name, stem in FACTOR_SCALARS.items()}
+    theirs = {stems.get(name.partition(".")[0], name) for name in theirs}
+    report.check("decayed parameters", ours_decayed == theirs, str(sorted(ours_decayed ^ theirs)[:3]))
+
+
+def compare(table: Any, sizes: tuple[str, ...] = ("mini", "vit_s16")) -> Report:
+    meta = json.loads(str(table["meta_json"]))
+    report = Report()
+    compare_inputs(report, meta)
+    compare_layout(report, meta, table)
+    for size in sizes:
+        compare_size(report, meta, table, size, torch.float32)
+    if "mini" in sizes:
+        compare_size(report, meta, table, "mini", torch.float64)
+        if "train_trace" in meta:
+            compare_trace(report, meta)
+    for name in meta["head"]:
+        compare_head(report, meta, table, name, torch.float32)
+        compare_head(report, meta, table, name, torch.float64)
+    return report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
+    arguments = parser.parse_args()
+    with np.load(arguments.file) as table:
+        report = compare(table, tuple(arguments.sizes))
+    report.show()
+    failed = report.failed()
+    print(f"{len(report.rows) - len(failed)} of {len(report.rows)} groups within the bar")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""Two towers, their projections into one width, and a temperature: what all the models share.
+
+Shapes: b pairs here, n pairs on all ranks, d embedding width, l tokens. Images are [b 3 h w] in [0, 1]; the model
+normalises them. A model lifts features into its space and compares them there; its losses are terms over lifted pairs.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from trainer.distributed import gather, rank
+from trainer.encoders.image import ImageConfig, build_image_encoder
+from trainer.encoders.text import TextConfig, TextEncoder
+from trainer.losses import contrastive
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Towers and embedding of any model."""
+
+    image: ImageConfig = field(default_factory=ImageConfig)
+    text: TextConfig = field(default_factory=TextConfig)
+    embed_dim: int = 512
+    temperature_init: float = 0.07
+    max_logit_scale: float = 100.0  # of 1/temperature
+    # HyCoCLIP's released training passed the standard deviation as the mean; its checkpoints carry their own buffer.
+    pixel_mean: tuple[float, float, float] = IMAGENET_MEAN
+    pixel_std: tuple[float, float, float] = IMAGENET_STD
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """b pairs of a whole image and its caption, each with one box of the image and the phrase it shows."""
+
+    images: Tensor  # [b 3 h w]
+    token_ids: Tensor  # [b l]
+    box_images: Tensor | None = None  # [b 3 h w]
+    box_token_ids: Tensor | None = None  # [b l']
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Features of a batch before the lift, all [b d]."""
+
+    image: Tensor
+    text: Tensor
+    box_image: Tensor | None = None
+    box_text: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """What a model says about a batch: the loss to minimise, and its terms to log, without gradients."""
+
+    loss: Tensor
+    terms: dict[str, Tensor]
+
+
+class DualEncoder(nn.Module, ABC):
+    """Parameter names are those of the released checkpoints."""
+
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.visual = build_image_encoder(config.image)
+        self.textual = TextEncoder(config.text)
+        self.visual_proj = projection(int(self.visual.num_features), config.embed_dim)  # type: ignore[arg-type]
+        self.textual_proj = projection(self.textual.num_features, config.embed_dim)
+        self.logit_scale = nn.Parameter(torch.tensor(-math.log(config.temperature_init)))
+        self.register_buffer("pixel_mean", torch.tensor(config.pixel_mean).view(3, 1, 1))
+        self.register_buffer("pixel_std", torch.tensor(config.pixel_std).view(3, 1, 1))
+
+    @abstractmethod
+    def lift_image(self, features: Tensor) -> Tensor:
+        """Projected features [b d] into the model's space."""
+
+    @abstractmethod
+    def lift_text(self, features: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        """[b n] of lifted inputs: larger is more alike. The contrastive loss multiplies it by the logit scale."""
+
+    @abstractmethod
+    def losses(self, pairs: Pairs) -> Losses: ...
+
+    def image_features(self, images: Tensor) -> Tensor:
+        """[b d] before the lift: what zero-shot classifiers average."""
+        features: Tensor = self.visual_proj(self.visual((images - self.pixel_mean) / self.pixel_std))
+        return features
+
+    def text_features(self, token_ids: Tensor) -> Tensor:
+        features: Tensor = self.textual_proj(self.textual(token_ids))
+        return features
+
+    def encode_image(self, images: Tensor) -> Tensor:
+        return self.lift_image(self.image_features(images))
+
+    def encode_text(self, token_ids: Tensor) -> Tensor:
+        return self.lift_text(self.text_features(token_ids))
+
+    def forward(self, batch: Batch) -> Losses:
+        """Towers under whatever autocast is on, the rest in float32."""
+        pairs = self.features(batch)
+        with torch.autocast(batch.images.device.type, enabled=False):
+            return self.losses(pairs)
+
+    def features(self, batch: Batch) -> Pairs:
+        """Wholes and boxes in one pass of the image tower; texts in two, since phrases are short."""
+        if batch.box_images is None or batch.box_token_ids is None:
+            return Pairs(image=self.image_features(batch.images), text=self.text_features(batch.token_ids))
+        image, box_image = self.image_features(torch.cat([batch.images, batch.box_images])).chunk(2)
+        text, box_text = self.text_features(batch.token_ids), self.text_features(batch.box_token_ids)
+        return Pairs(image=image, text=text, box_image=box_image, box_text=box_text)
+
+    def contrast(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        """Contrastive loss of lifted queries of this rank against lifted candidates of all."""
+        offset = rank() * queries.shape[-2]
+        return contrastive(self.logit_scale.exp() * self.similarity(queries, candidates), offset=offset)
+
+    def contrast_wholes(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+        """Symmetric contrastive loss of images and captions, then both lifted: MERU, section 3.1.
+
+        Lifting what was gathered costs little, and gives queries and candidates from one computation.
+        """
+        images, texts = self.lift_image(gather(pairs.image)), self.lift_text(gather(pairs.text))
+        image, text = own_rows(images, len(pairs.image)), own_rows(texts, len(pairs.text))
+        return (self.contrast(image, texts) + self.contrast(text, images)) / 2, image, text
+
+    @torch.no_grad()
+    def clamp_parameters(self) -> None:
+        """Keep the learned scalars in range. The training loop calls it after each optimizer step."""
+        self.logit_scale.clamp_(max=math.log(self.config.max_logit_scale))
+
+
+def projection(width: int, embed_dim: int) -> nn.Linear:
+    layer = nn.Linear(width, embed_dim, bias=False)
+    nn.init.normal_(layer.weight, std=width**-0.5)
+    return layer
+
+
+def in_float32(features: Tensor) -> Tensor:
+    """Half precision up to float32; float64 stays."""
+    return features if features.dtype == torch.float64 else features.float()
+
+
+def own_rows(gathered: Tensor, n: int) -> Tensor:
+    """The rows [* b d] of this rank among those of all ranks [* n d]."""
+    return gathered.narrow(-2, rank() * n, n)
