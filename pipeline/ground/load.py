@@ -1,0 +1,54 @@
+"""Which network a grounder's name stands for, and what its config.json says about it."""
+
+import json
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+
+from pipeline.errors import UserError
+from pipeline.ground.grounder import Grounder
+
+MINIATURE: Final = Path(__file__).parents[2] / "demo" / "weights" / "glip"
+SCORE_THRESHOLD: Final = 0.65  # GRIT's (Kosmos-2, section 2.1), for GLIP
+
+
+def load_grounder(name: str, device: str | None, floor: float, prompt: Literal["caption", "phrases"]) -> Grounder:
+    """The network of this name, folder or weight file, ready to predict boxes that score at least `floor`.
+
+    Raises UserError if it is not there.
+    """
+    path, device = Path(grounder_path(name)), device or default_device()
+    is_transformers = "model_type" in read_config(path) or not path.exists()
+    if name == "miniature" or not is_transformers:
+        return _glip(path, device, floor, prompt)
+    from pipeline.ground.hf import load_hf_grounder
+
+    return load_hf_grounder(str(path), device, floor)
+
+
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A model folder's config.json, {} without one."""
+    try:
+        loaded = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UserError(f"{folder / 'config.json'} is not valid JSON: {error}") from error
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def score_threshold(grounder: str) -> float:
+    """The grounding score from which on a box of this grounder counts: its own calibration, GRIT's 0.65 without one."""
+    config = read_config(Path(grounder_path(grounder)))
+    value = config.get("thresholds", {}).get("score") or config.get("detect", {}).get("score_threshold")
+    return float(value) if value is not None else SCORE_THRESHOLD
+
+
+def grounder_path(grounder: str) -> str:
+    """Where the grounder's weights are; a hub's name stands for itself."""
+    return str(MINIATURE) if grounder == "miniature" else grounder

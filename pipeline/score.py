@@ -1,0 +1,154 @@
+"""Score boxes and keep the good ones: size, then grounding score, then CLIP score of crop against phrase."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.errors import UserError
+from pipeline.ground.load import score_threshold
+from pipeline.ground.stage import STORED
+from pipeline.images import Image, crop_box, decode
+from pipeline.scorers import Scorer, clip_score_threshold, load_scorer
+from schemas.rows import SCORED
+from schemas.status import BOX_REMOVALS
+from schemas.table import Drop, add_columns, drop_rows, kept_indices
+
+CLIP_SCORE_WEIGHT: Final = 2.5  # w of CLIPScore (Hessel et al. 2021, section 3)
+ROWS: Final = 64  # decoded at a time; bounds the memory, not the batches of the network
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreConfig:
+    """The CLIP that looks at the boxes, and what a box must reach."""
+
+    scorer: str = "miniature"  # miniature; a folder of the trainer; a folder or name of transformers; open_clip:ARCHITECTURE/WEIGHTS
+    device: str | None = None  # torch device; none: cuda where there is one, else cpu
+    batch_size: int = 256  # crops that go through the network together
+    min_side_px: int = 32  # least box size, in pixels of the stored image
+    size_rule: Literal["area", "side"] = "area"  # area: at least min_side_px squared; side: width and height each
+    min_score: float | None = None  # least grounding score; none: the grounder's own calibration, 0.65 for GLIP
+    min_clip_score: float | None = (
+        None  # least 2.5 * max(cosine, 0); none: the scorer's own calibration, 0.65 without one
+    )
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.min_side_px < 0:
+            raise UserError(
+                f"score.batch_size is {self.batch_size}, min_side_px {self.min_side_px}; give 1 or more, 0 or more"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """What a box must reach, resolved."""
+
+    min_side_px: int
+    size_rule: Literal["area", "side"]
+    min_score: float
+    min_clip_score: float
+
+
+class Score:
+    """Adds `box_scores` and `clip_similarity`; a row that loses its last box is dropped for the reason of the last filter."""
+
+    def __init__(self, config: ScoreConfig, grounder: str = "miniature", scorer: Scorer | None = None) -> None:
+        """`grounder` is the one whose calibration decides where `min_score` is not set."""
+        self.thresholds = Thresholds(
+            min_side_px=config.min_side_px,
+            size_rule=config.size_rule,
+            min_score=score_threshold(grounder) if config.min_score is None else config.min_score,
+            min_clip_score=clip_score_threshold(config.scorer)
+            if config.min_clip_score is None
+            else config.min_clip_score,
+        )
+        self.scorer = scorer or load_scorer(config.scorer, config.device, config.batch_size)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        kept, found, drops = kept_indices(table), {}, {}
+        light = table.select(["caption", "noun_chunks", "boxes", "width", "height"])
+        for start in range(0, len(kept), ROWS):
+            indices = kept[start : start + ROWS]
+            rows = [light.slice(i, 1).to_pylist()[0] for i in indices]
+            images = [decode(table["image"][i].as_py(), STORED) for i in indices]
+            for i, scores, similarity in zip(indices, *self._score(rows, images), strict=True):
+                found[i] = {"box_scores": scores, "clip_similarity": similarity}
+                if similarity is None:
+                    drops[i] = why_dropped(table["boxes"][i].as_py(), scores, self.thresholds)
+        return drop_rows(add_columns(table, SCORED, found), "score", drops)
+
+    def _score(
+        self, rows: Sequence[dict[str, Any]], images: Sequence[Image]
+    ) -> tuple[list[list[dict[str, Any]]], list[float | None]]:
+        """Box scores of each row, and its image-caption similarity if a box is left."""
+        scores = [
+            [judge(box, image.shape[1], image.shape[0], self.thresholds) for box in row["boxes"]]
+            for row, image in zip(rows, images, strict=True)
+        ]
+        open_ = [
+            (r, b) for r, verdicts in enumerate(scores) for b, verdict in enumerate(verdicts) if not verdict["removed"]
+        ]
+        crops = [crop_box(images[r], corners(rows[r]["boxes"][b])) for r, b in open_]
+        cosines = self._cosines(crops, [phrase(rows[r], rows[r]["boxes"][b]) for r, b in open_])
+        for (r, b), cosine in zip(open_, cosines, strict=True):
+            is_low = clip_score(cosine) < self.thresholds.min_clip_score
+            scores[r][b] |= {"clip_cosine": cosine, "removed": "low_clip_score" if is_low else None}
+        left = [r for r, verdicts in enumerate(scores) if any(not verdict["removed"] for verdict in verdicts)]
+        whole = self._cosines([images[r] for r in left], [rows[r]["caption"] for r in left])
+        similarity = dict(zip(left, whole, strict=True))
+        return scores, [similarity.get(r) for r in range(len(rows))]
+
+    def _cosines(self, images: Sequence[Image], texts: Sequence[str]) -> list[float]:
+        """Cosine of each image with its text; equal texts are embedded once."""
+        if not images:
+            return []
+        distinct = {text: n for n, text in enumerate(dict.fromkeys(texts))}
+        text_features = self.scorer.embed_texts(list(distinct))[[distinct[text] for text in texts]]
+        return (self.scorer.embed_images(images) * text_features).sum(dim=-1).tolist()
+
+
+def clip_score(cosine: float) -> float:
+    """CLIPScore, 2.5 * max(cosine, 0) (Hessel et al. 2021, section 3)."""
+    return CLIP_SCORE_WEIGHT * max(cosine, 0.0)
+
+
+def judge(box: dict[str, Any], width: int, height: int, thresholds: Thresholds) -> dict[str, Any]:
+    """schemas.rows.BOX_SCORE of a box before CLIP has seen it."""
+    across, down = (box["x_max"] - box["x_min"]) * width, (box["y_max"] - box["y_min"]) * height
+    side = thresholds.min_side_px
+    is_small = across * down < side**2 if thresholds.size_rule == "area" else min(across, down) < side
+    # Corners are cut to whole pixels: a thin box may hold none.
+    is_empty = any(int(box[f"{a}_max"] * n) <= int(box[f"{a}_min"] * n) for a, n in (("x", width), ("y", height)))
+    removed = None
+    if is_small or is_empty:
+        removed = "box_too_small"
+    elif box["score"] < float(np.float32(thresholds.min_score)):  # as the score is stored
+        removed = "low_score"
+    return {"area_px": across * down, "clip_cosine": None, "removed": removed}
+
+
+def why_dropped(boxes: Sequence[dict[str, Any]], scores: Sequence[dict[str, Any]], thresholds: Thresholds) -> Drop:
+    """The last filter that removed a box, and the best figure that reached it."""
+    removed = {score["removed"] for score in scores}
+    reason = [name for name in BOX_REMOVALS if name in removed][-1]
+    match reason:
+        case "low_clip_score":
+            best = max(clip_score(score["clip_cosine"]) for score in scores if score["clip_cosine"] is not None)
+            return Drop(reason, f"best {best:.2f}, wanted {thresholds.min_clip_score:.2f}")
+        case "low_score":
+            best = max(box["score"] for box, score in zip(boxes, scores, strict=True) if score["removed"] == reason)
+            return Drop(reason, f"best {best:.2f}, wanted {thresholds.min_score:.2f}")
+        case _:
+            return Drop(reason, f"largest {max(score['area_px'] for score in scores):.0f} px")
+
+
+def corners(box: dict[str, Any]) -> tuple[float, float, float, float]:
+    return box["x_min"], box["y_min"], box["x_max"], box["y_max"]
+
+
+def phrase(row: dict[str, Any], box: dict[str, Any]) -> str:
+    """The noun chunk of a box, as the caption has it."""
+    chunk = row["noun_chunks"][box["phrase"]]
+    return row["caption"][chunk["start"] : chunk["end"]]
