@@ -14,7 +14,7 @@ class ReadConfig:
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive rows of one file; `offset` (bytes) and `line` say where the first one starts, to seek instead of skip."""
+    """Consecutive rows of one file; `offset` (bytes) and `line` say where the first one starts: one seeks there."""
 
     path: str
     first_row: int  # in this file, from 0

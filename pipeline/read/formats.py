@@ -104,7 +104,7 @@ def records(piece: Piece) -> Iterator[tuple[int, Record | BadRecord]]:
 
 
 def columns(path: str, format_: Format) -> list[str] | None:
-    """Column names of a file, of JSONL those of its first good row; None where it has none to show (tars, empty files)."""
+    """Column names of a file, of JSONL those of its first good row; None where there are none (tars, empty files)."""
     with opened(path) as file:
         match format_:
             case "parquet":

@@ -59,7 +59,7 @@ def list_files(input: str) -> list[tuple[str, int]]:
             raise UserError(f"input file {input!r} is of no known format; its name must end in {KNOWN} (text also .gz)")
         files = sorted(path for path in found if format_of(path))
         tars = [path for path in files if format_of(path) == "tar"]
-        if not found:
+        if not found and not fs.isdir(root):
             raise UserError(f"input {input!r} does not exist; give a file, a folder, a glob or a URL")
         if not files:
             raise UserError(

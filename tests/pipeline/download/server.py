@@ -1,0 +1,114 @@
+"""A small web on 127.0.0.1 with everything the web holds."""
+
+import asyncio
+import gzip
+import io
+import threading
+from collections import Counter
+
+import numpy as np
+import PIL.Image
+from aiohttp import web
+
+
+def jpeg(seed: int = 0, height: int = 60, width: int = 80) -> bytes:
+    """A picture that depends on `seed`."""
+    small = np.random.default_rng(seed).integers(0, 255, (6, 8, 3), np.uint8)
+    out = io.BytesIO()
+    PIL.Image.fromarray(small).resize((width, height)).save(out, "JPEG", quality=90)
+    return out.getvalue()
+
+
+class TinyWeb:
+    """Runs in a thread of its own until `close`; `hits` counts requests by path."""
+
+    def __init__(self) -> None:
+        self.hits: Counter[str] = Counter()
+        self.bytes_sent = 0
+        self.loop = asyncio.new_event_loop()
+        ready = threading.Event()
+        self.thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
+        self.thread.start()
+        ready.wait(10)
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(5)
+
+    def _run(self, ready: threading.Event) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_until_complete(self._start())
+        ready.set()
+        self.loop.run_forever()
+
+    async def _start(self) -> None:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", self._answer)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = runner.addresses[0][1]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        kind, _, argument = request.match_info["path"].partition("/")
+        self.hits[request.path] += 1
+        match kind:
+            case "image":
+                await asyncio.sleep(0.05 * (int(argument) % 3))  # so that answers come out of order
+                return web.Response(body=jpeg(int(argument)))
+            case "size":
+                height, width = map(int, argument.split("x"))
+                return web.Response(body=jpeg(0, height, width))
+            case "status":
+                return web.Response(status=int(argument))
+            case "flaky":  # fails twice
+                return web.Response(status=503) if self.hits[request.path] < 3 else web.Response(body=jpeg())
+            case "patience":
+                headers = {"Retry-After": argument}
+                return (
+                    web.Response(status=429, headers=headers)
+                    if self.hits[request.path] < 2
+                    else web.Response(body=jpeg())
+                )
+            case "to":
+                return web.Response(status=302, headers={"Location": request.query["url"]})
+            case "loop":
+                return web.Response(status=301, headers={"Location": f"/loop/{argument}x"})
+            case "robots":
+                return web.Response(body=jpeg(), headers={"X-Robots-Tag": request.query["tag"]})
+            case "text":
+                return web.Response(body=b"<html>moved</html>", content_type="image/jpeg")
+            case "truncated":
+                return web.Response(body=jpeg()[:300])
+            case "bomb":
+                return web.Response(body=gzip.compress(bytes(50_000_000)), headers={"Content-Encoding": "gzip"})
+            case "gzipped":
+                return web.Response(body=gzip.compress(jpeg()), headers={"Content-Encoding": "gzip"})
+            case "png_bomb":
+                out = io.BytesIO()
+                PIL.Image.new("1", (20000, 20000)).save(out, "PNG")
+                return web.Response(body=out.getvalue())
+            case "hang":
+                await asyncio.sleep(30)
+                return web.Response()
+            case "trickle" | "endless":
+                return await self._stream(request, 0.05 if kind == "trickle" else 0)
+            case "cut":
+                assert request.transport is not None
+                request.transport.abort()
+                return web.Response()
+            case _:
+                return web.Response(status=404)
+
+    async def _stream(self, request: web.Request, pause_s: float) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(10_000):
+            await response.write(b"\xff\xd8\xff" * (1 if pause_s else 10_000))
+            self.bytes_sent += 30_000
+            await asyncio.sleep(pause_s)
+        return response

@@ -1,0 +1,161 @@
+"""What arrives as an image, whatever its format and mode, and what is refused."""
+
+import io
+
+import cv2
+import numpy as np
+import PIL.Image
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import images
+from pipeline.images import ImageLimits, ImageRejected, ResizeConfig
+
+
+def picture(height: int = 48, width: int = 64) -> np.ndarray:
+    """A smooth gradient, so that JPEG changes it little."""
+    y, x = np.mgrid[0:height, 0:width]
+    return np.stack([x * 255 // width, y * 255 // height, (x + y) * 127 // (height + width)], -1).astype(np.uint8)
+
+
+def encoded(image: np.ndarray | PIL.Image.Image, format_: str, **options: object) -> bytes:
+    out = io.BytesIO()
+    (image if isinstance(image, PIL.Image.Image) else PIL.Image.fromarray(image)).save(out, format_, **options)
+    return out.getvalue()
+
+
+def rejection(data: bytes, **limits: float) -> str:
+    with pytest.raises(ImageRejected) as caught:
+        images.decode(data, ImageLimits(**limits))
+    return caught.value.reason
+
+
+@pytest.mark.parametrize("format_", ["PNG", "BMP", "TIFF", "JPEG", "GIF", "WEBP"])
+def test_every_format_decodes_to_the_same_picture(format_: str) -> None:
+    options = {"JPEG": {"quality": 98}, "WEBP": {"lossless": True}}.get(format_, {})
+    decoded = images.decode(encoded(picture(), format_, **options))
+    assert decoded.shape == (48, 64, 3)
+    assert np.abs(decoded.astype(int) - picture()).mean() < 6
+
+
+def test_fast_jpeg_path_gives_pillows_pixels() -> None:
+    data = encoded(picture(), "JPEG", quality=80)
+    np.testing.assert_array_equal(images.decode(data), np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB")))
+
+
+def test_cmyk_becomes_rgb() -> None:
+    decoded = images.decode(encoded(PIL.Image.fromarray(picture()).convert("CMYK"), "JPEG", quality=98))
+    assert np.abs(decoded.astype(int) - picture()).mean() < 6
+
+
+def test_sixteen_bits_keep_the_upper_eight() -> None:
+    grey = np.linspace(0, 65535, 64 * 48).reshape(48, 64).astype(np.uint16)
+    np.testing.assert_array_equal(images.decode(encoded(grey, "PNG"))[..., 0], (grey >> 8).astype(np.uint8))
+
+
+def test_alpha_is_laid_on_white() -> None:
+    clear = PIL.Image.new("RGBA", (8, 8), (255, 0, 0, 0))
+    assert (images.decode(encoded(clear, "PNG")) == 255).all()
+    assert (images.decode(encoded(clear.convert("P"), "PNG", transparency=0)) == 255).all()
+
+
+def test_first_frame_of_an_animation_counts() -> None:
+    frames = [PIL.Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert images.decode(data)[0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize("format_", ["JPEG", "PNG"])
+def test_orientation_is_applied_and_sizes_are_upright(format_: str) -> None:
+    exif = PIL.Image.Exif()
+    exif[images.ORIENTATION_TAG] = 6
+    data = encoded(picture(), format_, exif=exif)
+    decoded = images.decode_reduced(data, ImageLimits(), None)
+    assert (decoded.original_width, decoded.original_height, decoded.is_plain) == (48, 64, False)
+    assert np.abs(decoded.pixels.astype(int) - np.rot90(picture(), -1)).mean() < 6
+
+
+@pytest.mark.parametrize("format_", ["JPEG", "PNG", "GIF", "WEBP", "TIFF"])
+def test_truncated_file_is_undecodable(format_: str) -> None:
+    data = encoded(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8), format_)
+    assert rejection(data[: len(data) // 2]) == "undecodable"
+
+
+def test_html_is_not_an_image() -> None:
+    assert rejection(b"<html><body>Not found</body></html>") == "not_an_image"
+    assert rejection(b"") == "not_an_image"
+
+
+def test_bomb_is_refused_by_its_header() -> None:
+    bomb = encoded(PIL.Image.new("1", (20000, 20000)), "PNG")
+    assert len(bomb) < 100_000
+    assert rejection(bomb) == "too_many_pixels"
+    assert rejection(encoded(picture(), "JPEG"), max_pixels=100) == "too_many_pixels"
+
+
+def test_tiny_and_stretched_images_are_refused() -> None:
+    assert rejection(encoded(picture(5, 64), "PNG"), min_side_px=6) == "too_small"
+    assert rejection(encoded(picture(10, 64), "PNG"), max_aspect_ratio=6) == "extreme_aspect_ratio"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP"]), st.data())
+def test_damaged_bytes_are_rejected_or_decoded_but_never_crash(format_: str, data: st.DataObject) -> None:
+    raw = bytearray(encoded(picture(16, 16), format_))
+    for _ in range(data.draw(st.integers(1, 8))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decoded = images.decode(bytes(raw), ImageLimits(max_pixels=1_000_000))
+        assert decoded.ndim == 3
+        assert decoded.dtype == np.uint8
+    except ImageRejected:
+        pass
+
+
+def test_large_jpeg_is_reduced_in_decoding_never_below_twice_the_target() -> None:
+    data = encoded(picture(1000, 1400), "JPEG")
+    decoded = images.decode_reduced(data, ImageLimits(), 224)
+    assert decoded.pixels.shape == (500, 700, 3)
+    assert (decoded.original_width, decoded.original_height) == (1400, 1000)
+    assert images.decode_reduced(data, ImageLimits(), 251).pixels.shape == (1000, 1400, 3)
+
+
+def test_keep_ratio_brings_the_shorter_side_to_size_and_never_enlarges() -> None:
+    config = ResizeConfig(mode="keep_ratio", size=24)
+    assert images.resize_as(picture(48, 64), config).shape == (24, 32, 3)
+    assert images.resize_as(picture(20, 64), config).shape == (20, 64, 3)
+    assert images.resize_as(picture(12, 32), ResizeConfig(size=24, enlarge=True)).shape == (24, 64, 3)
+    assert images.resize_as(picture(), ResizeConfig(mode="none")).shape == (48, 64, 3)
+
+
+def test_resize_is_close_to_pillows_bicubic() -> None:
+    ours = images.resize(picture(200, 300), 80, 120).astype(int)
+    theirs = np.asarray(PIL.Image.fromarray(picture(200, 300)).resize((120, 80), PIL.Image.Resampling.BICUBIC))
+    assert np.abs(ours - theirs).max() <= 2
+
+
+def test_border_square_is_centred_on_white_by_area() -> None:
+    image = picture(448, 224)
+    square = images.border_square(image, 224)
+    assert square.shape == (224, 224, 3)
+    assert (square[:, :56] == 255).all()
+    assert (square[:, 168:] == 255).all()
+    np.testing.assert_array_equal(square[:, 56:168], cv2.resize(image, (112, 224), interpolation=cv2.INTER_AREA))
+
+
+def test_border_square_enlarges_by_lanczos() -> None:
+    image = picture(56, 112)
+    expected = cv2.resize(image, (224, 112), interpolation=cv2.INTER_LANCZOS4)
+    np.testing.assert_array_equal(images.border_square(image)[56:168], expected)
+
+
+def test_crop_box_cuts_corners_to_whole_pixels_inside_the_image() -> None:
+    image = picture(10, 20)
+    np.testing.assert_array_equal(images.crop_box(image, (0.1, 0.25, 0.99, 1.0)), image[2:10, 2:19])
+    assert images.crop_box(image, (-0.5, 0, 2.0, 1)).shape == (10, 20, 3)
+    assert images.crop_box(image, (0.5, 0.5, 0.5, 0.9)).size == 0
+
+
+def test_equal_pixels_give_equal_jpeg_bytes() -> None:
+    assert images.encode_jpeg(picture()) == images.encode_jpeg(picture().copy())
