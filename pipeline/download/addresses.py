@@ -12,7 +12,7 @@ NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class PrivateAddressError(Exception):
-    """A host stands for an address that no public web server has. No OSError: aiohttp would take it for a failed look-up."""
+    """A host stands for an address that no public web server has. (As an OSError aiohttp would take it for a DNS error.)"""
 
 
 class NumericHostError(ValueError):
@@ -33,7 +33,7 @@ def is_public(address: Address) -> bool:
 
 
 def literal_address(host: str) -> Address | None:
-    """The address that `host` spells out, None if it is a name. Raises NumericHostError for legacy numeric spellings."""
+    """The address that `host` spells out, None if it is a name. Raises NumericHostError for legacy spellings."""
     try:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
@@ -57,7 +57,7 @@ def check_host(host: str, allowed: Collection[str]) -> None:
 
 
 class PublicResolver(AbstractResolver):
-    """Names to addresses; refuses a name if any of its addresses is private. aiohttp connects to exactly what it returns."""
+    """Names to addresses; refuses a name with any private address. aiohttp connects to exactly what this returns."""
 
     def __init__(self, allowed: Collection[str]) -> None:
         self.inner = ThreadedResolver()

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import os
 import socket
 import ssl
 import zlib
@@ -21,7 +20,7 @@ INFLATE_WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
 class FetchError(Exception):
-    """A URL that gave no image: the row's end, and whether another attempt may help (after how many seconds at least)."""
+    """A URL that gave no image: the row's end, and whether and when another attempt may help."""
 
     def __init__(self, reason: str, detail: str, is_transient: bool = False, retry_after_s: float = 0.0) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -32,7 +31,7 @@ class FetchError(Exception):
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """One context for the whole process: making one costs 20 ms, which clients that make one per connection pay per image."""
+    """One context for the whole process: making one costs 20 ms, more than all the rest of an image."""
     return ssl.create_default_context()
 
 
@@ -88,9 +87,8 @@ async def attempt_fetch(session: aiohttp.ClientSession, url: URL, config: Downlo
     except PrivateAddressError as error:
         raise FetchError("private_address", str(error)) from error
     except aiohttp.ClientConnectorDNSError as error:
-        code = error.os_error.errno
-        detail = "no such name" if code == socket.EAI_NONAME else os.strerror(code) if (code or 0) > 0 else str(code)
-        raise FetchError("dns_error", f"{error.host}: {detail}", code == socket.EAI_AGAIN) from error
+        is_transient = error.os_error.errno == socket.EAI_AGAIN
+        raise FetchError("dns_error", f"{error.host}: {error.os_error.strerror}", is_transient) from error
     except (aiohttp.ClientSSLError, ssl.SSLError) as error:
         raise FetchError("tls_error", str(getattr(error, "certificate_error", None) or error)) from error
     except TimeoutError as error:

@@ -54,7 +54,7 @@ class Download:
             async with new_session(self.config) as session:
 
                 async def one(url: str | None, image: bytes | None) -> Outcome:
-                    # The host's turn comes first: rows that wait for a slow host must not fill the places of the others.
+                    # The host comes first: rows that wait for a slow one must not fill the places of the others.
                     async with hosts[host_of(url) if image is None else ""], everyone:
                         return await self._one(url, image, session, pool)
 
