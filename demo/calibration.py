@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from demo.world.truth import Prediction, Truth, matches
 
 SCORE_GRID = tuple(round(0.20 + 0.02 * step, 2) for step in range(31))
-COSINE_GRID = (-1.0, *(round(0.02 * step, 2) for step in range(36)))  # -1: no filter
+COSINE_GRID = (-1.0, *(round(0.02 * step, 2) for step in range(1, 36)))  # -1: no filter
 SHOWN_SCORES, SHOWN_COSINES = (0.30, 0.40, 0.50, 0.60), (-1.0, 0.10, 0.20, 0.30, 0.40, 0.50)
 
 
