@@ -127,17 +127,19 @@ def plain(plan: ShardPlan) -> dict[str, Any]:
 
 
 def read_manifest(output: str, index: int) -> dict[str, Any] | None:
-    """The manifest of a shard, None if it was never committed."""
+    """The manifest of a shard, None if it was never committed or something damaged it since."""
     content = Store(output).read(MANIFEST_FILE.format(index))
-    return None if content is None else dict(json.loads(content))
+    try:
+        return None if content is None else dict(json.loads(content))
+    except ValueError:
+        return None
 
 
 def is_finished(output: str, plan: ShardPlan, provenance: dict[str, Any]) -> bool:
     """Whether the shard is committed, was made from the same rows by the same configuration, and its files have their sizes."""
     manifest = read_manifest(output, plan.index)
-    if manifest is None or manifest["plan"] != plain(plan):
-        return False
-    if manifest["provenance"] != json.loads(to_json(provenance)):
+    expected = {"schema": VERSION, "plan": plain(plan), "provenance": json.loads(to_json(provenance))}
+    if manifest is None or any(manifest.get(name) != value for name, value in expected.items()):
         return False
     store = Store(output)
     return all(store.size(name) == facts["bytes"] for name, facts in manifest["files"].items())

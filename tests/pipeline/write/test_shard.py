@@ -73,6 +73,8 @@ def test_a_finished_shard_is_known_and_an_altered_one_is_not(tmp_path: Path) -> 
     assert not is_finished(output, plan(), PROVENANCE)
     os.remove(tmp_path / "train/00001.tar")
     assert not is_finished(output, plan(), PROVENANCE)
+    (tmp_path / "_manifests/00001.json").write_text("{")
+    assert not is_finished(output, plan(), PROVENANCE)
 
 
 @pytest.mark.parametrize(
