@@ -97,9 +97,10 @@ def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> 
     """
     try:
         with PIL.Image.open(io.BytesIO(data), formats=FORMATS) as file:
-            orientation = file.getexif().get(ORIENTATION_TAG, 1)
+            _check_header(*file.size, limits)  # first of all: a PNG is decoded to look for its orientation
+            # Pillow turns a TIFF upright itself.
+            orientation = 1 if file.format == "TIFF" else file.getexif().get(ORIENTATION_TAG, 1)
             width, height = file.size[::-1] if orientation in (5, 6, 7, 8) else file.size
-            _check_header(width, height, limits)
             is_jpeg = file.format in ("JPEG", "MPO")
             is_plain = is_jpeg and file.mode == "RGB" and orientation not in TRANSPOSES
             if is_jpeg and short_side is not None:

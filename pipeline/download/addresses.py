@@ -27,7 +27,7 @@ def is_public(address: Address) -> bool:
             packed.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
         if address.is_site_local or not all(is_public(inner) for inner in packed if inner is not None):
             return False
-        if address.ipv4_mapped:
+        if address.ipv4_mapped or address in NAT64:
             return True
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 

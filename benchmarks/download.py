@@ -1,0 +1,136 @@
+"""Download, resize to 256 and write as tar: ours against img2dataset, the same URLs, in turn, on one core.
+
+    python -m benchmarks.download [n_images]
+
+`jpeg_server.py`, on a core of its own, hands out 64 JPEGs (500 x 400, about 50 KB) from memory. img2dataset runs as its own shard
+loop (`Downloader`, 32 threads, webdataset, sha256, its defaults else), so its slow start does not count against it. `ratio` compares CPU
+time, which is what an image costs on one core whatever else the machine does; `ratio_wall` compares the clock.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+from img2dataset.downloader import Downloader
+from img2dataset.resizer import Resizer
+from img2dataset.writer import WebDatasetSampleWriter
+
+from pipeline.download import Download, DownloadConfig
+from pipeline.write.tar import TarWriter
+from schemas.rows import READ
+
+ROUNDS = 3
+CONCURRENCY = 32
+
+
+def make_ours(urls: list[str], folder: Path) -> Callable[[], int]:
+    """Our stage and our tar writer; returns the number of images kept."""
+    rows = [
+        {"key": f"{i:012d}", "source": "", "source_row": i, "url": url, "caption_original": f"{i}", "status": "kept"}
+        for i, url in enumerate(urls)
+    ]
+    table = pa.Table.from_pylist(rows, schema=READ)
+    download = Download(
+        DownloadConfig(concurrency=CONCURRENCY, concurrency_per_host=CONCURRENCY, allowed_private_hosts=("127.0.0.1",))
+    )
+
+    def run() -> int:
+        kept = [row for row in download(table).to_pylist() if row["status"] == "kept"]
+        with (folder / "ours.tar").open("wb") as file, TarWriter(file) as tar:
+            for row in kept:
+                image, caption = row.pop("image"), row["caption_original"].encode()
+                meta = json.dumps(row, sort_keys=True).encode()
+                tar.add_sample(row["key"], (("jpg", image), ("txt", caption), ("json", meta)))
+        return len(kept)
+
+    return run
+
+
+def make_theirs(urls: list[str], folder: Path) -> Callable[[], int]:
+    """img2dataset's shard loop; returns the number of images kept."""
+    shard = folder / "shard.arrow"
+    table = pa.table({"url": urls, "caption": [f"{i}" for i in range(len(urls))]})
+    with pa.OSFile(str(shard), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    downloader = Downloader(
+        sample_writer_class=WebDatasetSampleWriter,
+        resizer=Resizer(image_size=256, resize_mode="keep_ratio", resize_only_if_bigger=True),
+        thread_count=CONCURRENCY,
+        save_caption=True,
+        extract_exif=True,
+        output_folder=str(folder),
+        column_list=["url", "caption"],
+        timeout=10,
+        number_sample_per_shard=len(urls),
+        oom_shard_count=5,
+        compute_hash="sha256",
+        verify_hash_type=None,
+        encode_format="jpg",
+        retries=0,
+        user_agent_token=None,
+        disallowed_header_directives=["noai", "noimageai", "noindex", "noimageindex"],
+    )
+
+    def run() -> int:
+        downloader.download_shard((0, str(shard)))
+        stats: dict[str, int] = json.loads((folder / "00000_stats.json").read_text())
+        return stats["successes"]
+
+    return run
+
+
+def main() -> None:
+    n = int(sys.argv[1]) if len(sys.argv) > 1 else 500
+    cores = sorted(os.sched_getaffinity(0))
+    server = subprocess.Popen([sys.executable, "-m", "benchmarks.jpeg_server"], stdout=subprocess.PIPE, text=True)
+    try:
+        os.sched_setaffinity(server.pid, {cores[-1]})
+        os.sched_setaffinity(0, {cores[0]})
+        assert server.stdout is not None
+        urls = [f"http://127.0.0.1:{int(server.stdout.readline())}/{i}" for i in range(n)]
+        with tempfile.TemporaryDirectory() as folder:
+            runs = {
+                "img2dataset": make_theirs(urls, Path(folder)),
+                "ours": make_ours(urls, Path(folder)),
+            }
+            cpu: dict[str, list[float]] = {name: [] for name in runs}
+            wall: dict[str, list[float]] = {name: [] for name in runs}
+            for round_ in range(ROUNDS + 1):
+                for name, run in runs.items():
+                    start, start_cpu = time.perf_counter(), time.process_time()
+                    kept = run()
+                    assert kept == n, f"{name} kept {kept} of {n} images"
+                    if round_:  # the first warms up
+                        cpu[name].append((time.process_time() - start_cpu) / n)
+                        wall[name].append((time.perf_counter() - start) / n)
+    finally:
+        server.terminate()
+        server.wait()
+    print(f"{n} images, median of {ROUNDS} rounds, one core")
+    print(f"{'downloader':<14}{'CPU us/image':>14}{'images/CPU-s':>14}{'images/s':>10}")
+    for name in runs:
+        cpu_s, wall_s = statistics.median(cpu[name]), statistics.median(wall[name])
+        print(f"{name:<14}{1e6 * cpu_s:>14.0f}{1 / cpu_s:>14.0f}{1 / wall_s:>10.0f}")
+    ratio, ratio_wall = (statistics.median(t["img2dataset"]) / statistics.median(t["ours"]) for t in (cpu, wall))
+    images_per_s = round(1 / statistics.median(cpu["ours"]))
+    print(
+        json.dumps(
+            {
+                "name": "download",
+                "ratio": round(ratio, 2),
+                "ratio_wall": round(ratio_wall, 2),
+                "images_per_cpu_s": images_per_s,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
