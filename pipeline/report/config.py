@@ -1,0 +1,23 @@
+"""What the report may be told."""
+
+from dataclasses import dataclass
+
+from pipeline.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """How much report.html shows; stats.json always counts everything."""
+
+    pictures: int = 24  # pictures with their boxes
+    trees: int = 4  # dependency trees, of the first pictures whose caption is short enough to draw
+    examples: int = 3  # rows shown for each reason to drop one
+    thumbnail_px: int = 320  # longest side of a picture
+    seed: int = 0  # another seed shows other pictures
+
+    def __post_init__(self) -> None:
+        for name in ("pictures", "trees", "examples"):
+            if getattr(self, name) < 0:
+                raise UserError(f"report.{name} is {getattr(self, name)}; give 0 or more")
+        if not 16 <= self.thumbnail_px <= 1024:
+            raise UserError(f"report.thumbnail_px is {self.thumbnail_px}; give 16 to 1024")

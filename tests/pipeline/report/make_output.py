@@ -1,0 +1,154 @@
+"""A finished run as the report finds it: scenes of the demo's world, the true boxes shaken a little, drops of every stage.
+
+`python -m tests.pipeline.report.make_output FOLDER [ROWS]` leaves one to look at.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+
+from demo.world.layout import WorldConfig
+from demo.world.scenes import TEST_SEEDS, make_scene
+from demo.world.truth import Truth, phrase_of, truth_of
+from pipeline.images import encode_jpeg
+from pipeline.parse import Parse, ParseConfig
+from pipeline.read import Piece, ShardPlan
+from pipeline.report import build_stats, write_report
+from pipeline.write import WriteConfig, write_shard
+from schemas.rows import CAPTIONED, SCORED
+from schemas.status import REASONS
+from schemas.table import Drop, add_columns, drop_rows
+
+STYLES = ("openmoji", "twemoji", "fluent", "noto")
+CANVASES = ((448, 336), (336, 448), (384, 384), (320, 240))
+HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
+PROVENANCE: dict[str, Any] = {
+    "config_hash": "0" * 64,
+    "hypergrit": "0.1.0",
+    "packages": {"spacy": "3.8", "torch": "2.15"},
+    "models": {"scorer": {"name": "miniature"}, "grounder": {"name": "miniature"}, "parser": {"name": "en_core_web_sm"}},
+}
+CONFIG = "input: pairs.parquet\nrows_per_shard: 48\nground:\n  grounder: miniature\nscore:\n  min_score: 0.65\n  min_clip_score: 0.65\n"
+SECONDS = {"read": 0.0002, "download": 0.004, "captions": 0.0001, "parse": 0.0014, "ground": 0.06, "score": 0.03, "write": 0.004}
+DETAILS = {"http_error": "404", "timeout": "10 s", "too_small": "12 px", "opted_out": "X-Robots-Tag: noai", "too_many_bytes": "26 MB"}
+EARLY = [("read", "missing_url"), *(("download", r) for r in REASONS["download"]), ("captions", "empty_caption")]
+
+
+def make_row(number: int, style: str) -> tuple[dict[str, Any], Truth]:
+    """A row after `captions`, and the truth about it."""
+    width, height = CANVASES[number % len(CANVASES)]
+    scene = make_scene(TEST_SEEDS[number], style, WorldConfig(width=width, height=height))
+    image = encode_jpeg(scene.image)
+    scale = Random(f"size {number}").choice((1, 1.5, 2, 3))
+    row = dict.fromkeys(CAPTIONED.names) | {
+        "key": f"{number:012d}",
+        "source": "pairs.parquet",
+        "source_row": number,
+        "url": f"http://images{number % 5}.example.org/{style}/{number}.jpg",
+        "caption_original": scene.caption,
+        "caption": scene.caption,
+        "image": image,
+        "status": "kept",
+        "width": width,
+        "height": height,
+        "original_width": int(width * scale),
+        "original_height": int(height * scale),
+        "original_format": "jpeg",
+        "sha256": hashlib.sha256(image).hexdigest(),
+    }
+    return row, truth_of(scene)
+
+
+def boxes_of(row: dict[str, Any], truth: Truth, rng: Random) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Boxes and verdicts of a parsed row: the true ones shaken, some below a limit."""
+    found = []
+    for index, chunk in enumerate(row["noun_chunks"]):
+        phrase = phrase_of(chunk["start"], chunk["end"], truth)
+        if phrase is None or chunk["removed"] is not None:
+            continue
+        for box in truth.phrases[phrase].boxes:
+            x_min, y_min, x_max, y_max = (min(max(edge + rng.gauss(0, 0.006), 0.0), 1.0) for edge in box)
+            score, cosine = min(rng.betavariate(9, 2), 0.999), rng.gauss(0.33, 0.05)
+            area = (x_max - x_min) * (y_max - y_min) * row["width"] * row["height"]
+            removed = "box_too_small" if area < 1024 else "low_score" if score < 0.65 else "low_clip_score" if cosine < 0.26 else None
+            corners = {"x_min": x_min, "y_min": y_min, "x_max": x_max, "y_max": y_max}
+            verdict = {"area_px": area, "clip_cosine": None if removed in ("box_too_small", "low_score") else cosine, "removed": removed}
+            found.append(({"phrase": index, **corners, "score": score}, verdict))
+    return sorted(found, key=lambda pair: -pair[0]["score"])
+
+
+def make_table(first: int, n_rows: int, parse: Parse) -> pa.Table:
+    """A scored table: every fifth row is dropped before the parse, and those without a box after it."""
+    made = [make_row(i, STYLES[i % len(STYLES)]) for i in range(first, first + n_rows)]
+    table = pa.Table.from_pylist([row for row, _ in made], schema=CAPTIONED)
+    rng = Random(f"drops {first}")
+    early = {i: rng.choice(EARLY) for i in range(2, n_rows, 5)}
+    for stage in ("read", "download", "captions"):
+        table = drop_rows(table, stage, {i: Drop(r, DETAILS.get(r, "")) for i, (s, r) in early.items() if s == stage})
+    table = parse(table)
+    values, late = {}, {}
+    for i, row in enumerate(table.to_pylist()):
+        if row["status"] == "kept":
+            found = boxes_of(row, made[i][1], rng)
+            boxes, verdicts = [box for box, _ in found], [verdict for _, verdict in found]
+            values[i] = {"boxes": boxes, "box_scores": verdicts, "clip_similarity": rng.gauss(0.3, 0.04)}
+            if not any(verdict["removed"] is None for verdict in verdicts):
+                late[i] = ("score", verdicts[-1]["removed"]) if verdicts else ("ground", "no_box")
+    table = add_columns(table, SCORED, values)
+    for stage in ("ground", "score"):
+        table = drop_rows(table, stage, {i: Drop(reason) for i, (s, reason) in late.items() if s == stage})
+    return table
+
+
+def hurt(table: pa.Table) -> pa.Table:
+    """`table` with markup wherever text of others is shown: captions, an address, a detail, a label of the parse."""
+    rows = table.to_pylist()
+    for row in rows:
+        row["url"], row["caption_original"] = f"http://example.org/{HOSTILE}", HOSTILE
+        row["detail"] = HOSTILE if row["status"] == "dropped" else None
+        for token in row["tokens"] or ():
+            token["dep"] = token["pos"] = HOSTILE
+        if row["caption"]:
+            row["caption"] += HOSTILE
+    return pa.Table.from_pylist(rows, schema=SCORED)
+
+
+def write_output(
+    folder: Path, tables: Sequence[pa.Table], config: WriteConfig | None = None, timings: bool = True
+) -> str:
+    """Shards, timings and configuration of a run with these tables, without stats.json; returns the folder as text."""
+    first = 0
+    for index, table in enumerate(tables):
+        n = table.num_rows
+        plan = ShardPlan(index=index, first_row=first, n_rows=n, pieces=(Piece(path="pairs.parquet", first_row=first, n_rows=n, size=0),))
+        write_shard(table, plan, config or WriteConfig(), str(folder), PROVENANCE)
+        first += n
+        if timings:
+            (folder / "_timings").mkdir(exist_ok=True)
+            times = {stage: {"seconds": per_row * n, "rows": n} for stage, per_row in SECONDS.items()}
+            (folder / f"_timings/{index:05d}.json").write_text(json.dumps(times))
+    if timings:
+        (folder / "_timings/run.json").write_text(json.dumps({"wall_seconds": 12.5, "shards": len(tables)}))
+    (folder / "config.yaml").write_text(CONFIG)
+    return str(folder)
+
+
+def make_tables(n_shards: int, rows_per_shard: int) -> list[pa.Table]:
+    """Scored tables of consecutive scenes."""
+    parse = Parse(ParseConfig())
+    return [make_table(i * rows_per_shard, rows_per_shard, parse) for i in range(n_shards)]
+
+
+if __name__ == "__main__":
+    output = write_output(Path(sys.argv[1]), make_tables(5, int(sys.argv[2]) // 5 if len(sys.argv) > 2 else 48))
+    figures = {"n_right": 402, "n_predicted": 421, "n_true": 480, "n_absent": 3, "n_abstract": 1}
+    truth = {"precision": 0.955, "recall": 0.838, **figures}
+    parts = {"trained": truth, "held_out": truth | {"precision": 0.87, "recall": 0.71}}
+    build_stats(output, truth=truth | {"styles": parts, "after": {"grounder": {"all": truth | {"precision": 0.71}}}})
+    write_report(output)
