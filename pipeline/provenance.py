@@ -51,7 +51,7 @@ def model_identity(name: str, path: str) -> dict[str, str]:
 
 def make_provenance(config: PipelineConfig) -> dict[str, Any]:
     """The part of a manifest that must agree before a finished shard may be kept: see write.is_finished."""
-    from pipeline.ground.stage import grounder_path
+    from pipeline.ground.load import grounder_path
     from pipeline.parse import spacy_package
     from pipeline.scorers import scorer_path
 

@@ -55,7 +55,7 @@ class Infer:
     def __init__(self, config: PipelineConfig) -> None:
         self.stages: list[tuple[str, Stage]] = [
             ("ground", Ground(config.ground)),
-            ("score", Score(config.score)),
+            ("score", Score(config.score, config.ground.grounder)),
         ]
 
     def __call__(self, plan: ShardPlan, table: pa.Table, timings: Timings) -> tuple[pa.Table, Timings]:

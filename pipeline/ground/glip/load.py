@@ -48,7 +48,10 @@ def load_glip(path: Path, config: GlipConfig | None = None) -> Glip:
 def read_config(path: Path) -> GlipConfig:
     """The configuration of a folder."""
     try:
-        return from_dict(json.loads(path.read_text(encoding="utf-8")))
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(values, dict):
+            values.pop("thresholds", None)  # the pipeline's, calibrated on this model; no part of the network
+        return from_dict(values)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is not there: a GLIP folder holds {CONFIG}, {VOCAB} and {WEIGHTS}") from error
     except ValueError as error:
