@@ -27,6 +27,16 @@ def load_grounder(name: str, device: str | None, floor: float, prompt: Literal["
     return load_hf_grounder(str(path), device, floor)
 
 
+def _glip(path: Path, device: str, floor: float, prompt: Literal["caption", "phrases"]) -> Grounder:
+    from pipeline.ground.glip.load import CheckpointError
+    from pipeline.ground.glip.predict import load_glip_grounder
+
+    try:
+        return load_glip_grounder(path, device, floor, prompt)
+    except (CheckpointError, FileNotFoundError) as error:
+        raise UserError(f"grounder {str(path)!r} cannot be loaded: {error}") from error
+
+
 def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 

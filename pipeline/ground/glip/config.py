@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_type_hints
 
+
 @dataclass(frozen=True, kw_only=True)
 class SwinConfig:
     """Swin transformer v1 (Liu et al., ICCV 2021)."""
@@ -37,7 +38,7 @@ class ConvConfig:
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Keywords of `timm.create_model("resnet10t", ...)`; a CLIP tower built with them can start this one."""
+        """Keywords of `timm.create_model("resnet10t", ...)`, but for the norm; such a CLIP tower can start this one."""
         return {
             "layers": list(self.layers),
             "channels": list(self.widths),
@@ -148,8 +149,6 @@ MINIATURE = GlipConfig(
     detect=DetectConfig(short_side_px=224, max_side_px=448, score_threshold=0.40, cross_phrase_nms_iou=0.6),
     drop_block=0.0,
 )  # fmt: skip
-
-MINIATURE_BACKBONE = ConvConfig().kwargs  # what the miniature CLIP's image tower must be for a warm start
 
 CONFIGS = MappingProxyType(
     {

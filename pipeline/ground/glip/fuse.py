@@ -45,10 +45,11 @@ class BiAttention(nn.Module):
         # padding must not win over a valid word of very low score: mask in float32
         penalty = torch.zeros(mask.shape, device=mask.device).masked_fill(mask == 0, PADDING_PENALTY)
         to_words = F.dropout((scores.float() + penalty[:, None, None]).softmax(dim=3), self.dropout, self.training)
-        to_cells = F.dropout(scores.float().softmax(dim=2), self.dropout, self.training)
+        by_word = scores.transpose(2, 3).float().contiguous()  # softmax along strided rows is slow on a CPU
+        to_cells = F.dropout(by_word.softmax(dim=3), self.dropout, self.training)
         value_l, value_v = self._heads(self.values_l_proj(lang)), self._heads(self.values_v_proj(v))
         delta_v = to_words.to(value_l.dtype) @ value_l
-        delta_l = to_cells.transpose(2, 3).to(value_v.dtype) @ value_v
+        delta_l = to_cells.to(value_v.dtype) @ value_v
         return self.out_v_proj(_join(delta_v)), self.out_l_proj(_join(delta_l))
 
     def _heads(self, x: Tensor) -> Tensor:
