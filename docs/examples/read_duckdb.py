@@ -13,4 +13,6 @@ print(
         from rows group by all order by all
     """)
 )
-print(duckdb.sql(f"select key, url, error_message from '{sys.argv[1]}/grit/*.parquet' where status <> 'success' limit 5"))
+print(
+    duckdb.sql(f"select key, url, error_message from '{sys.argv[1]}/grit/*.parquet' where status <> 'success' limit 5")
+)

@@ -13,4 +13,6 @@ for path in sorted(Path(sys.argv[1], "arrow").glob("*.arrow")):
         print(row["key"], "kept:", row["caption"])
         for box, verdict in zip(row["boxes"], row["box_scores"], strict=True):
             chunk = row["noun_chunks"][box["phrase"]]
-            print(f"   {row['caption'][chunk['start'] : chunk['end']]!r} {box['score']:.2f} {verdict['removed'] or 'kept'}")
+            print(
+                f"   {row['caption'][chunk['start'] : chunk['end']]!r} {box['score']:.2f} {verdict['removed'] or 'kept'}"
+            )
