@@ -64,9 +64,11 @@ def ray_job() -> dict[str, Any]:
 def test_the_kuberay_manifest_submits_a_command_that_loads(ray_job: dict[str, Any]) -> None:
     assert (ray_job["apiVersion"], ray_job["kind"]) == ("ray.io/v1", "RayJob")
     python, script, job, *overrides = shlex.split(ray_job["spec"]["entrypoint"])
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    home = next(line.split()[1] for line in dockerfile.splitlines() if line.startswith("WORKDIR"))
     assert python == "python"
-    assert (ROOT / script).is_file()
-    assert load(ROOT / job, *overrides).output.startswith("/data/")
+    assert (ROOT / Path(script).relative_to(home)).is_file()
+    assert load(ROOT / Path(job).relative_to(home), *overrides).output.startswith("/data/")
 
 
 def test_the_kuberay_cluster_runs_the_locked_ray_and_has_a_fixed_size(ray_job: dict[str, Any]) -> None:
