@@ -43,6 +43,7 @@ class TinyWeb:
         return f"http://127.0.0.1:{self.port}{path}"
 
     def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.runner.cleanup(), self.loop).result(5)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(5)
 
@@ -55,11 +56,10 @@ class TinyWeb:
     async def _start(self) -> None:
         app = web.Application()
         app.router.add_get("/{path:.*}", self._answer)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.port = runner.addresses[0][1]
+        self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        self.port = self.runner.addresses[0][1]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         kind, _, argument = request.match_info["path"].partition("/")
@@ -93,7 +93,7 @@ class TinyWeb:
             case "truncated":
                 return web.Response(body=jpeg()[:300])
             case "bomb":
-                return web.Response(body=gzip.compress(bytes(50_000_000)), headers={"Content-Encoding": "gzip"})
+                return web.Response(body=gzip.compress(bytes(5_000_000)), headers={"Content-Encoding": "gzip"})
             case "gzipped":
                 return web.Response(body=gzip.compress(jpeg()), headers={"Content-Encoding": "gzip"})
             case "png_bomb":
