@@ -18,9 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
-from img2dataset.downloader import Downloader
-from img2dataset.resizer import Resizer
-from img2dataset.writer import WebDatasetSampleWriter
 
 from pipeline.download import Download, DownloadConfig
 from pipeline.write.tar import TarWriter
@@ -55,6 +52,11 @@ def make_ours(urls: list[str], folder: Path) -> Callable[[], int]:
 
 def make_theirs(urls: list[str], folder: Path) -> Callable[[], int]:
     """img2dataset's shard loop; returns the number of images kept."""
+    os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # it asks the network when it is imported
+    from img2dataset.downloader import Downloader
+    from img2dataset.resizer import Resizer
+    from img2dataset.writer import WebDatasetSampleWriter
+
     shard = folder / "shard.arrow"
     table = pa.table({"url": urls, "caption": [f"{i}" for i in range(len(urls))]})
     with pa.OSFile(str(shard), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
