@@ -21,17 +21,7 @@ HOST = "127.0.0.1"
 READY_S = 120.0
 STOP_S = 10.0
 OBJECT_STORE_BYTES = 400_000_000
-NOT_SHIPPED = (
-    "/.venv",
-    "/out",
-    "/.git",
-    "/tests",
-    "/benchmarks",
-    "/docs",
-    "/.mypy_cache",
-    "/.ruff_cache",
-    "/.pytest_cache",
-)
+NOT_SHIPPED = ("/.*", "/out", "/tests", "/benchmarks", "/docs", "/docker")
 """What the job's copy of the repository can do without."""
 
 
@@ -122,7 +112,17 @@ def wait_ready(ray: LocalRay, head: "subprocess.Popen[bytes]", log: Path) -> Non
 
 def submit(ray: LocalRay, root: Path, entrypoint: Sequence[str]) -> int:
     """`ray job submit --working-dir ROOT -- ENTRYPOINT`, its log on our output; returns the command's exit code."""
-    command = [*ray_command(), "job", "submit", "--address", ray.address, "--working-dir", str(root)]
+    command = [
+        *ray_command(),
+        "--logging-level",
+        "warning",
+        "job",
+        "submit",
+        "--address",
+        ray.address,
+        "--working-dir",
+        str(root),
+    ]
     command += ["--runtime-env-json", json.dumps({"excludes": NOT_SHIPPED}), "--log-color", "false", "--", *entrypoint]
     env = {**ray.env, "NO_PROXY": HOST, "no_proxy": HOST}
     return subprocess.run(command, env=env, cwd=root, check=False).returncode

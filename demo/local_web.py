@@ -13,7 +13,7 @@ from pathlib import Path
 from demo.serve import HOST, PORT
 
 ROOT = Path(__file__).resolve().parent.parent
-READY_S = 60.0
+READY_S = 120.0
 
 
 def usable_port() -> int:
