@@ -1,6 +1,7 @@
 """A picture as the page shows it: boxes in thumbnail pixels, the caption cut at its phrases, and what is known of each."""
 
 import base64
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,6 +10,8 @@ from pipeline.report.samples import Picture, Row
 
 N_COLOURS: Final = 8
 """Colours in style.css, `.c0` to `.c7`; the number beside each says the same without colour."""
+TAG_PX: Final = 11.0
+"""Half a number's disc with its rim, in pixels of the thumbnail."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Box:
-    """A kept box in pixels of the thumbnail."""
+    """A kept box in pixels of the thumbnail, and the middle of the disc that carries its number."""
 
     number: int
     colour: int
@@ -31,6 +34,8 @@ class Box:
     y: float
     width: float
     height: float
+    tag_x: float
+    tag_y: float
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,9 @@ class Card:
 def make_card(picture: Picture) -> Card:
     """Everything the template needs, numbers from 1 in the order of the caption."""
     row, caption = picture.row, picture.row["caption"]
-    kept = [(box, score) for box, score in zip(row["boxes"], row["box_scores"], strict=True) if score["removed"] is None]
+    kept = [
+        (box, score) for box, score in zip(row["boxes"], row["box_scores"], strict=True) if score["removed"] is None
+    ]
     chunks = row["noun_chunks"]
     order = sorted({box["phrase"] for box, _ in kept}, key=lambda chunk: (chunks[chunk]["start"], chunk))
     numbers = {chunk: i + 1 for i, chunk in enumerate(order)}
@@ -82,7 +89,7 @@ def make_card(picture: Picture) -> Card:
         height=picture.height,
         alt=f"{caption} Boxes: {', '.join(f'{phrase.number} {phrase.text}' for phrase in phrases)}.",
         pieces=list(cut_caption(row, numbers)),
-        boxes=[place_box(box, numbers[box["phrase"]], picture) for box, _ in kept],
+        boxes=place_boxes([(box, numbers[box["phrase"]]) for box, _ in kept], picture),
         phrases=phrases,
         removed=[
             (text_of(row, chunks[box["phrase"]]), score["removed"])
@@ -93,17 +100,26 @@ def make_card(picture: Picture) -> Card:
     )
 
 
-def place_box(box: dict[str, Any], number: int, picture: Picture) -> Box:
-    """Fractions to pixels of the thumbnail."""
-    x, y = box["x_min"] * picture.width, box["y_min"] * picture.height
-    width, height = box["x_max"] * picture.width - x, box["y_max"] * picture.height - y
-    return Box(number, (number - 1) % N_COLOURS, round(x, 1), round(y, 1), round(width, 1), round(height, 1))
+def place_boxes(boxes: list[tuple[dict[str, Any], int]], picture: Picture) -> list[Box]:
+    """Fractions to pixels; a number sits at its box's top left corner, or to the right of the one that is there already."""
+    placed: list[Box] = []
+    for box, number in sorted(boxes, key=lambda item: item[1]):
+        x, y = box["x_min"] * picture.width, box["y_min"] * picture.height
+        width, height = box["x_max"] * picture.width - x, box["y_max"] * picture.height - y
+        tag_x, tag_y = (min(max(at, TAG_PX), side - TAG_PX) for at, side in ((x, picture.width), (y, picture.height)))
+        while any(math.hypot(tag_x - other.tag_x, tag_y - other.tag_y) < 1.6 * TAG_PX for other in placed):
+            tag_x += 0.5 * TAG_PX
+        rounded = (round(value, 1) for value in (x, y, width, height, tag_x, tag_y))
+        placed.append(Box(number, (number - 1) % N_COLOURS, *rounded))
+    return placed
 
 
 def cut_caption(row: Row, numbers: dict[int, int]) -> Iterator[Piece]:
     """The caption in pieces; a chunk that begins inside another one (GRIT's own may) is left unmarked."""
     caption, at = row["caption"], 0
-    chunks = sorted(enumerate(row["noun_chunks"]), key=lambda item: (item[1]["start"], item[0] not in numbers, -item[1]["end"]))
+    chunks = sorted(
+        enumerate(row["noun_chunks"]), key=lambda item: (item[1]["start"], item[0] not in numbers, -item[1]["end"])
+    )
     for i, chunk in chunks:
         number = numbers.get(i)
         if chunk["start"] < at or (number is None and chunk["removed"] is None):

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-WIDTH: Final = 460.0
-HEIGHT: Final = 230.0
-LEFT, RIGHT, TOP, BOTTOM = 48.0, 10.0, 12.0, 40.0
+WIDTH: Final = 360.0
+HEIGHT: Final = 210.0
+LEFT, RIGHT, TOP, BOTTOM = 40.0, 10.0, 12.0, 40.0
 MAX_BARS: Final = 40
 
 
@@ -59,7 +59,9 @@ class Look:
 
 
 LOOKS: Final = {
-    "box_area_ratio": Look("Box area", "box area / image area", "share of the image that a box covers (paper 003, figure 4)", full=True),
+    "box_area_ratio": Look(
+        "Box area", "box area / image area", "share of the image that a box covers (paper 003, figure 4)", full=True
+    ),
     "boxes_per_image": Look("Boxes per image", "kept boxes", "kept images by the number of their boxes", is_whole=True),
     "caption_length": Look("Caption length", "characters", "cleaned captions by their number of characters"),
     "grounding_score": Look("Grounding score", "score", "confidence of every box above the grounder's floor"),
@@ -98,11 +100,22 @@ def histogram_chart(name: str, data: Mapping[str, Any], mark: float | None = Non
             left = x + (0 if look.is_stacked else j * width / share)
             gap = min(1.5, width / share * 0.15)
             title = f"{span}: {counts[j][i]:,}" + (f" {name_}" if len(series) > 1 else "")
-            bars.append(Bar(round(left + gap / 2, 2), round(floor - height, 2), round(width / share - gap, 2), round(height, 2), j, title))
+            bars.append(
+                Bar(
+                    round(left + gap / 2, 2),
+                    round(floor - height, 2),
+                    round(width / share - gap, 2),
+                    round(height, 2),
+                    j,
+                    title,
+                )
+            )
             if look.is_stacked:
                 floor -= height
     shown = [s for s, c in zip(series, counts, strict=True) if sum(c)]
-    facts = [f"{s if len(series) > 1 else ''} n = {data['n'][s]:,}, mean {number(data['mean'][s])}".strip() for s in shown]
+    facts = [
+        f"{s if len(series) > 1 else ''} n = {data['n'][s]:,}, mean {number(data['mean'][s])}".strip() for s in shown
+    ]
     is_marked = mark is not None and edges[0] <= mark <= edges[-1]
     return Chart(
         name=name,
@@ -143,7 +156,7 @@ def x_ticks(edges: Sequence[float], look: Look, across: Any) -> list[tuple[float
     if look.is_log:
         powers = range(math.ceil(math.log2(edges[0])), math.floor(math.log2(edges[-1])) + 1)
         return [(across(2.0**p), number(2.0**p)) for p in powers]
-    step_ = round_step((edges[-1] - edges[0]) / 5)
+    step_ = round_step((edges[-1] - edges[0]) / 6)
     first, last = math.ceil(edges[0] / step_ - 1e-9), math.floor(edges[-1] / step_ + 1e-9)
     return [(across(i * step_), number(i * step_)) for i in range(first, last + 1)]
 

@@ -55,12 +55,16 @@ def render(stats: dict[str, Any], store: Store, config: ReportConfig) -> str:
     pictures = pick_pictures(store, manifests, config)
     drawable = [picture.row for picture in pictures if is_drawable(picture.row)][: config.trees]
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"number": number, "short": short, "clip": clip_text}
     return environment.get_template("template.html").render(
         stats=stats,
-        style=Markup((TEMPLATES / "style.css").read_text("utf-8")),  # noqa: S704 (a file of ours)
+        style=Markup((TEMPLATES / "style.css").read_text("utf-8")),
         funnel=list(funnel(stats, pick_examples(store, manifests, config.examples))),
         cards=[make_card(picture) for picture in pictures],
         trees=[(row["key"], row["caption"], draw_tree(row, i)) for i, row in enumerate(drawable)],

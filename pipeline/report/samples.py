@@ -20,7 +20,16 @@ Row = dict[str, Any]
 MAX_SHARDS: Final = 8
 """Shards that pictures are taken from, spread evenly over the run: a tar has to be read up to the wanted image."""
 EXAMPLE_COLUMNS: Final = ("key", "url", "caption_original", "stage", "reason", "detail")
-PICTURE_COLUMNS: Final = ("key", "caption", "tokens", "noun_chunks", "ref_exps", "boxes", "box_scores", "clip_similarity")
+PICTURE_COLUMNS: Final = (
+    "key",
+    "caption",
+    "tokens",
+    "noun_chunks",
+    "ref_exps",
+    "boxes",
+    "box_scores",
+    "clip_similarity",
+)
 THUMBNAIL_QUALITY: Final = 82
 
 

@@ -55,7 +55,10 @@ def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict
                 images[key] = image.as_py()
     name, missing = FILES["grit"][0].format(manifest["shard"]), set(keys) - set(images)
     if missing and name in manifest["files"]:
-        with store.fs.open(store.path(name), "rb") as file, tarfile.open(fileobj=cast(BinaryIO, file), mode="r|") as tar:
+        with (
+            store.fs.open(store.path(name), "rb") as file,
+            tarfile.open(fileobj=cast(BinaryIO, file), mode="r|") as tar,
+        ):
             for member in tar:
                 key = member.name.removesuffix(".jpg")
                 if key in missing and member.name.endswith(".jpg") and (content := tar.extractfile(member)):

@@ -42,7 +42,11 @@ def build_stats(
             "given": totals.chunks[None],
             "grounded": totals.n_grounded,
         },
-        "boxes": {"found": totals.boxes.total(), "removed": ordered(totals.boxes, BOX_REMOVALS), "kept": totals.boxes[None]},
+        "boxes": {
+            "found": totals.boxes.total(),
+            "removed": ordered(totals.boxes, BOX_REMOVALS),
+            "kept": totals.boxes[None],
+        },
         "duplicates": totals.duplicates(),
         "top": {"phrases": most(totals.phrases), "heads": most(totals.heads)},
         "failures": failing_hosts(totals.hosts),
@@ -55,7 +59,7 @@ def build_stats(
     if truth is not None:
         stats["truth"] = truth
     with fsspec.open(f"{output}/{STATS_FILE}", "w", encoding="utf-8") as file:
-        json.dump(stats, file, sort_keys=True, ensure_ascii=False, indent=1)
+        json.dump(stats, file, ensure_ascii=False, indent=1)  # not sorted: stages keep their order
     return stats
 
 

@@ -91,7 +91,10 @@ class Totals:
         self.kept += batch.num_rows - dropped.num_rows
         self.drops.update(zip(dropped["stage"].to_pylist(), dropped["reason"].to_pylist(), strict=True))
         failed = dropped.filter(pc.equal(dropped["stage"], "download"))
-        self.hosts.update((host_of(url), why) for url, why in zip(failed["url"].to_pylist(), failed["reason"].to_pylist(), strict=True))
+        self.hosts.update(
+            (host_of(url), why)
+            for url, why in zip(failed["url"].to_pylist(), failed["reason"].to_pylist(), strict=True)
+        )
 
     def _count_images(self, batch: pa.RecordBatch) -> None:
         width, height = batch["original_width"].drop_null(), batch["original_height"].drop_null()

@@ -32,11 +32,29 @@ PROVENANCE: dict[str, Any] = {
     "config_hash": "0" * 64,
     "hypergrit": "0.1.0",
     "packages": {"spacy": "3.8", "torch": "2.15"},
-    "models": {"scorer": {"name": "miniature"}, "grounder": {"name": "miniature"}, "parser": {"name": "en_core_web_sm"}},
+    "models": {
+        "scorer": {"name": "miniature"},
+        "grounder": {"name": "miniature"},
+        "parser": {"name": "en_core_web_sm"},
+    },
 }
 CONFIG = "input: pairs.parquet\nrows_per_shard: 48\nground:\n  grounder: miniature\nscore:\n  min_score: 0.65\n  min_clip_score: 0.65\n"
-SECONDS = {"read": 0.0002, "download": 0.004, "captions": 0.0001, "parse": 0.0014, "ground": 0.06, "score": 0.03, "write": 0.004}
-DETAILS = {"http_error": "404", "timeout": "10 s", "too_small": "12 px", "opted_out": "X-Robots-Tag: noai", "too_many_bytes": "26 MB"}
+SECONDS = {
+    "read": 0.0002,
+    "download": 0.004,
+    "captions": 0.0001,
+    "parse": 0.0014,
+    "ground": 0.06,
+    "score": 0.03,
+    "write": 0.004,
+}
+DETAILS = {
+    "http_error": "404",
+    "timeout": "10 s",
+    "too_small": "12 px",
+    "opted_out": "X-Robots-Tag: noai",
+    "too_many_bytes": "26 MB",
+}
 EARLY = [("read", "missing_url"), *(("download", r) for r in REASONS["download"]), ("captions", "empty_caption")]
 
 
@@ -76,9 +94,21 @@ def boxes_of(row: dict[str, Any], truth: Truth, rng: Random) -> list[tuple[dict[
             x_min, y_min, x_max, y_max = (min(max(edge + rng.gauss(0, 0.006), 0.0), 1.0) for edge in box)
             score, cosine = min(rng.betavariate(9, 2), 0.999), rng.gauss(0.33, 0.05)
             area = (x_max - x_min) * (y_max - y_min) * row["width"] * row["height"]
-            removed = "box_too_small" if area < 1024 else "low_score" if score < 0.65 else "low_clip_score" if cosine < 0.26 else None
+            removed = (
+                "box_too_small"
+                if area < 1024
+                else "low_score"
+                if score < 0.65
+                else "low_clip_score"
+                if cosine < 0.26
+                else None
+            )
             corners = {"x_min": x_min, "y_min": y_min, "x_max": x_max, "y_max": y_max}
-            verdict = {"area_px": area, "clip_cosine": None if removed in ("box_too_small", "low_score") else cosine, "removed": removed}
+            verdict = {
+                "area_px": area,
+                "clip_cosine": None if removed in ("box_too_small", "low_score") else cosine,
+                "removed": removed,
+            }
             found.append(({"phrase": index, **corners, "score": score}, verdict))
     return sorted(found, key=lambda pair: -pair[0]["score"])
 
@@ -126,7 +156,12 @@ def write_output(
     first = 0
     for index, table in enumerate(tables):
         n = table.num_rows
-        plan = ShardPlan(index=index, first_row=first, n_rows=n, pieces=(Piece(path="pairs.parquet", first_row=first, n_rows=n, size=0),))
+        plan = ShardPlan(
+            index=index,
+            first_row=first,
+            n_rows=n,
+            pieces=(Piece(path="pairs.parquet", first_row=first, n_rows=n, size=0),),
+        )
         write_shard(table, plan, config or WriteConfig(), str(folder), PROVENANCE)
         first += n
         if timings:

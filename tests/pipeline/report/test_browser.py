@@ -1,0 +1,73 @@
+"""The page in a real browser; skipped where there is none."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: install the package `chromium`"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=120_000)
+        yield browser
+        browser.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_page_is_complete_and_quiet(browser: Any, output: Path, width: int, scheme: str) -> None:
+    messages, requests = [], []
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(f"file://{os.path.abspath(output)}/report.html")
+    assert messages == []
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+    images = page.eval_on_selector_all("img", "all => all.map(i => i.complete && i.naturalWidth)")
+    assert len(images) >= 10
+    assert all(images)
+    for selector, least in (("svg[data-chart]", 7), ("svg.displacy", 4), (".frame svg", 10)):
+        sizes = page.eval_on_selector_all(
+            selector, "all => all.map(s => [s.getBoundingClientRect().width, s.getBoundingClientRect().height])"
+        )
+        assert len(sizes) >= least
+        assert all(w > 0 and h > 0 for w, h in sizes)
+    page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_page_does_not_scroll_sideways(browser: Any, output: Path, width: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(f"file://{os.path.abspath(output)}/report.html")
+    page.eval_on_selector_all("details", "all => all.forEach(d => d.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()
+
+
+def test_box_is_drawn_over_its_picture(browser: Any, output: Path) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"file://{os.path.abspath(output)}/report.html")
+    pairs = page.eval_on_selector_all(
+        ".frame",
+        "all => all.map(f => [f.querySelector('img'), f.querySelector('svg')].map(e => e.getBoundingClientRect().toJSON()))",
+    )
+    for image, overlay in pairs:
+        for side in ("left", "top", "width", "height"):
+            assert image[side] == pytest.approx(overlay[side], abs=1)
+    page.close()

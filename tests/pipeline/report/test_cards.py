@@ -1,0 +1,101 @@
+from typing import Any
+
+from pipeline.report.cards import make_card
+from pipeline.report.samples import Picture
+from pipeline.report.trees import draw_tree, words_and_arcs
+
+CAPTION = "a 🐈 cat on the left of a dog"
+
+
+def chunk(text: str, removed: str | None = None) -> dict[str, Any]:
+    start = CAPTION.index(text)
+    return {"start": start, "end": start + len(text), "root": 0, "removed": removed}
+
+
+def box(phrase: int, x_min: float, score: float) -> dict[str, Any]:
+    return {"phrase": phrase, "x_min": x_min, "y_min": 0.5, "x_max": x_min + 0.25, "y_max": 0.75, "score": score}
+
+
+def verdict(removed: str | None) -> dict[str, Any]:
+    return {"area_px": 2000.0, "clip_cosine": None if removed else 0.3, "removed": removed}
+
+
+def picture() -> Picture:
+    """'a dog' has the best box, 'a 🐈 cat' two, of which one was removed; 'the left' was not grounded."""
+    row: dict[str, Any] = {
+        "key": "0",
+        "caption": CAPTION,
+        "noun_chunks": [chunk("a 🐈 cat"), chunk("the left", "relational"), chunk("a dog")],
+        "ref_exps": [{"chunk": 0, "start": 0, "end": len(CAPTION), "is_maximal": True}],
+        "boxes": [box(2, 0.5, 0.9), box(0, 0.0, 0.8), box(0, 0.1, 0.4)],
+        "box_scores": [verdict(None), verdict(None), verdict("low_score")],
+        "clip_similarity": 0.3,
+        "tokens": None,
+    }
+    return Picture(row, b"", 200, 100)
+
+
+def test_phrases_are_numbered_in_the_order_of_the_caption() -> None:
+    card = make_card(picture())
+    assert [(phrase.number, phrase.text) for phrase in card.phrases] == [(1, "a 🐈 cat"), (2, "a dog")]
+    assert card.phrases[0].expression == CAPTION
+    assert card.phrases[1].expression is None
+
+
+def test_pieces_join_to_the_caption_and_mark_its_phrases() -> None:
+    pieces = make_card(picture()).pieces
+    assert "".join(piece.text for piece in pieces) == CAPTION
+    marked = [(piece.text, piece.number, piece.removed) for piece in pieces if piece.number or piece.removed]
+    assert marked == [("a 🐈 cat", 1, None), ("the left", None, "relational"), ("a dog", 2, None)]
+
+
+def test_box_lies_where_its_fractions_say_in_pixels_of_the_thumbnail() -> None:
+    first, second = make_card(picture()).boxes
+    assert (first.number, first.x, first.y, first.width, first.height) == (1, 0, 50, 50, 25)
+    assert (second.number, second.x) == (2, 100)
+
+
+def test_removed_box_is_told_but_not_drawn() -> None:
+    card = make_card(picture())
+    assert len(card.boxes) == 2
+    assert card.removed == [("a 🐈 cat", "low_score")]
+
+
+def test_numbers_of_boxes_at_one_place_do_not_hide_each_other() -> None:
+    shown = picture()
+    shown.row["boxes"][0] |= {"x_min": 0.0, "x_max": 0.25}
+    first, second = make_card(shown).boxes
+    assert abs(first.tag_x - second.tag_x) > 15
+
+
+def test_chunk_inside_another_is_not_marked_twice() -> None:
+    shown = picture()
+    shown.row["noun_chunks"][1] = chunk("cat", "abstract")
+    pieces = make_card(shown).pieces
+    assert "".join(piece.text for piece in pieces) == CAPTION
+
+
+def test_tree_draws_an_arc_from_each_head_but_the_root() -> None:
+    row = picture().row
+    words = [("a", 2, "det"), ("🐈", 2, "nmod"), ("cat", 2, "ROOT")]
+    row["tokens"] = [
+        {
+            "start": CAPTION.index(w),
+            "end": CAPTION.index(w) + len(w),
+            "head": h,
+            "dep": d,
+            "pos": "X<",
+            "tag": "",
+            "lemma": "",
+        }
+        for w, h, d in words
+    ]
+    drawn, arcs = words_and_arcs(row)
+    assert [word["text"] for word in drawn] == ["a", "🐈", "cat"]
+    assert [(arc["start"], arc["end"], arc["label"], arc["dir"]) for arc in arcs] == [
+        (0, 2, "det", "left"),
+        (1, 2, "nmod", "left"),
+    ]
+    svg = draw_tree(row, 7)
+    assert 'id="tree-7"' in svg
+    assert "X&lt;" in svg

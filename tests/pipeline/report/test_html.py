@@ -1,0 +1,117 @@
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipeline.errors import UserError
+from pipeline.report import ReportConfig, build_stats, write_report
+from pipeline.report.__main__ import main
+from pipeline.write import WriteConfig
+from tests.pipeline.report.make_output import hurt, write_output
+
+
+class Elements(HTMLParser):
+    """Every start tag with its attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def page(output: Path) -> str:
+    return (output / "report.html").read_text("utf-8")
+
+
+def test_page_shows_pictures_trees_charts_truth_and_configuration(output: Path) -> None:
+    text = page(output)
+    assert text.count('<img src="data:image/jpeg;base64,') >= 10
+    assert text.count('class="displacy"') == 4
+    assert set(re.findall(r'data-chart="(\w+)"', text)) == {
+        "box_area_ratio", "boxes_per_image", "caption_length", "grounding_score", "clip_cosine", "clip_similarity", "image_side",
+    }  # fmt: skip
+    assert "styles · held out" in text
+    assert "rows_per_shard: 48" in text
+    assert len(text) < 2_000_000
+
+
+def test_page_asks_nothing_of_the_network_and_runs_no_script(output: Path) -> None:
+    elements = Elements(page(output)).found
+    assert not {tag for tag, _ in elements} & {"script", "iframe", "object", "form"}
+    for tag, attributes in elements:
+        for name in ("src", "href", "srcset"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:")), (tag, attributes)
+
+
+def test_every_picture_has_a_description(output: Path) -> None:
+    assert all(attributes.get("alt") for tag, attributes in Elements(page(output)).found if tag == "img")
+
+
+def test_hostile_texts_appear_as_text(tables: list[pa.Table], tmp_path: Path) -> None:
+    output = write_output(tmp_path, [hurt(table) for table in tables])
+    build_stats(output, truth={"<b>x</b>": {"precision": 1.0, "recall": 1.0}})
+    write_report(output)
+    elements = Elements(page(tmp_path)).found
+    assert "script" not in {tag for tag, _ in elements}
+    assert not [name for _, attributes in elements for name in attributes if name.startswith("on")]
+    assert "&lt;script&gt;" in page(tmp_path)
+
+
+def test_same_shards_give_the_same_pictures(output: Path) -> None:
+    pictures = re.findall(r'src="(data:[^"]+)"', page(output))
+    write_report(str(output))
+    assert re.findall(r'src="(data:[^"]+)"', page(output)) == pictures
+
+
+def test_another_seed_and_number_show_other_pictures(tables: list[pa.Table], tmp_path: Path) -> None:
+    output = write_output(tmp_path, tables)
+    build_stats(output)
+    shown = []
+    for seed in (0, 1):
+        write_report(output, ReportConfig(pictures=3, trees=0, seed=seed))
+        shown.append(re.findall(r'<p class="foot">(\d{12})', page(tmp_path)))
+    assert len(shown[0]) == len(shown[1]) == 3
+    assert shown[0] != shown[1]
+
+
+@pytest.mark.parametrize(
+    ("formats", "image_bytes", "n_pictures"),
+    [(("arrow",), True, 5), (("arrow",), False, 0), (("train", "grit"), False, 0)],
+)
+def test_pictures_come_from_wherever_the_run_kept_images(
+    tables: list[pa.Table], tmp_path: Path, formats: tuple[str, ...], image_bytes: bool, n_pictures: int
+) -> None:
+    output = write_output(tmp_path, tables, WriteConfig(formats=formats, image_bytes=image_bytes), timings=False)
+    build_stats(output)
+    write_report(output, ReportConfig(pictures=5))
+    assert page(tmp_path).count("<img ") == n_pictures
+
+
+def test_report_without_statistics_names_the_mend(tables: list[pa.Table], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"python -m pipeline\.report"):
+        write_report(write_output(tmp_path, tables[:1]))
+
+
+def test_command_rebuilds_both_files_and_keeps_the_truth(
+    output: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = page(output), (output / "stats.json").read_text()
+    (output / "report.html").unlink()
+    monkeypatch.setattr("sys.argv", ["report", str(output)])
+    assert main() == 0
+    assert (output / "stats.json").read_text() == before[1]
+    assert re.findall("<img[^>]+>", page(output)) == re.findall("<img[^>]+>", before[0])
+    assert "precision 0.950" in capsys.readouterr().out
+
+
+def test_command_explains_an_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])
+    assert main() == 2
+    assert "no finished shard" in capsys.readouterr().err
