@@ -109,11 +109,12 @@ def with_absolute_places(config: PipelineConfig) -> PipelineConfig:
             f"output={config.output} is relative, and a Ray job runs in a temporary copy of the working dir: "
             f"what it wrote there would be lost. Give an absolute path or a URL, such as output=$PWD/{config.output}"
         )
-    absolute = {
-        key: value if "://" in value else os.path.abspath(value)
-        for key, value in (("input", config.input), ("output", config.output))
-    }
-    return dataclasses.replace(config, **absolute)
+    return dataclasses.replace(config, input=absolute(config.input), output=absolute(config.output))
+
+
+def absolute(place: str) -> str:
+    """A path from the root; a URL as it is."""
+    return place if "://" in place else os.path.abspath(place)
 
 
 def refuse_foreign_shards(output: str, n_shards: int) -> None:

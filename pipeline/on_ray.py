@@ -61,7 +61,6 @@ def plan_crew(cpus: float, gpus: float, n_shards: int, config: RayConfig) -> Cre
     return crew
 
 
-@ray.remote(max_restarts=-1, max_task_retries=0)
 class CpuWorker:
     """Prepares shards and commits them."""
 
@@ -77,7 +76,6 @@ class CpuWorker:
         return write(plan, table, timings, self.config, self.provenance)
 
 
-@ray.remote(max_restarts=-1, max_task_retries=0)
 class ModelWorker:
     """Grounds and scores shards."""
 
@@ -133,10 +131,13 @@ def run_on_ray(
 def _drive(
     plans: Sequence[ShardPlan], config: PipelineConfig, provenance: dict[str, Any], crew: Crew
 ) -> Iterator[dict[str, Any]]:
-    cpu_options = {"num_cpus": crew.cpus_per_cpu_worker}
-    model_options = {"num_cpus": crew.cpus_per_model_worker, "num_gpus": crew.gpus_per_model_worker}
-    idle_cpu = [CpuWorker.options(**cpu_options).remote(config, provenance) for _ in range(crew.cpu_workers)]
-    idle_model = [ModelWorker.options(**model_options).remote(config) for _ in range(crew.model_workers)]
+    # A worker that dies is started again; the shard it held is begun again below, not the call alone.
+    cpu_actor: Any = ray.remote(max_restarts=-1, num_cpus=crew.cpus_per_cpu_worker)(CpuWorker)
+    model_actor: Any = ray.remote(
+        max_restarts=-1, num_cpus=crew.cpus_per_model_worker, num_gpus=crew.gpus_per_model_worker
+    )(ModelWorker)
+    idle_cpu: list[Any] = [cpu_actor.remote(config, provenance) for _ in range(crew.cpu_workers)]
+    idle_model: list[Any] = [model_actor.remote(config) for _ in range(crew.model_workers)]
     todo, prepared, inferred = deque(plans), deque[Running](), deque[Running]()
     running: dict[Any, Running] = {}
     deaths: Counter[int] = Counter()

@@ -43,7 +43,12 @@ CHUNK: Final = pa.struct(
         field("start", pa.int32(), "first character of the noun chunk in `caption`"),
         field("end", pa.int32(), "one past its last character"),
         field("root", pa.int32(), "index of the chunk's head noun in `tokens`; -1 where no parse exists"),
-        field("removed", pa.string(), "why the chunk was not given to the grounder (PHRASE_REMOVALS), null if it was", True),
+        field(
+            "removed",
+            pa.string(),
+            "why the chunk was not given to the grounder (PHRASE_REMOVALS), null if it was",
+            True,
+        ),
     ]
 )
 REF_EXP: Final = pa.struct(
@@ -67,7 +72,12 @@ BOX: Final = pa.struct(
 BOX_SCORE: Final = pa.struct(
     [
         field("area_px", pa.float32(), "box area in square pixels of the stored image"),
-        field("clip_cosine", pa.float32(), "cosine of crop and phrase in [-1, 1]; null where an earlier filter removed the box", True),
+        field(
+            "clip_cosine",
+            pa.float32(),
+            "cosine of crop and phrase in [-1, 1]; null where an earlier filter removed the box",
+            True,
+        ),
         field("removed", pa.string(), "why the box is not kept (BOX_REMOVALS), null if it is", True),
     ]
 )
@@ -89,8 +99,18 @@ READ: Final = extend(
     field("url", pa.string(), "address of the image", True),
     field("caption_original", pa.string(), "caption exactly as the input had it", True),
     field("extra", pa.string(), "the input's other columns, as a JSON object with sorted keys", True),
-    field("image", pa.binary(), "encoded image bytes: the input's own (tars) after `read`, as stored after `download`", True),
-    field("given_noun_chunks", _list(GIVEN_BOX), "GRIT's noun_chunks where the input carries them; grounding is then skipped", True),
+    field(
+        "image",
+        pa.binary(),
+        "encoded image bytes: the input's own (tars) after `read`, as stored after `download`",
+        True,
+    ),
+    field(
+        "given_noun_chunks",
+        _list(GIVEN_BOX),
+        "GRIT's noun_chunks where the input carries them; grounding is then skipped",
+        True,
+    ),
     field("given_ref_exps", _list(GIVEN_BOX), "GRIT's ref_exps where the input carries them", True),
     field("status", pa.string(), "'kept' or 'dropped'"),
     field("stage", pa.string(), "the stage that dropped the row, null while it is kept", True),

@@ -69,7 +69,9 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast `table` to `schema`, field for field; refuses missing columns and nulls where the schema promises none."""
     if table.schema.names != schema.names:
         missing, extra = set(schema.names) - set(table.schema.names), set(table.schema.names) - set(schema.names)
-        raise ValueError(f"table does not fit the schema: missing {sorted(missing)}, unknown {sorted(extra)}, or another order")
+        raise ValueError(
+            f"table does not fit the schema: missing {sorted(missing)}, unknown {sorted(extra)}, or another order"
+        )
     for item in schema:
         if not item.nullable and table[item.name].null_count:
             raise ValueError(f"column {item.name!r} has {table[item.name].null_count} nulls; the schema promises none")
