@@ -46,7 +46,7 @@ def given_phrases(
         ]
         expressions.setdefault(span, whole[0] if whole else span)
     spans = sorted(expressions)
-    chunks = [(start, end, _root(tokens, start, end), None) for start, end in spans]
+    chunks: list[Chunk] = [(start, end, _root(tokens, start, end), None) for start, end in spans]
     return chunks, mark_maximal([(number, *expressions[span]) for number, span in enumerate(spans)])
 
 

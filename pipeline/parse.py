@@ -77,10 +77,10 @@ class Parse:
         rows: list[CaptionParse | None] = [None] * table.num_rows
         for i in kept:
             rows[i] = self._with_given(table, i, captions[i], parses[captions[i]])
-        columns = {
-            "tokens": [row and row.tokens for row in rows],
-            "noun_chunks": [row and row.chunks for row in rows],
-            "ref_exps": [row and row.ref_exps for row in rows],
+        columns: dict[str, list[list[Any] | None]] = {
+            "tokens": [row.tokens if row else None for row in rows],
+            "noun_chunks": [row.chunks if row else None for row in rows],
+            "ref_exps": [row.ref_exps if row else None for row in rows],
         }
         drops = {}
         for i in kept:

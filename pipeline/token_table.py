@@ -36,8 +36,8 @@ class TokenTable:
 
     def __init__(self, nlp: Language) -> None:
         self.nlp = nlp
-        self.ruler: AttributeRuler = nlp.get_pipe("attribute_ruler")
-        self.lemmatizer: Lemmatizer = nlp.get_pipe("lemmatizer")
+        self.ruler: Any = nlp.get_pipe("attribute_ruler")
+        self.lemmatizer: Any = nlp.get_pipe("lemmatizer")
         self.contextual = Matcher(nlp.vocab)
         for index, pattern in enumerate(_patterns(self.ruler)):
             if len(pattern) > 1:
@@ -50,6 +50,8 @@ class TokenTable:
         if nlp.component_names[-2:] != COMPONENTS:
             return False
         ruler, lemmatizer = (nlp.get_pipe(name) for name in COMPONENTS)
+        if not isinstance(ruler, AttributeRuler) or not isinstance(lemmatizer, Lemmatizer):
+            return False
         if lemmatizer.mode != "rule" or lemmatizer.overwrite:
             return False
         return all(set(token) <= LOCAL_KEYS for pattern in _patterns(ruler) for token in pattern)
@@ -66,7 +68,7 @@ class TokenTable:
             if entry is None:
                 entry = self.entries[key] = self._ask(doc, start, end)
             found += entry
-        labels = np.array([(entry.pos, entry.tag, entry.dep) for entry in found], np.uint64)
+        labels: Any = np.array([(entry.pos, entry.tag, entry.dep) for entry in found], np.uint64)
         doc.from_array([POS, TAG, DEP], labels)
         return found
 
@@ -84,7 +86,7 @@ class TokenTable:
         return read_annotations(part)
 
 
-def _patterns(ruler: AttributeRuler) -> list[list[dict[str, Any]]]:
+def _patterns(ruler: Any) -> list[list[dict[str, Any]]]:
     return [pattern for rule in ruler.patterns for pattern in rule["patterns"]]
 
 

@@ -26,6 +26,9 @@ class Grounder(Protocol):
 
     def __call__(
         self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]
-    ) -> list[list[Detection]]:
-        """The boxes of each image, in any order, with every score above the floor it was loaded with."""
+    ) -> Sequence[list[Detection] | None]:
+        """The boxes of each image, in any order, with every score above the floor it was loaded with.
+
+        None where no phrase could even be asked for (emoji only, say).
+        """
         ...

@@ -11,7 +11,7 @@ from torchvision.ops import nms
 from pipeline.errors import UserError
 from pipeline.given import move_span
 from pipeline.ground.grounder import Detection, Grounder, Image
-from pipeline.ground.load import grounder_path, load_grounder
+from pipeline.ground.load import load_grounder
 from pipeline.images import ImageLimits, decode
 from schemas.rows import GROUNDED
 from schemas.table import Drop, add_columns, drop_rows, kept_indices
@@ -49,7 +49,7 @@ class Ground:
         kept = kept_indices(table)
         light = table.select(["caption", "caption_original", "noun_chunks", "given_noun_chunks", "width", "height"])
         rows: dict[int, dict[str, Any]] = {i: light.slice(i, 1).to_pylist()[0] for i in kept}
-        boxes: dict[int, list[dict[str, Any]]] = {
+        boxes: dict[int, list[dict[str, Any]] | None] = {
             i: given_boxes(row) for i, row in rows.items() if row["given_noun_chunks"]
         }
         wanted = sorted(
@@ -62,13 +62,15 @@ class Ground:
         for i in kept:
             if not rows[i]["noun_chunks"]:
                 drops[i] = Drop("ungroundable", "no given phrase is found in the cleaned caption")
+            elif boxes[i] is None:
+                drops[i] = Drop("ungroundable", "the grounder knows no word of any phrase")
             elif not boxes[i]:
                 drops[i] = Drop("no_box", f"{sum(not c['removed'] for c in rows[i]['noun_chunks'])} phrases")
         found = {i: {"boxes": boxes[i]} for i in kept}
         return drop_rows(add_columns(table, GROUNDED, found), "ground", drops)
 
-    def _ground(self, images: Sequence[Image], rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-        """Boxes of images of one size."""
+    def _ground(self, images: Sequence[Image], rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]] | None]:
+        """Boxes of images of one size; None where no phrase could be asked for."""
         phrases = [[n for n, chunk in enumerate(row["noun_chunks"]) if chunk["removed"] is None] for row in rows]
         spans = [
             [(row["noun_chunks"][n]["start"], row["noun_chunks"][n]["end"]) for n in numbers]
@@ -76,12 +78,14 @@ class Ground:
         ]
         found = self.grounder(images, [row["caption"] for row in rows], spans)
         return [
-            [
-                pack(numbers[d.phrase], d.box, d.score)
-                for d in select(detections, self.config.floor, self.config.nms_iou)
-            ]
-            for numbers, detections in zip(phrases, found, strict=True)
+            None if detections is None else self._pack(detections, numbers)
+            for detections, numbers in zip(found, phrases, strict=True)
         ]
+
+    def _pack(self, detections: Sequence[Detection], numbers: Sequence[int]) -> list[dict[str, Any]]:
+        """The detections that stay, with the numbers of their phrases among all noun chunks."""
+        chosen = select(detections, self.config.floor, self.config.nms_iou)
+        return [pack(numbers[d.phrase], d.box, d.score) for d in chosen]
 
 
 def select(detections: Sequence[Detection], floor: float, nms_iou: float) -> list[Detection]:
