@@ -22,6 +22,7 @@ from tokenizers import BertWordPieceTokenizer
 from demo.world.scenes import TRAIN_SEEDS, Curriculum, Scene, corpus, scene_stream
 from demo.world.sprites import Style
 from demo.world.vocabulary import CONCEPTS
+from pipeline.ground.glip.backbone import ConvBackbone
 from pipeline.ground.glip.config import MINIATURE
 from pipeline.ground.glip.model import Glip
 from pipeline.ground.glip.text import Prompter
@@ -30,6 +31,8 @@ from pipeline.ground.glip.train import Example, LabelledPhrase, TrainConfig, bat
 logger = logging.getLogger(__name__)
 
 N_CAPTIONS = 20_000  # the vocabulary is made from
+# glibc otherwise returns every large activation to the system and has its pages zeroed again at the next step.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "16000000000"}
 TRAIN_STYLES: tuple[Style, ...] = ("openmoji", "twemoji", "fluent")
 
 
@@ -52,6 +55,7 @@ def main() -> None:
     vocab = options.out / "vocab.txt"
     if not (options.resume and vocab.exists()):
         make_vocabulary(vocab, MINIATURE.text.vocab_size)
+    os.environ.update(KEEP_MEMORY)
     rendezvous = options.out.resolve() / f"rendezvous-{os.getpid()}"
     try:
         mp.spawn(run, (options, config, vocab, rendezvous), nprocs=options.processes)
@@ -63,11 +67,10 @@ def run(rank: int, options: argparse.Namespace, config: TrainConfig, vocab: Path
     """One process of the training."""
     logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
     torch.manual_seed(0)
     if options.processes > 1:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=options.processes
-        )
+        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=options.processes)
     model = Glip(replace(MINIATURE, head=replace(MINIATURE.head, deformable=not options.plain)))
     if options.init_clip:
         n_copied = copy_image_tower(model, options.init_clip)
@@ -114,7 +117,9 @@ def make_vocabulary(path: Path, size: int) -> None:
 
 def copy_image_tower(model: Glip, clip: Path) -> int:
     """Start the image tower from the weights of a CLIP whose tower is the same network of timm."""
-    own = model.backbone.body.model.state_dict()
+    tower = model.backbone.body
+    assert isinstance(tower, ConvBackbone)
+    own = tower.model.state_dict()
     anchor = "layer4.0.conv2.weight"  # a name that only the image tower holds
     weights = load_file(clip)
     prefix = next((key.removesuffix(anchor) for key in weights if key.endswith(anchor)), None)
@@ -126,7 +131,7 @@ def copy_image_tower(model: Glip, clip: Path) -> int:
     start = {key: weights[prefix + key] for key in own}
     stem = next(key for key in own if own[key].ndim == 4)
     start[stem] = start[stem].flip(1)  # CLIP reads RGB, GLIP BGR
-    model.backbone.body.model.load_state_dict(start)
+    tower.model.load_state_dict(start)
     return len(own)
 
 

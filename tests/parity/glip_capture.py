@@ -6,8 +6,8 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from pipeline.ground.glip.dyconv import DyConv
-from pipeline.ground.glip.fuse import Fuse, TextLayer
 from pipeline.ground.glip.fpn import split_levels
+from pipeline.ground.glip.fuse import Fuse, TextLayer
 from pipeline.ground.glip.model import Glip
 from pipeline.ground.glip.swin import Swin
 

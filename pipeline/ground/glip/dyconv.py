@@ -55,12 +55,12 @@ class DyConv(nn.Module):
         self.coarse_offsets: Literal["flat_memory", "resize"] = config.coarse_offsets
         # in the released order: from the coarser level, from the same, from the finer
         self.DyConv = nn.ModuleList(NormedConv(channels, stride, groups) for stride in (1, 1, 2))
-        self.AttnConv = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, 1, 1), nn.ReLU())
+        attention = nn.Conv2d(channels, 1, 1)
+        self.AttnConv = nn.Sequential(nn.AdaptiveAvgPool2d(1), attention, nn.ReLU())
         self.relu = DyReLU(channels, config.dyrelu_reduction)
         self.offset = nn.Conv2d(channels, N_OFFSETS + 9, 3, padding=1) if config.deformable else None
-        attention = self.AttnConv[1]
         nn.init.normal_(attention.weight, std=0.01)
-        nn.init.zeros_(attention.bias)
+        nn.init.zeros_(attention.bias)  # type: ignore[arg-type]
         if self.offset is not None:  # a deformable convolution starts as a plain one
             nn.init.normal_(self.offset.weight, std=0.01)
             nn.init.zeros_(self.offset.bias)  # type: ignore[arg-type]

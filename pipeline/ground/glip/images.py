@@ -41,9 +41,9 @@ def resize(image: Image, size: tuple[int, int]) -> Image:
 def batch_images(images: list[Image]) -> Tensor:
     """float32 [b, 3, h, w] of images whose padded sizes agree; zeros right and below, after the normalisation."""
     height, width = padded_size((images[0].shape[0], images[0].shape[1]))
-    batch = torch.zeros(len(images), height, width, 3)
+    batch = torch.zeros(len(images), 3, height, width)
+    mean, std = torch.tensor(MEAN_BGR).view(3, 1, 1), torch.tensor(STD_BGR).view(3, 1, 1)
     for row, image in zip(batch, images, strict=True):
-        row[: image.shape[0], : image.shape[1]] = torch.from_numpy(image[:, :, ::-1].copy()).float()
-        row[: image.shape[0], : image.shape[1]] -= torch.tensor(MEAN_BGR)
-        row[: image.shape[0], : image.shape[1]] /= torch.tensor(STD_BGR)
-    return batch.permute(0, 3, 1, 2)  # channels last in memory
+        bgr = torch.from_numpy(image[:, :, ::-1].copy()).permute(2, 0, 1)
+        row[:, : image.shape[0], : image.shape[1]] = (bgr - mean) / std
+    return batch

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchvision.ops import batched_nms, nms
+from torchvision.ops import batched_nms
 
 from pipeline.ground.glip.box_coder import decode
 from pipeline.ground.glip.config import DetectConfig
@@ -72,12 +72,6 @@ def _level(
     boxes = torch.minimum(boxes.clamp(min=0), limit)
     keep = (boxes[:, 2:] - boxes[:, :2] + 1 >= 0).all(dim=1)
     return Detections(boxes=boxes[keep], scores=squared[keep].sqrt(), labels=label[keep])
-
-
-def grit_rules(found: Detections, config: DetectConfig) -> Detections:
-    """Score threshold, then non-maximum suppression over all boxes, across phrases too (Kosmos-2, section 2.1)."""
-    found = found[found.scores >= config.score_threshold]
-    return found[nms(_plain(found.boxes), found.scores, config.cross_phrase_nms_iou)]
 
 
 def _plain(boxes: Tensor) -> Tensor:

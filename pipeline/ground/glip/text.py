@@ -134,9 +134,7 @@ def _join_phrases(caption: str, spans: list[tuple[int, Span]]) -> tuple[str, lis
     return text, moved
 
 
-def _split(
-    ids: Sequence[int], phrases: list[tuple[int, list[int]]], max_tokens: int
-) -> tuple[list[Prompt], list[int]]:
+def _split(ids: Sequence[int], phrases: list[tuple[int, list[int]]], max_tokens: int) -> tuple[list[Prompt], list[int]]:
     """Windows of at most `max_tokens` ids that cut no phrase, and the phrases longer than a window."""
     room = max_tokens - 2
     too_long = [index for index, tokens in phrases if tokens[-1] - tokens[0] >= room]

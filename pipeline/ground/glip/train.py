@@ -174,7 +174,7 @@ def train(
     With `resume`, `data` must begin at the batch that `next_step(out)` names.
     """
     device = next(model.parameters()).device
-    model.train().to(memory_format=torch.channels_last)
+    model.train()  # planes, not channels last: GroupNorm's backward pass on a CPU in bfloat16 is 12 times faster so
     optimizer = make_optimizer(model, config)
     averaged = Averaged(model, config.ema)
     start = _restore(out, model, optimizer, averaged) if resume else 0
@@ -233,9 +233,7 @@ def _restore(out: Path, model: Glip, optimizer: torch.optim.Optimizer, averaged:
     return int(state["step"])
 
 
-def _save(
-    out: Path, step: int, model: Glip, optimizer: torch.optim.Optimizer, averaged: Averaged, vocab: Path
-) -> None:
+def _save(out: Path, step: int, model: Glip, optimizer: torch.optim.Optimizer, averaged: Averaged, vocab: Path) -> None:
     save_glip(out, averaged.state, model.config, vocab)
     state: Mapping[str, object] = {
         "step": step,
