@@ -16,7 +16,7 @@ from demo.world.vocabulary import CATEGORY_NOUNS, COLOURS, CONCEPT, CONCEPTS
 from trainer.preprocess import PreprocessConfig, fit
 
 CONCEPT_INDEX = {concept.name: index for index, concept in enumerate(CONCEPTS)}
-COLOUR_INDEX = {None: 0, **{colour: index for index, colour in enumerate(COLOURS, start=1)}}
+COLOUR_INDEX: dict[str | None, int] = {None: 0, **{colour: index for index, colour in enumerate(COLOURS, start=1)}}
 Box = tuple[float, float, float, float]  # x_min, y_min, x_max, y_max in pixels
 
 

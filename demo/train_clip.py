@@ -145,7 +145,7 @@ def train(rank: int, meeting: str, config: TrainClipConfig, out: Path) -> None:
             group["lr"] = learning_rate(step, config)
         loss = loss_of(model, tokenizer, next(stream), config, noise)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         average_gradients(parameters)
         torch.nn.utils.clip_grad_norm_(parameters, 5.0)
         optimizer.step()

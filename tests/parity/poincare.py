@@ -1,4 +1,4 @@
-"""Compare `trainer.geometry.poincare` with the Lorentz model seen through the isometry: `python -m tests.parity.poincare FILE.npz`.
+"""Compare the Poincare ball with the Lorentz model through the isometry: `python -m tests.parity.poincare FILE.npz`.
 
 In float64 everything must agree to 1e-6; the table's own eps stands in its apertures and self-distances. In float32
 the points themselves are rounded, so what is compared there is relative to how near the rim they lie.
@@ -15,7 +15,7 @@ import torch
 from trainer.geometry import poincare
 from trainer.losses import entropy
 
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3}
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-4}
 
 
 def compare(table: Any) -> list[dict[str, Any]]:

@@ -1,0 +1,34 @@
+import pytest
+import torch
+
+from trainer.encoders.image import ImageConfig, build_image_encoder, sincos_positions
+
+
+def test_small_vision_transformer_has_the_papers_shape() -> None:
+    vit = build_image_encoder(ImageConfig())
+    assert vit.blocks[0].attn.num_heads == 12  # type: ignore[index, union-attr]
+    assert vit.norm.eps == 1e-5  # type: ignore[union-attr]
+    assert sum(p.numel() for p in vit.parameters() if not p.requires_grad) == 75_648
+
+
+def test_positions_wave_with_the_row_first_and_leave_the_class_token_alone() -> None:
+    table = sincos_positions(3, 8)[0]
+    row, column = 2, 1
+    token = table[1 + 3 * row + column]
+    frequencies = torch.tensor([1.0, 0.01])
+    expected = torch.cat([(row * frequencies).sin(), (row * frequencies).cos(),
+                          (column * frequencies).sin(), (column * frequencies).cos()])  # fmt: skip
+    torch.testing.assert_close(token, expected)
+    assert not table[0].any()
+
+
+def test_any_network_of_timm_gives_one_vector_an_image() -> None:
+    kwargs = {"layers": [1, 1, 1, 1], "channels": [8, 16, 24, 32], "norm_groups": 4}
+    tower = build_image_encoder(ImageConfig(name="resnet10t", size_px=32, kwargs=kwargs))
+    assert tower(torch.rand(2, 3, 32, 32)).shape == (2, tower.num_features)
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in tower.modules())
+
+
+def test_a_misspelt_tower_is_named() -> None:
+    with pytest.raises(ValueError, match="'vit_smal'"):
+        build_image_encoder(ImageConfig(name="vit_smal"))

@@ -1,0 +1,132 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.parity import lorentz as parity
+from trainer.geometry import lorentz
+
+TABLE = Path(__file__).parents[2] / "parity" / "data" / "lorentz.npz"
+CURVATURES = (0.1, 0.7, 1.0, 3.0, 10.0)
+
+
+def tangents(norm: float, n: int = 12, d: int = 8, seed: int = 0) -> Tensor:
+    v = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return norm * v / v.norm(dim=-1, keepdim=True)
+
+
+def test_every_function_lies_as_near_to_float64_as_the_table_asks() -> None:
+    with np.load(TABLE) as table:
+        rows = parity.compare(table)
+    assert [row for row in rows if not row["error"] <= row["bar"] or not row["finite"]] == []
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+@pytest.mark.parametrize("norm", [1e-4, 0.1, 2.0])
+def test_log_map_undoes_exp_map(c: float, norm: float) -> None:
+    v, curvature = tangents(norm), torch.tensor(c, dtype=torch.float64)
+    torch.testing.assert_close(lorentz.log_map0(lorentz.exp_map0(v, curvature), curvature), v, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_distance_to_the_origin_is_the_length_of_the_tangent(c: float) -> None:
+    v, curvature = tangents(1.3), torch.tensor(c, dtype=torch.float64)
+    x = lorentz.exp_map0(v, curvature)
+    torch.testing.assert_close(lorentz.distance(x, torch.zeros_like(x), curvature), v.norm(dim=-1))
+
+
+@settings(max_examples=30, deadline=None)
+@given(c=st.floats(0.1, 10), s=st.floats(0.2, 5), seed=st.integers(0, 1000))
+def test_angles_do_not_change_when_points_scale_by_s_and_curvature_by_its_inverse_square(
+    c: float, s: float, seed: int
+) -> None:
+    x, y = tangents(1.0, seed=seed), tangents(1.5, seed=seed + 1)
+    before, after = torch.tensor(c, dtype=torch.float64), torch.tensor(c / s**2, dtype=torch.float64)
+    kwargs = {"eps": 1e-14}
+    torch.testing.assert_close(
+        lorentz.exterior_angle(x, y, before, **kwargs), lorentz.exterior_angle(s * x, s * y, after, **kwargs)
+    )
+    torch.testing.assert_close(
+        lorentz.half_aperture(x, before, **kwargs), lorentz.half_aperture(s * x, after, **kwargs)
+    )
+    torch.testing.assert_close(lorentz.distance(x, y, before) * s, lorentz.distance(s * x, s * y, after))
+
+
+def test_distance_agrees_with_the_printed_formula_where_that_has_digits() -> None:
+    c, x, y = torch.tensor(0.7, dtype=torch.float64), tangents(1.0), tangents(2.0, seed=1)
+    inner = (x * y).sum(-1) - lorentz.time(x, c) * lorentz.time(y, c)
+    torch.testing.assert_close(lorentz.distance(x, y, c), (-c * inner).acosh() / c.sqrt())
+
+
+def test_pairwise_distance_is_the_distance_of_each_pair() -> None:
+    c, x, y = torch.tensor(2.0), tangents(1.0).float(), tangents(3.0, seed=1).float()
+    torch.testing.assert_close(lorentz.pairwise_distance(x, y, c), lorentz.distance(x[:, None], y[None], c))
+
+
+def test_factors_with_their_own_curvatures_are_the_single_spaces_side_by_side() -> None:
+    c = torch.tensor([0.2, 1.0, 5.0])
+    x, y = torch.randn(3, 6, 4), torch.randn(3, 7, 4)
+    together = lorentz.pairwise_distance(x, y, c[:, None])
+    assert together.shape == (3, 6, 7)
+    for k in range(3):
+        torch.testing.assert_close(together[k], lorentz.pairwise_distance(x[k], y[k], c[k]))
+        torch.testing.assert_close(lorentz.half_aperture(x, c[:, None])[k], lorentz.half_aperture(x[k], c[k]))
+
+
+@pytest.mark.parametrize("norm", [1e-6, 1.0, 1e4])
+def test_float32_neighbours_far_out_and_close_in_keep_their_distance(norm: float) -> None:
+    c, x = torch.tensor(1.0), tangents(norm).float()
+    y = x * (1 + 1e-3)
+    truth = lorentz.distance(x.double(), y.double(), c.double(), eps=1e-30)
+    torch.testing.assert_close(lorentz.distance(x, y, c, eps=1e-30).double(), truth, rtol=2e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-20, 1e-4, 1.0, 3e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_are_finite_for_equal_opposite_and_aligned_points(norm: float, dtype: torch.dtype) -> None:
+    base, c = tangents(norm).to(dtype), torch.tensor(1.7, dtype=dtype, requires_grad=True)
+    for other in (base, -base, 2 * base, 0 * base):
+        x, y = base.clone().requires_grad_(), other.clone().requires_grad_()
+        loss = (
+            lorentz.pairwise_distance(x, y, c).sum()
+            + lorentz.distance(x, y, c).sum()
+            + lorentz.exterior_angle(x, y, c).sum()
+            + lorentz.half_aperture(x, c).sum()
+            + lorentz.log_map0(lorentz.exp_map0(x, c), c).sum()
+        )
+        for grad in torch.autograd.grad(loss, (x, y, c)):
+            assert grad.isfinite().all()
+
+
+def test_gradients_agree_with_finite_differences() -> None:
+    x = tangents(1.0, n=3, d=4).requires_grad_()
+    y = tangents(1.7, n=3, d=4, seed=1).requires_grad_()
+    c = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
+    for function in (lorentz.pairwise_distance, lorentz.distance, lorentz.exterior_angle):
+        assert torch.autograd.gradcheck(function, (x, y, c))
+    for function in (lorentz.half_aperture, lorentz.exp_map0, lorentz.log_map0):
+        assert torch.autograd.gradcheck(function, (x, c))
+
+
+def test_cone_is_a_half_space_near_the_origin() -> None:
+    aperture = lorentz.half_aperture(tangents(0.1), torch.tensor(1.0))
+    torch.testing.assert_close(aperture, torch.full_like(aperture, math.pi / 2), atol=2e-4, rtol=0)
+
+
+def test_point_straight_ahead_is_at_angle_zero_and_one_behind_at_pi() -> None:
+    x, c = tangents(1.0), torch.tensor(0.5, dtype=torch.float64)
+    ahead, behind = lorentz.exterior_angle(x, 2 * x, c), lorentz.exterior_angle(x, x / 2, c)
+    torch.testing.assert_close(ahead, torch.zeros_like(ahead), atol=3e-4, rtol=0)
+    torch.testing.assert_close(behind, torch.full_like(behind, math.pi), atol=3e-4, rtol=0)
+
+
+def test_exp_map_of_a_long_tangent_stops_at_the_limit_and_keeps_its_direction() -> None:
+    v, c = tangents(1e3).float(), torch.tensor(4.0)
+    point = lorentz.exp_map0(v, c)
+    torch.testing.assert_close(point.norm(dim=-1), torch.full((len(v),), lorentz.MAX_SINH / 2))
+    torch.testing.assert_close(lorentz.direction(point), lorentz.direction(v))

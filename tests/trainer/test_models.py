@@ -1,0 +1,107 @@
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.parity import models as parity
+from tests.trainer.small import NAMES, small_batch, small_model
+from trainer.models import PHyCLIP
+from trainer.optim import OptimConfig, build_optimizer
+
+DATA = Path(__file__).parents[1] / "parity" / "data"
+
+
+@pytest.mark.parametrize("name", ["clip", "meru", "hycoclip", "phyclip"])
+def test_small_model_and_loss_agree_with_the_authors_numbers(name: str) -> None:
+    with np.load(DATA / f"{name}.npz") as table:
+        report = parity.compare(table, sizes=("mini",))
+    assert report.failed() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["clip", "meru", "hycoclip", "phyclip"])
+def test_vit_s16_agrees_with_the_authors_numbers(name: str) -> None:
+    with np.load(DATA / f"{name}.npz") as table:
+        report = parity.compare(table, sizes=("vit_s16",))
+    assert report.failed() == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_model_learns_eight_pairs_by_heart(name: str) -> None:
+    model, batch = small_model(name), small_batch()
+    optimizer = build_optimizer(model, OptimConfig(lr=3e-3))
+    for _ in range(60):
+        losses = model(batch)
+        optimizer.zero_grad()
+        losses.loss.backward()
+        optimizer.step()
+        model.clamp_parameters()
+    with torch.no_grad():
+        similarity = model.similarity(model.encode_image(batch.images), model.encode_text(batch.token_ids))
+    assert (similarity.argmax(1) == torch.arange(8)).all()
+    assert losses.terms["contrastive"] < 0.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loss_is_the_same_for_whichever_rows_come_first(name: str) -> None:
+    model, batch = small_model(name), small_batch()
+    turned = dataclasses.replace(batch, **{f.name: getattr(batch, f.name).flip(0) for f in dataclasses.fields(batch)})
+    torch.testing.assert_close(model(batch).loss, model(turned).loss)
+
+
+@pytest.mark.parametrize("name", ["hycoclip", "phyclip"])
+def test_box_model_without_boxes_says_what_it_needs(name: str) -> None:
+    batch = dataclasses.replace(small_batch(), box_images=None, box_token_ids=None)
+    with pytest.raises(ValueError, match="use_boxes=false"):
+        small_model(name)(batch)
+    assert small_model(name, use_boxes=False)(batch).loss.isfinite()
+
+
+def test_paper_contrasts_boxes_with_each_other_and_the_code_with_wholes() -> None:
+    batch = small_batch()
+    paper, released = (small_model("phyclip", box_candidates=kind)(batch) for kind in ("paper", "released"))
+    assert paper.terms["contrastive"] != released.terms["contrastive"]
+    assert paper.terms["entailment"] == released.terms["entailment"]
+
+
+def test_clamps_keep_scalars_in_range() -> None:
+    model = small_model("phyclip")
+    assert isinstance(model, PHyCLIP)
+    with torch.no_grad():
+        model.curv += 9
+        model.visual_alpha += 9
+        model.logit_scale += 9
+    model.clamp_parameters()
+    assert model.curv.exp().max().item() == pytest.approx(10)
+    assert model.visual_alpha.max() == 0
+    assert model.logit_scale.exp().item() == pytest.approx(100)
+
+
+def test_poinclip_takes_the_side_of_lower_entropy_for_the_apex() -> None:
+    model = small_model("poinclip")
+    pairs = model.features(small_batch())
+    near = dataclasses.replace(pairs, image=pairs.image / 50)
+    far = dataclasses.replace(pairs, text=pairs.text / 50)
+    assert model.losses(near).terms["image_entails"] == 1
+    assert model.losses(far).terms["image_entails"] == 0
+
+
+def test_a_reward_that_leaves_the_loss_without_a_floor_is_refused() -> None:
+    with pytest.raises(ValueError, match="entail_reward"):
+        small_model("poinclip", entail_reward=1.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_features_in_half_precision_give_a_finite_loss(name: str) -> None:
+    model, batch = small_model(name), small_batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = model(batch)
+    assert losses.loss.dtype == torch.float32
+    assert losses.loss.item() == pytest.approx(model(batch).loss.item(), rel=0.05)
+
+
+def test_temperature_starts_at_seven_hundredths() -> None:
+    assert small_model("meru").logit_scale.item() == pytest.approx(math.log(1 / 0.07))
