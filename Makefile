@@ -23,7 +23,7 @@ demo: install
 # Trains the miniature CLIP and GLIP again and measures them on unseen scenes: about an hour on two cores.
 demo-models: install
 	$(BIN)/python -m demo.train_clip
-	$(BIN)/python -m demo.train_glip
+	$(BIN)/python -m demo.train_glip --steps 1200 --out demo/weights/glip --init-clip demo/weights/clip/model.safetensors
 	$(BIN)/python -m demo.eval
 
 lint: install
