@@ -30,8 +30,8 @@ BEGIN, END = "<!-- figures: made by demo/eval.py -->", "<!-- end of figures -->"
 CALIBRATION_SEEDS = TEST_SEEDS[10_000:20_000]
 REPORT_SEEDS = TEST_SEEDS[20_000:30_000]
 N_SCENES = 150
-# A little above what is asked for (0.90 and 0.85), since the choice is made on other scenes than the report.
-MIN_PRECISION = {"trained": 0.93, "held_out": 0.88}
+# What the demo promises at the least is 0.90 and 0.85; the figures of the report come from other scenes than the choice.
+MIN_PRECISION = {"trained": 0.955, "held_out": 0.90}
 SEARCH_FLOOR = 0.02  # for average precision and recall among many boxes; what is scored has the pipeline's own floor
 
 Images = list[tuple[list[Prediction], Truth]]
@@ -152,9 +152,9 @@ def filter_table(images: dict[Style, list[Scored]], chosen: Point) -> list[str]:
         "| precision / recall | before both | grounding score | both filters |",
         "|---|---|---|---|",
     ]
-    groups: dict[str, list[Scored]] = {**images, **by_share(images)}
+    groups: list[tuple[str, list[Scored]]] = [*images.items(), *by_share(images).items()]
     steps = [(0.0, -1.0), (chosen.min_score, -1.0), (chosen.min_score, chosen.min_cosine)]
-    for name, group in groups.items():
+    for name, group in groups:
         points = [grid(group, (score,), (cosine,))[0] for score, cosine in steps]
         lines.append(f"| {name} | {' | '.join(f'{p.precision:.3f} / {p.recall:.3f}' for p in points)} |")
     return lines

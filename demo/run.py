@@ -5,6 +5,7 @@ with the truth. A second run finds its shards finished. Ctrl-C ends everything t
 """
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from demo.local_web import server, usable_port
 from demo.make_input import N_ROWS, write_input
 from demo.serve import HOST
 from demo.truth_report import read_truth, rows_of, table_of, truth_figures, unexpected_drops
+from pipeline.errors import UserError
 from pipeline.report import build_stats, summary_table, write_report
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,7 +45,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"{time.monotonic() - start:.0f} s in all\nreport: {output / 'report.html'}")
@@ -57,7 +59,10 @@ def interrupt(_: int, __: FrameType | None) -> None:
 def run(output: Path, folder: Path, n_rows: int, n_cpus: int) -> None:
     """Input, job, truth, report. Raises RuntimeError when the server, Ray or the job fails."""
     port = usable_port()
+    before = digest(folder / "pairs.parquet")
     rows = write_input(folder, n_rows, port)
+    if digest(folder / "pairs.parquet") != before:
+        shutil.rmtree(output, ignore_errors=True)  # shards of another input: there may be more of them than of this one
     say(f"{len(rows)} rows made in {folder}")
     with server(port, output.parent / "server.log"):
         say(f"images served on http://{HOST}:{port}; starting Ray")
@@ -72,6 +77,11 @@ def run(output: Path, folder: Path, n_rows: int, n_cpus: int) -> None:
     print(f"\n{summary_table(stats)}\n\n{table_of(truth)}\n")
     odd = unexpected_drops(stats, json.loads((folder / "expected.json").read_text("utf-8")))
     print("\n".join(f"warning: {line}" for line in odd) or "every bad row was dropped for the reason it was made for")
+
+
+def digest(path: Path) -> str | None:
+    """SHA-256 of a file, None if it is not there."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def say(text: str) -> None:
