@@ -60,6 +60,7 @@ class TokenTable:
         """The annotation of each token; the doc's own labels are set too, since noun chunks need them."""
         if len(self.entries) > MAX_ENTRIES:
             self.entries.clear()
+            self.lemmatizer.cache.clear()
         keys = list(map(tuple, doc.to_array([ORTH, TAG, DEP]).tolist()))
         found: list[Annotation] = []
         for start, end in _runs(self.contextual(doc), len(doc)):

@@ -78,18 +78,19 @@ class GroundingDino:
     def _detect(
         self, images: Sequence[Image], texts: Sequence[str], places: Sequence[dict[int, Span]]
     ) -> list[list[Detection]]:
-        inputs = self.processor(
-            images=list(images), text=list(texts), return_tensors="pt", padding=True, truncation=True,
-            max_length=self.max_tokens, input_data_format="channels_last",
-        )  # fmt: skip
-        output = self.model(**inputs.to(self.model.device))
+        # Apart, since only the tokenizer's own answer knows which word piece holds which character.
+        pixels = self.processor.image_processor(list(images), return_tensors="pt", input_data_format="channels_last")
+        words = self.processor.tokenizer(
+            list(texts), return_tensors="pt", padding=True, truncation=True, max_length=self.max_tokens
+        )
+        output = self.model(**pixels.to(self.model.device), **words.to(self.model.device))
         boxes = box_convert(output.pred_boxes.float(), "cxcywh", "xyxy").cpu()
         probabilities = output.logits.float().sigmoid().cpu()  # [b queries tokens]
         found = []
         for row, where in enumerate(places):
             detections = []
             for number, (start, end) in where.items():
-                pieces = {inputs.char_to_token(row, char) for char in range(start, end)} - {None}
+                pieces = {words.char_to_token(row, char) for char in range(start, end)} - {None}
                 if pieces:
                     scores = probabilities[row][:, sorted(pieces)].mean(dim=1)
                     detections += _detections(number, boxes[row], scores, self.floor)
