@@ -6,9 +6,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, kw_only=True)
 class ReadConfig:
     url_column: str | None = None  # column with the image's address; none: url, image_url or link, in any case
-    caption_column: str | None = (
-        None  # column with the caption; none: caption, text, alt_text, alt or title, in any case
-    )
+    caption_column: str | None = None  # column with the caption; none: caption, text, alt_text, alt or title
     id_column: str | None = None  # column with the input's own identifier; none: id, uid, sample_id, image_id or key
 
 

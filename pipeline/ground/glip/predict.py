@@ -26,7 +26,7 @@ class GlipGrounder:
 
     def __call__(
         self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]
-    ) -> list[list[Detection]]:
+    ) -> list[list[Detection] | None]:
         config, found = self.model.config.detect, [list[Detection]() for _ in images]
         sizes = [network_size(image.shape[0], image.shape[1], config) for image in images]
         resized = [resize(image, size) for image, size in zip(images, sizes, strict=True)]
@@ -41,7 +41,7 @@ class GlipGrounder:
                 found[i] += self._detections(
                     detect(output, row, labels, (width, height), config), prompt, width, height
                 )
-        return found
+        return [boxes if plan.prompts else None for boxes, plan in zip(found, plans, strict=True)]
 
     @torch.inference_mode()
     def _forward(self, images: list[Image], ids: torch.Tensor, mask: torch.Tensor) -> GlipOutput:
