@@ -96,7 +96,8 @@ def main() -> None:
         os.sched_setaffinity(server.pid, {cores[-1]})
         os.sched_setaffinity(0, {cores[0]})
         assert server.stdout is not None
-        urls = [f"http://127.0.0.1:{int(server.stdout.readline())}/{i}" for i in range(n)]
+        port = int(server.stdout.readline())
+        urls = [f"http://127.0.0.1:{port}/{i}" for i in range(n)]
         with tempfile.TemporaryDirectory() as folder:
             runs = {
                 "img2dataset": make_theirs(urls, Path(folder)),

@@ -65,7 +65,7 @@ def run(config: PipelineConfig) -> dict[str, Any]:
             pass
         with fsspec.open(f"{config.output}/_timings/run.json", "w", auto_mkdir=True) as file:
             json.dump({"wall_seconds": time.perf_counter() - start, "shards": len(todo)}, file)
-    stats = build_stats(config.output)
+    stats = build_stats(config.output, shards=[plan.index for plan in plans])
     write_report(config.output)
     print(summary_table(stats))
     print(f"report: {config.output}/report.html")
@@ -124,8 +124,8 @@ def refuse_foreign_shards(output: str, n_shards: int) -> None:
     foreign = sorted(name for name in names if name.endswith(".json") and int(Path(name).stem) >= n_shards)
     if foreign:
         raise UserError(
-            f"{output} holds {len(foreign)} shards beyond this run's {n_shards} (first: {Path(foreign[0]).stem}), from an earlier run with more "
-            f"rows or smaller shards; give another output=, or remove that folder"
+            f"{output} holds {len(foreign)} shards beyond this run's {n_shards} (first: {Path(foreign[0]).stem}), "
+            f"from an earlier run with more rows or smaller shards; give another output=, or remove that folder"
         )
 
 

@@ -12,18 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.ground.glip.atss import assign
 from pipeline.ground.glip.box_coder import decode
 from pipeline.ground.glip.config import CONFIGS, GlipConfig
-from pipeline.ground.glip.loss import Losses, Target, glip_loss
 from pipeline.ground.glip.model import Glip, GlipOutput
 from pipeline.ground.glip.postprocess import class_probability, detect
 from tests.parity import glip_recipe as recipe
 from tests.parity.glip_capture import Capture
+from tests.parity.glip_training import compare_training, positive_map
 
 BAR = 2e-3  # of a tensor's rms, plus 1e-5
 DATA = Path(__file__).parent / "data"
-LOSSES = {"token": "loss_dot_product_token", "box": "loss_reg", "centerness": "loss_centerness"}
 
 
 def config_of(meta: dict[str, Any]) -> GlipConfig:
@@ -58,7 +56,7 @@ def run(path: Path) -> list[tuple[str, float, float]]:
     missing = _names(stored) - set(tensors) - {"det.box", "det.score", "det.label", "det.unmatched64", "assigned"}
     results += [(f"{name} (not computed)", float("inf"), 0.0) for name in sorted(missing)]
     results += _detections(stored, output, meta, config)
-    return results + _training(stored, model, output, mask, meta, config)
+    return results + compare_training(stored, meta, model, (images, ids, mask))
 
 
 def _names(stored: Any) -> set[str]:
@@ -87,14 +85,6 @@ def _error(stored: Any, name: str, value: Tensor) -> tuple[float, float]:
         return float("inf"), BAR
     worst = float(np.abs(found - wanted).max(initial=0.0))
     return worst / max(rms, 1e-12), BAR + 1e-5 / max(rms, 1e-12)
-
-
-def positive_map(meta: dict[str, Any], length: int) -> Tensor:
-    """Bool [labels, length] of the case's phrases."""
-    rows = torch.zeros(len(meta["phrases"]), length, dtype=torch.bool)
-    for label, tokens in meta["phrases"].items():
-        rows[int(label) - 1, tokens] = True
-    return rows
 
 
 def _derived(output: GlipOutput, captured: dict[str, Tensor], ids: Tensor, meta: dict[str, Any]) -> dict[str, Tensor]:
@@ -137,37 +127,6 @@ def _detections(
             unmatched += 1
     allowed = float(stored["det.unmatched64"])
     return [("detections without a partner", float(unmatched + is_free.sum()), allowed)]
-
-
-def _training(
-    stored: Any, model: Glip, output: GlipOutput, mask: Tensor, meta: dict[str, Any], config: GlipConfig
-) -> list[tuple[str, float, float]]:
-    boxes = torch.tensor(meta["gt_boxes"])
-    rows = positive_map(meta, mask.shape[1])[torch.tensor(meta["gt_labels"]) - 1]
-    owner = assign(output.anchors, boxes, config.loss.candidates)
-    labels = torch.cat([torch.tensor(meta["gt_labels"]), torch.zeros(1, dtype=torch.int64)])[owner].numpy()
-    results = [("ATSS assignment, anchors that differ", float((labels != stored["assigned"]).sum()), 0.0)]
-    losses: Losses = glip_loss(output, mask, [Target(boxes=boxes, tokens=rows)], config)
-    for name, key in LOSSES.items():
-        wanted = meta["loss"][key]
-        results.append((f"loss {name} (relative)", abs(getattr(losses, name).item() - wanted) / abs(wanted), 1e-5))
-    losses.total.backward()
-    parameters = dict(model.named_parameters())
-    # a key projection's bias cancels in the softmax: its gradient is rounding noise, measured against the whole
-    noise = 1e-6 * float(np.linalg.norm(stored["grad.norm"]))
-    worst, worst_key = 0.0, ""
-    for key, wanted in zip(stored["grad.key"], stored["grad.norm"], strict=True):
-        error = _gradient_error(parameters[str(key).removeprefix("module.")].grad, float(wanted), noise)
-        if error >= worst:
-            worst, worst_key = error, str(key)
-    return [*results, (f"gradient norm (relative), worst at {worst_key}", worst, 1e-3)]
-
-
-def _gradient_error(gradient: Tensor | None, wanted: float, noise: float) -> float:
-    if wanted < 0:
-        return 0.0 if gradient is None else float("inf")
-    norm = 0.0 if gradient is None else float(gradient.double().norm())
-    return max(abs(norm - wanted) - noise, 0.0) / max(wanted, 1e-12)
 
 
 def main(arguments: list[str]) -> int:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_type_hints
 
+MAX_DEPTH = 100
+
 
 @dataclass(frozen=True, kw_only=True)
 class SwinConfig:
@@ -104,7 +106,7 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectConfig:
-    """From logits to boxes. The first five are GLIP's own; the last two are GRIT's rules on top of them."""
+    """From logits to boxes, as GLIP does it; the last is where the pipeline draws the line."""
 
     short_side_px: int = 800
     max_side_px: int = 1333
@@ -113,7 +115,6 @@ class DetectConfig:
     max_boxes: int = 100
     nms_iou: float = 0.6  # among boxes of one phrase
     score_threshold: float = 0.65  # GRIT (Kosmos-2, section 2.1)
-    cross_phrase_nms_iou: float = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +132,9 @@ class GlipConfig:
     def __post_init__(self) -> None:
         if len(self.anchors.strides) != 5:
             raise ValueError(f"anchors.strides must hold five strides (P3 to P7), got {self.anchors.strides}")
+        blocks = self.backbone.depths if isinstance(self.backbone, SwinConfig) else self.backbone.layers
+        if max(sum(blocks), self.text.layers, self.head.rounds) > MAX_DEPTH:  # a configuration may come with weights
+            raise ValueError(f"no tower may be deeper than {MAX_DEPTH} blocks")
 
 
 _SWIN_L = SwinConfig(embed_dim=192, depths=(2, 2, 18, 2), heads=(6, 12, 24, 48), window=12, drop_path=0.4)
@@ -146,7 +150,7 @@ MINIATURE = GlipConfig(
         unused_classes=0, log_scale=-2.5,
     ),
     anchors=AnchorConfig(size=4.0),
-    detect=DetectConfig(short_side_px=224, max_side_px=448, score_threshold=0.40, cross_phrase_nms_iou=0.6),
+    detect=DetectConfig(short_side_px=224, max_side_px=448, score_threshold=0.40),
     drop_block=0.0,
 )  # fmt: skip
 
@@ -187,9 +191,11 @@ def _build(cls: Any, values: Any, kinds: dict[str, Any], path: str) -> Any:
 def _field(hint: Any, value: Any, path: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return _build(hint, value, {}, f"{path}.")
-    if isinstance(value, list | tuple) and get_args(hint)[1:] == (...,):
-        return tuple(value)
     choices = get_args(hint)
+    if choices[1:] == (...,):
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"GLIP config: {path} must be a list, got {value!r}")
+        return tuple(_field(choices[0], item, f"{path}[{index}]") for index, item in enumerate(value))
     if choices and all(isinstance(choice, str) for choice in choices):
         if value not in choices:
             raise ValueError(f"GLIP config: {path} is {value!r}; choose one of {', '.join(choices)}")

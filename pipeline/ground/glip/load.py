@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -24,6 +26,9 @@ WEIGHTS, CONFIG, VOCAB = "model.safetensors", "config.json", "vocab.txt"
 IGNORABLE = re.compile(
     r"rpn\.anchor_generator\.cell_anchors\.|\.relative_position_index$|\.position_ids$|\.pooler\.|rpn\.head\.mlm_head\."
 )
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@\w*)?")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+UNUSED = ("rpn.head.cls_logits.weight", "rpn.head.cls_logits.bias")
 MAX_NAMED = 10  # keys that an error lists
 
 
@@ -31,18 +36,40 @@ class CheckpointError(ValueError):
     """A file that is not the checkpoint it should be; the message says what is wrong with it."""
 
 
-def load_glip(path: Path, config: GlipConfig | None = None) -> Glip:
-    """The network of a folder or of a weight file, in evaluation mode, float32.
+def load_glip(name: str | Path, config: GlipConfig | None = None) -> Glip:
+    """The network of a folder, a weight file or `owner/name@commit` of the hub, in evaluation mode, float32.
 
     A released `.pth` does not say which graph it holds; without `config` its keys decide.
     """
+    path = find(name)
     if path.is_dir():
         config = config or read_config(path / CONFIG)
         path = path / WEIGHTS
     state = read_state(path)
-    model = Glip(config or guess_config(state, path))
-    fill(model, state, path)
+    config = config or guess_config(state, path)
+    try:
+        with torch.device("meta"):  # what does not fit is refused before any memory is taken for it
+            wanted = Glip(config).state_dict()
+    except (ValueError, RuntimeError, ArithmeticError) as error:
+        raise CheckpointError(f"{path}: its configuration makes no network: {error}") from error
+    checked = check_state(wanted, state, path)
+    model = Glip(config)
+    model.load_state_dict(checked)
     return model.eval()
+
+
+def find(name: str | Path) -> Path:
+    """The local folder or file of a name; a hub repository is fetched, at the commit that the name pins."""
+    path = Path(name)
+    if path.exists() or not HUB_NAME.fullmatch(str(name)):
+        return path
+    repository, _, revision = str(name).partition("@")
+    if not COMMIT.fullmatch(revision):
+        raise CheckpointError(f"{name} is not there; a hub repository needs its commit: {repository}@<40 hex digits>")
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=[CONFIG, VOCAB, WEIGHTS]))
+    except (OSError, HfHubHTTPError) as error:
+        raise CheckpointError(f"{name} cannot be fetched from the hub: {str(error).splitlines()[0]}") from error
 
 
 def read_config(path: Path) -> GlipConfig:
@@ -90,13 +117,12 @@ def guess_config(state: Mapping[str, Tensor], path: Path) -> GlipConfig:
     return CONFIGS["glip_t" if has_fusion else "glip_t_a"]
 
 
-def fill(model: Glip, state: Mapping[str, Tensor], path: Path) -> None:
-    """Copy the weights in; anything missing, left over or of another shape is an error that lists it."""
-    wanted = model.state_dict()
+def check_state(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The weights that a network takes; anything missing, left over or of another shape is an error that lists it."""
     given = {key: value for key, value in state.items() if key in wanted or not IGNORABLE.search(key)}
-    for key in ("rpn.head.cls_logits.weight", "rpn.head.cls_logits.bias"):
+    for key in UNUSED:
         if key in wanted and key in given and given[key].shape[1:] == wanted[key].shape[1:]:
-            given[key] = wanted[key]  # any number of classes: nothing calls this layer
+            given[key] = torch.zeros(wanted[key].shape, device="cpu")  # any number of classes: nothing calls this layer
     problems = _list("missing", [key for key in wanted if key not in given])
     problems += _list("unknown", [key for key in given if key not in wanted])
     shapes = [
@@ -108,7 +134,7 @@ def fill(model: Glip, state: Mapping[str, Tensor], path: Path) -> None:
     problems += _list("not finite", [key for key, value in given.items() if not torch.isfinite(value).all()])
     if problems:
         raise CheckpointError(f"{path} does not fit the GLIP configuration: {'; '.join(problems)}")
-    model.load_state_dict(given)
+    return given
 
 
 def _list(what: str, keys: list[str]) -> list[str]:
@@ -118,15 +144,17 @@ def _list(what: str, keys: list[str]) -> list[str]:
     return [f"{len(keys)} {what}: {', '.join(keys[:MAX_NAMED])}{more}"]
 
 
-def save_glip(folder: Path, state: Mapping[str, Tensor], config: GlipConfig, vocab: Path) -> None:
-    """Write a folder that `load_glip` reads, weights in half precision; each file appears whole or not at all."""
+def save_glip(
+    folder: Path, state: Mapping[str, Tensor], config: GlipConfig, vocab: Path, dtype: torch.dtype = torch.float16
+) -> None:
+    """Write a folder that `load_glip` reads; each file appears whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    half = {key: value.half().contiguous() if value.is_floating_point() else value for key, value in state.items()}
+    stored = {key: value.to(dtype).contiguous() if value.is_floating_point() else value for key, value in state.items()}
     _replace(folder / CONFIG, json.dumps(to_dict(config), indent=2).encode() + b"\n")
     if vocab.resolve() != (folder / VOCAB).resolve():
         _replace(folder / VOCAB, vocab.read_bytes())
     temporary = folder / f"{WEIGHTS}.tmp"
-    save_file(half, temporary)
+    save_file(stored, temporary)
     os.replace(temporary, folder / WEIGHTS)
 
 
