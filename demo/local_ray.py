@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 READY_S = 120.0
 STOP_S = 10.0
 OBJECT_STORE_BYTES = 400_000_000
-NOT_SHIPPED = ("/.*", "/out", "/tests", "/benchmarks", "/docs", "/docker")
+NOT_SHIPPED = ("/out", "/tests", "/benchmarks", "/docs", "/docker")
 """What the job's copy of the repository can do without."""
 
 
