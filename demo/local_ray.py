@@ -21,8 +21,8 @@ HOST = "127.0.0.1"
 READY_S = 120.0
 STOP_S = 10.0
 OBJECT_STORE_BYTES = 400_000_000
-NOT_SHIPPED = ("/out", "/tests", "/benchmarks", "/docs", "/docker")
-"""What the job's copy of the repository can do without."""
+NOT_SHIPPED = ("/tests", "/benchmarks", "/docs", "/docker")
+"""What the job's copy of the repository can do without; Ray itself leaves out .git, .venv and what .gitignore names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +81,20 @@ def local_ray(n_cpus: int, log: Path) -> Iterator[LocalRay]:
         wait_ready(ray, head, log)
         yield ray
     finally:
-        if head:
-            stop(head)
-        shutil.rmtree(home, ignore_errors=True)
+        with undisturbed():
+            if head:
+                stop(head)
+            shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until the context ends: an impatient second one must not leave half a Ray behind."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def ray_command() -> list[str]:
