@@ -171,16 +171,14 @@ def to_dict(config: GlipConfig) -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any]) -> GlipConfig:
     """The configuration of `to_dict`'s dictionary; an unknown key is an error that names it."""
-    backbone = values.get("backbone", {})
-    if not isinstance(backbone, dict):
-        raise ValueError("GLIP config: `backbone` must be a mapping")
-    kind = ConvConfig if "widths" in backbone else SwinConfig
+    backbone = values.get("backbone", {}) if isinstance(values, dict) else {}
+    kind = ConvConfig if isinstance(backbone, dict) and "widths" in backbone else SwinConfig
     return _build(GlipConfig, values, {"backbone": kind}, "")
 
 
 def _build(cls: Any, values: Any, kinds: dict[str, Any], path: str) -> Any:
     if not isinstance(values, dict):
-        raise ValueError(f"GLIP config: `{path.rstrip('.')}` must be a mapping, got {type(values).__name__}")
+        raise ValueError(f"GLIP config: `{path.rstrip('.') or 'the whole'}` must be a mapping, got {type(values).__name__}")
     hints = get_type_hints(cls)
     unknown = sorted(set(values) - set(hints))
     if unknown:

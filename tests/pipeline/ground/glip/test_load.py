@@ -1,0 +1,179 @@
+"""Weights on disk: what is read, and what is refused with a reason."""
+
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pipeline.ground.glip import convert
+from pipeline.ground.glip.config import CONFIGS, GlipConfig, TextConfig, from_dict, to_dict
+from pipeline.ground.glip.load import CheckpointError, find, guess_config, load_glip, read_state, save_glip
+from pipeline.ground.glip.model import Glip
+from tests.pipeline.ground.glip.tiny import TINY, tiny_model, write_vocab
+
+RELEASED = replace(TINY, head=replace(TINY.head, unused_classes=5))  # a small network with the released files' layers
+
+
+@pytest.fixture
+def state() -> dict[str, Tensor]:
+    return dict(tiny_model(RELEASED).state_dict())
+
+
+def save_pth(path: Path, content: object) -> Path:
+    torch.save(content, path)
+    return path
+
+
+def assert_same(model: Glip, state: dict[str, Tensor]) -> None:
+    differing = [key for key, value in model.state_dict().items() if not torch.equal(value, state[key])]
+    assert [key for key in differing if "cls_logits" not in key] == []
+
+
+def test_a_released_file_is_read(tmp_path: Path, state: dict[str, Tensor]) -> None:
+    extras = {
+        "rpn.anchor_generator.cell_anchors.0": torch.zeros(1, 4),
+        "backbone.body.layers.0.blocks.0.attn.relative_position_index": torch.zeros(16, 16, dtype=torch.int64),
+        "language_backbone.body.model.embeddings.position_ids": torch.zeros(1, 512, dtype=torch.int64),
+        "language_backbone.body.model.pooler.dense.weight": torch.zeros(2, 2),
+        "rpn.head.mlm_head.dense.bias": torch.zeros(2),
+    }
+    content = {"model": {f"module.{key}": value for key, value in (state | extras).items()}, "iteration": 7}
+    model = load_glip(save_pth(tmp_path / "glip.pth", content), RELEASED)
+    assert_same(model, state)
+    assert not model.training
+
+
+def test_a_file_of_weights_alone_is_read(tmp_path: Path, state: dict[str, Tensor]) -> None:
+    assert_same(load_glip(save_pth(tmp_path / "a.pth", state), RELEASED), state)
+    save_file(state, tmp_path / "a.safetensors")
+    assert_same(load_glip(tmp_path / "a.safetensors", RELEASED), state)
+
+
+def test_any_number_of_unused_classes_is_read(tmp_path: Path, state: dict[str, Tensor]) -> None:
+    state["rpn.head.cls_logits.weight"] = torch.zeros(3000, 32, 1, 1)
+    state["rpn.head.cls_logits.bias"] = torch.zeros(3000)
+    load_glip(save_pth(tmp_path / "lvis.pth", state), RELEASED)
+
+
+def test_a_folder_survives_a_round_trip_in_half_precision(tmp_path: Path) -> None:
+    model = tiny_model()
+    save_glip(tmp_path / "out", model.state_dict(), TINY, write_vocab(tmp_path))
+    loaded = load_glip(str(tmp_path / "out"))
+    assert loaded.config == TINY
+    assert_same(loaded, {key: value.half().float() for key, value in model.state_dict().items()})
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "vocab.txt",
+    ]
+
+
+def test_what_does_not_fit_is_listed(tmp_path: Path, state: dict[str, Tensor]) -> None:
+    del state["rpn.head.bias0"]
+    state["rpn.head.surprise"] = torch.zeros(1)
+    state["rpn.head.log_scale"] = torch.zeros(2)
+    state["rpn.head.bias_lang"] = torch.full_like(state["rpn.head.bias_lang"], float("nan"))
+    with pytest.raises(CheckpointError) as error:
+        load_glip(save_pth(tmp_path / "wrong.pth", state), RELEASED)
+    for part in (
+        "1 missing: rpn.head.bias0",
+        "1 unknown: rpn.head.surprise",
+        "1 of another shape: rpn.head.log_scale (2,) instead of (1,)",
+        "1 not finite: rpn.head.bias_lang",
+    ):
+        assert part in str(error.value)
+
+
+class Evil:
+    """Unpickling this would create a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (open, (str(self.path), "w"))
+
+
+def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    plain = tmp_path / "plain.pth"
+    plain.write_bytes(pickle.dumps({"model": Evil(trap)}))
+    for path in (plain, save_pth(tmp_path / "zipped.pth", {"model": Evil(trap)})):
+        with pytest.raises(CheckpointError, match="cannot be read as tensors alone"):
+            read_state(path)
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04 cut short"])
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_corrupt_file_is_refused(tmp_path: Path, content: bytes, suffix: str) -> None:
+    path = tmp_path / f"broken{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"broken.* cannot be read"):
+        load_glip(path)
+
+
+def test_foreign_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no state dict"):
+        load_glip(save_pth(tmp_path / "list.pth", [1, 2]))
+    with pytest.raises(CheckpointError, match="no GLIP checkpoint"):
+        load_glip(save_pth(tmp_path / "other.pth", {"conv1.weight": torch.zeros(1)}))
+    with pytest.raises(CheckpointError, match="is not there"):
+        load_glip(tmp_path / "nothing.pth")
+    with pytest.raises(CheckpointError, match=r"config\.json is not there"):
+        load_glip(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"detect": {"colour": 1}}', '{"text": {"heads": 7}}'])
+def test_a_wrong_configuration_is_refused(tmp_path: Path, content: str) -> None:
+    save_glip(tmp_path, tiny_model().state_dict(), TINY, write_vocab(tmp_path))
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"config\.json|makes no network"):
+        load_glip(tmp_path)
+
+
+def test_absurd_depths_are_refused_before_anything_is_built() -> None:
+    values = to_dict(TINY)
+    values["head"]["rounds"] = 10**9
+    with pytest.raises(ValueError, match="deeper than"):
+        from_dict(values)
+
+
+@pytest.mark.parametrize("name", ["glip_t_a", "glip_t", "glip_l"])
+def test_the_keys_tell_the_released_graphs_apart(name: str) -> None:
+    small = replace(CONFIGS[name], text=TextConfig(vocab_size=10))
+    with torch.device("meta"):
+        assert guess_config(Glip(small).state_dict(), Path("x.pth")) == CONFIGS[name]
+
+
+def test_a_hub_name_must_pin_its_commit() -> None:
+    for name in ("owner/model", "owner/model@main"):
+        with pytest.raises(CheckpointError, match=r"owner/model@<40 hex digits>"):
+            find(name)
+
+
+def test_convert_writes_a_folder_once(
+    tmp_path: Path, state: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert, "CONFIGS", {"glip_t": RELEASED})
+    vocab = write_vocab(tmp_path)
+    checkpoint = save_pth(tmp_path / "glip.pth", {"model": {f"module.{key}": value for key, value in state.items()}})
+    convert.convert(checkpoint, tmp_path / "out", vocab, "glip_t", torch.float32)
+    assert_same(load_glip(tmp_path / "out"), state)
+
+
+def test_convert_explains_itself_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["convert", str(tmp_path / "no.pth"), str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match=r"error: .*no\.pth is not there"):
+        convert.main()
+
+
+def test_the_written_configuration_is_plain_json(tmp_path: Path) -> None:
+    save_glip(tmp_path, tiny_model().state_dict(), TINY, write_vocab(tmp_path))
+    config: GlipConfig = from_dict(json.loads((tmp_path / "config.json").read_text()))
+    assert config == TINY
