@@ -2,6 +2,7 @@
 
 import base64
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -59,7 +60,7 @@ class Card:
     pieces: list[Piece]
     boxes: list[Box]
     phrases: list[Phrase]
-    removed: list[tuple[str, str]]  # phrase and reason of each box that a filter removed
+    removed: list[tuple[str, str, int]]  # phrase, reason and number of the boxes that a filter removed
     similarity: float | None
 
 
@@ -91,13 +92,15 @@ def make_card(picture: Picture) -> Card:
         pieces=list(cut_caption(row, numbers)),
         boxes=place_boxes([(box, numbers[box["phrase"]]) for box, _ in kept], picture),
         phrases=phrases,
-        removed=[
-            (text_of(row, chunks[box["phrase"]]), score["removed"])
-            for box, score in zip(row["boxes"], row["box_scores"], strict=True)
-            if score["removed"] is not None
-        ],
+        removed=[(text_of(row, chunks[chunk]), reason, n) for (chunk, reason), n in sorted(removed_boxes(row).items())],
         similarity=row["clip_similarity"],
     )
+
+
+def removed_boxes(row: Row) -> Counter[tuple[int, str]]:
+    """How many boxes of each chunk a filter removed, by reason."""
+    pairs = zip(row["boxes"], row["box_scores"], strict=True)
+    return Counter((box["phrase"], score["removed"]) for box, score in pairs if score["removed"] is not None)
 
 
 def place_boxes(boxes: list[tuple[dict[str, Any], int]], picture: Picture) -> list[Box]:

@@ -58,7 +58,7 @@ def test_box_lies_where_its_fractions_say_in_pixels_of_the_thumbnail() -> None:
 def test_removed_box_is_told_but_not_drawn() -> None:
     card = make_card(picture())
     assert len(card.boxes) == 2
-    assert card.removed == [("a 🐈 cat", "low_score")]
+    assert card.removed == [("a 🐈 cat", "low_score", 1)]
 
 
 def test_numbers_of_boxes_at_one_place_do_not_hide_each_other() -> None:
