@@ -13,9 +13,9 @@ def make_jpeg(seed: int) -> bytes:
     """A 500 x 400 JPEG of about 50 KB: noise at three scales, as busy as a photograph."""
     rng = np.random.default_rng(seed)
     layers = [rng.normal(0, 1, (400 // k, 500 // k, 3)) for k in (20, 5, 2)]
-    noise = sum(weight * cv2.resize(layer, (500, 400)) for weight, layer in zip((60, 25, 12), layers, strict=True))
+    noise = sum(weight * cv2.resize(layer, (500, 400)) for weight, layer in zip((60, 25, 8), layers, strict=True))
     out = io.BytesIO()
-    PIL.Image.fromarray(np.clip(noise + 128, 0, 255).astype(np.uint8)).save(out, "JPEG", quality=90)
+    PIL.Image.fromarray(np.clip(noise + 128, 0, 255).astype(np.uint8)).save(out, "JPEG", quality=86)
     return out.getvalue()
 
 

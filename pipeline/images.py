@@ -21,6 +21,7 @@ Reason = Literal["not_an_image", "undecodable", "too_many_pixels", "too_small", 
 ResizeMode = Literal["keep_ratio", "border", "none"]
 
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
+JPEG_END = b"\xff\xd9"
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
 ORIENTATION_TAG = 0x0112
 TRANSPOSES = {
@@ -109,7 +110,8 @@ def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> 
             if is_jpeg and short_side is not None:
                 scale = 2 * short_side / min(file.size)
                 file.draft(file.mode, (int(file.size[0] * scale), int(file.size[1] * scale)))
-            if is_plain and file.size == (width, height):
+            # OpenCV fills up what a truncated file lacks; one without its end marker goes to Pillow, which complains.
+            if is_plain and file.size == (width, height) and data.endswith(JPEG_END):
                 pixels = _decode_jpeg(data)
             else:
                 image = _to_rgb(file)
@@ -126,13 +128,11 @@ def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> 
 
 
 def _decode_jpeg(data: bytes) -> Image:
-    """An upright RGB JPEG at full size: libjpeg-turbo as in Pillow, the same pixels, in two thirds of the time."""
-    # torch takes a second to import: those who only crop and encode do without it.
-    import torch
-    from torchvision.io import ImageReadMode, decode_jpeg
-
-    # The decoder only reads; a bytearray spares the warning that bytes are not writable.
-    return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB).permute(1, 2, 0).numpy()
+    """A whole, upright RGB JPEG at full size: libjpeg-turbo as in Pillow, the same pixels, in three quarters of the time."""
+    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+    if pixels is None:
+        raise ValueError("broken JPEG")
+    return np.asarray(pixels, np.uint8)
 
 
 def _check_header(width: int, height: int, limits: ImageLimits) -> None:
@@ -162,6 +162,7 @@ def _to_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
 
 def resize(image: Image, height: int, width: int) -> Image:
     """`image` at another size, bicubic, averaged over the pixels it loses, by torch's fast uint8 kernel."""
+    # Imported here: torch takes seconds, and those who only crop and encode do without it.
     import torch
     from torch.nn.functional import interpolate
 
@@ -189,9 +190,10 @@ def resize_as(image: Image, config: ResizeConfig) -> Image:
 
 def encode_jpeg(image: Image, quality: int = 95) -> bytes:
     """JPEG bytes, 4:2:0, without metadata: equal pixels give equal bytes."""
-    out = io.BytesIO()
-    PIL.Image.fromarray(image).save(out, "JPEG", quality=quality)
-    return out.getvalue()
+    is_encoded, data = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, quality])
+    if not is_encoded:
+        raise ValueError(f"no JPEG of shape {image.shape}")
+    return data.tobytes()
 
 
 def crop_box(image: Image, xyxy: Sequence[float]) -> Image:

@@ -25,6 +25,6 @@ class DownloadConfig:
         "noimageindex",
     )  # opt-outs honoured
     allowed_private_hosts: tuple[str, ...] = ()  # hosts exempt from the refusal of private addresses, as in URLs
-    decode_threads: int = 1  # threads in one worker that decode and resize
+    decode_threads: int = 1  # threads in one worker for decoding; with 1, small images are done between requests
     limits: ImageLimits = field(default_factory=ImageLimits)
     resize: ResizeConfig = field(default_factory=ResizeConfig)
