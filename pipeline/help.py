@@ -1,8 +1,10 @@
 """`--help`, made from the configuration itself: every key, its default, and the comment beside it."""
 
+import ast
 import dataclasses
 import inspect
 import io
+import textwrap
 import tokenize
 from collections.abc import Iterator
 from typing import Any
@@ -23,17 +25,20 @@ Exit code: 0 done, 1 a bug or a failed machine, 2 something you can mend (the me
 
 
 def field_comments(cls: type) -> dict[str, str]:
-    """The trailing comment of each field of a dataclass, read from its source; further comment lines below belong to it too."""
-    lines = inspect.getsource(cls).splitlines()
-    comments: dict[int, str] = {}
-    for token in tokenize.generate_tokens(io.StringIO(inspect.cleandoc("\n".join(lines)) + "\n").readline):
-        if token.type == tokenize.COMMENT:
-            comments[token.start[0] - 1] = token.string.lstrip("# ")
+    """The comments beside each field of a dataclass, read from its source; those of a field over several lines are joined."""
+    source = textwrap.dedent(inspect.getsource(cls))
+    comments = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    body = ast.parse(source).body[0]
+    assert isinstance(body, ast.ClassDef)
     found: dict[str, str] = {}
-    for number, line in enumerate(lines):
-        name = line.strip().split(":")[0]
-        if name in cls.__dataclass_fields__ and number in comments:  # type: ignore[attr-defined]
-            found[name] = comments[number]
+    for statement in body.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+            found[statement.target.id] = " ".join(comments[line] for line in lines if line in comments)
     return found
 
 
