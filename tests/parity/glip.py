@@ -56,7 +56,7 @@ def run(path: Path) -> list[tuple[str, float, float]]:
     missing = _names(stored) - set(tensors) - {"det.box", "det.score", "det.label", "det.unmatched64", "assigned"}
     results += [(f"{name} (not computed)", float("inf"), 0.0) for name in sorted(missing)]
     results += _detections(stored, output, meta, config)
-    return results + compare_training(stored, meta, model, (images, ids, mask))
+    return results + compare_training(stored, meta, model, (images, ids, mask), output)
 
 
 def _names(stored: Any) -> set[str]:

@@ -178,7 +178,9 @@ def from_dict(values: dict[str, Any]) -> GlipConfig:
 
 def _build(cls: Any, values: Any, kinds: dict[str, Any], path: str) -> Any:
     if not isinstance(values, dict):
-        raise ValueError(f"GLIP config: `{path.rstrip('.') or 'the whole'}` must be a mapping, got {type(values).__name__}")
+        raise ValueError(
+            f"GLIP config: `{path.rstrip('.') or 'the whole'}` must be a mapping, got {type(values).__name__}"
+        )
     hints = get_type_hints(cls)
     unknown = sorted(set(values) - set(hints))
     if unknown:

@@ -20,7 +20,7 @@ def network_size(height: int, width: int, config: DetectConfig) -> tuple[int, in
     target = config.short_side_px
     if long / short * target > config.max_side_px:
         target = max(round(config.max_side_px * short / long), 1)
-    scaled = int(target * long / short)
+    scaled = min(int(target * long / short), config.max_side_px)  # a strip of a few pixels cannot keep its shape
     return (target, scaled) if height <= width else (scaled, target)
 
 
