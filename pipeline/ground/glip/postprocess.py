@@ -33,45 +33,34 @@ def detect(
     output: GlipOutput, index: int, positive_map: Tensor, size: tuple[int, int], config: DetectConfig
 ) -> Detections:
     """Detections of image `index` whose unpadded size is (width, height)."""
+    anchors = torch.cat(output.anchors)
     probability = class_probability(output.token_logits[index], positive_map)
-    centerness = output.centerness[index].sigmoid()
-    parts: list[Detections] = []
-    start = 0
-    for anchors in output.anchors:
-        stop = start + len(anchors)
-        part = _level(
-            probability[start:stop], centerness[start:stop], output.deltas[index, start:stop], anchors, size, config
-        )
-        parts.append(part)
-        start = stop
-    found = Detections(
-        boxes=torch.cat([part.boxes for part in parts]),
-        scores=torch.cat([part.scores for part in parts]),
-        labels=torch.cat([part.labels for part in parts]),
-    )
+    cell, label = (probability > config.min_class_prob).nonzero(as_tuple=True)
+    squared = probability[cell, label] * output.centerness[index].sigmoid()[cell]
+    keep = best_per_level(cell, squared, [len(level) for level in output.anchors], config.top_per_level)
+    cell, label, squared = cell[keep], label[keep], squared[keep]
+    boxes = decode(output.deltas[index][cell], anchors[cell])
+    boxes = torch.minimum(boxes.clamp(min=0), boxes.new_tensor([size[0] - 1, size[1] - 1] * 2))
+    found = Detections(boxes=boxes, scores=squared.sqrt(), labels=label)
+    found = found[(boxes[:, 2:] - boxes[:, :2] + 1 >= 0).all(dim=1)]
     found = found[batched_nms(_plain(found.boxes), found.scores, found.labels, config.nms_iou)]
     if len(found.scores) > config.max_boxes:  # ties with the last place stay, as in the released code
         found = found[found.scores >= found.scores[config.max_boxes - 1]]
     return found
 
 
-def _level(
-    probability: Tensor,
-    centerness: Tensor,
-    deltas: Tensor,
-    anchors: Tensor,
-    size: tuple[int, int],
-    config: DetectConfig,
-) -> Detections:
-    cell, label = (probability > config.min_class_prob).nonzero(as_tuple=True)
-    squared = probability[cell, label] * centerness[cell]
-    squared, top = squared.topk(min(config.top_per_level, len(squared)))
-    cell, label = cell[top], label[top]
-    boxes = decode(deltas[cell], anchors[cell])
-    limit = boxes.new_tensor([size[0] - 1, size[1] - 1] * 2)
-    boxes = torch.minimum(boxes.clamp(min=0), limit)
-    keep = (boxes[:, 2:] - boxes[:, :2] + 1 >= 0).all(dim=1)
-    return Detections(boxes=boxes[keep], scores=squared[keep].sqrt(), labels=label[keep])
+def best_per_level(cell: Tensor, scores: Tensor, level_cells: list[int], limit: int) -> Tensor:
+    """Indices of the `limit` best candidates of each level; `cell` ascends."""
+    ends = torch.tensor(level_cells, device=cell.device).cumsum(0)
+    counts = torch.searchsorted(cell, ends).diff(prepend=ends.new_zeros(1)).tolist()
+    picks: list[Tensor] = []
+    start = 0
+    for count in counts:
+        part = scores[start : start + count]
+        best = part.topk(limit).indices if count > limit else torch.arange(count, device=cell.device)
+        picks.append(best + start)
+        start += count
+    return torch.cat(picks)
 
 
 def _plain(boxes: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """The grounder: images, captions and spans in, boxes out."""
 
-
 import numpy as np
 import pytest
 
