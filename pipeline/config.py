@@ -78,11 +78,11 @@ def load_config(path: str | None, overrides: Sequence[str] = ()) -> PipelineConf
 
     Raises UserError naming the file or key and the mend.
     """
-    layers = [_with_source(_load_yaml(path), path)] if path else []
+    layers = [(_load_yaml(path), path)] if path else []
     for item in overrides:
         if "=" not in item:
             raise UserError(f"{item!r} is neither a YAML file nor key=value; see --help for the keys")
-        layers.append(_with_source(_long_keys(OmegaConf.from_dotlist([item])), item))
+        layers.append((_long_keys(OmegaConf.from_dotlist([item])), item))
     merged: Any = OmegaConf.structured(PipelineConfig)
     for layer, source in layers:
         try:
@@ -97,10 +97,6 @@ def load_config(path: str | None, overrides: Sequence[str] = ()) -> PipelineConf
         raise UserError(f"{str(error).splitlines()[0]} (key {error.full_key})") from None
     assert isinstance(config, PipelineConfig)
     return config
-
-
-def _with_source(layer: DictConfig, source: str) -> tuple[DictConfig, str]:
-    return layer, source
 
 
 def _load_yaml(path: str) -> DictConfig:
