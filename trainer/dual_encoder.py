@@ -1,9 +1,10 @@
 """Two towers, their projections into one width, and a temperature: what all the models share.
 
-Shapes: b pairs here, n pairs on all ranks, d embedding width, l tokens. Images are [b 3 h w] in [0, 1]; the model
+Shapes: b pairs here, m boxes here, n pairs on all ranks, d embedding width, l tokens. Images are [b 3 h w]; the model
 normalises them. A model lifts features into its space and compares them there; its losses are terms over lifted pairs.
 """
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from trainer.distributed import gather, rank
 from trainer.encoders.image import ImageConfig, build_image_encoder
 from trainer.encoders.text import TextConfig, TextEncoder
 from trainer.losses import contrastive
+from trainer.preprocess import to_pixels
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -35,12 +37,26 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """b pairs of a whole image and its caption, each with one box of the image and the phrase it shows."""
+    """b pairs of a whole image and its caption, with m boxes of these images and the phrases they show.
+
+    Images are float in [0, 1], or bytes, which the model brings there on its own device.
+    """
 
     images: Tensor  # [b 3 h w]
     token_ids: Tensor  # [b l]
-    box_images: Tensor | None = None  # [b 3 h w]
-    box_token_ids: Tensor | None = None  # [b l']
+    box_images: Tensor | None = None  # [m 3 h w]
+    box_token_ids: Tensor | None = None  # [m l']
+    box_owner: Tensor | None = None  # [m] the pair each box belongs to, ascending; None: m = b, one box a pair
+    keys: tuple[str, ...] = ()  # names of the b samples, for messages
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
+        """The same batch with every tensor on `device`."""
+        moved = {
+            field.name: value.to(device, non_blocking=non_blocking) if isinstance(value, Tensor) else value
+            for field in dataclasses.fields(self)
+            for value in (getattr(self, field.name),)
+        }
+        return Batch(**moved)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +110,8 @@ class DualEncoder(nn.Module, ABC):
 
     def image_features(self, images: Tensor) -> Tensor:
         """[b d] before the lift: what zero-shot classifiers average."""
-        features: Tensor = self.visual_proj(self.visual((images - self.pixel_mean) / self.pixel_std))
+        pixels = images if images.is_floating_point() else to_pixels(images)
+        features: Tensor = self.visual_proj(self.visual((pixels - self.pixel_mean) / self.pixel_std))
         return features
 
     def text_features(self, token_ids: Tensor) -> Tensor:
