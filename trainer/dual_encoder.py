@@ -51,12 +51,10 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The same batch with every tensor on `device`."""
-        moved = {
-            field.name: value.to(device, non_blocking=non_blocking) if isinstance(value, Tensor) else value
-            for field in dataclasses.fields(self)
-            for value in (getattr(self, field.name),)
-        }
-        return Batch(**moved)
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        moved = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in tensors.items()}
+        return dataclasses.replace(self, **moved)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,9 @@ from trainer.dual_encoder import Batch
 
 
 def rows(batch: Batch, chosen: slice) -> Batch:
-    return dataclasses.replace(batch, **{f.name: getattr(batch, f.name)[chosen] for f in dataclasses.fields(batch)})
+    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    return dataclasses.replace(batch, **{name: tensor[chosen] for name, tensor in tensors.items()})
 
 
 def one_rank(rank: int, name: str, folder: str) -> None:
