@@ -5,7 +5,7 @@ UV_VERSION := 0.13.8
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo demo-models test lint clean
+.PHONY: install demo demo-models train-demo test lint lock clean
 
 install: .venv/.installed
 
@@ -25,6 +25,11 @@ demo-models: install
 	$(BIN)/python -m demo.train_clip
 	$(BIN)/python -m demo.train_glip --steps 1200 --out demo/weights/glip --init-clip demo/weights/clip/model.safetensors
 	$(BIN)/python -m demo.eval
+
+# Trains one model in miniature on shards that the pipeline makes of the demo's world: make train-demo MODEL=phyclip
+MODEL ?= hycoclip
+train-demo: install
+	$(BIN)/python -m demo.train_demo --model $(MODEL)
 
 lint: install
 	$(BIN)/ruff check .
