@@ -8,6 +8,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from trainer.encoders.text import TextConfig, TextEncoder
 from trainer.losses import contrastive
 from trainer.preprocess import to_pixels
 
+Ranking = Literal["released", "metric"]
+Part = Literal["image", "text", "box_image", "box_text"]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -75,6 +78,16 @@ class Losses:
     terms: dict[str, Tensor]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Entails:
+    """An order that a model learns: `general` entails `specific`, in a cone whose aperture `eta` scales."""
+
+    name: str  # of the loss term
+    general: Part
+    specific: Part
+    eta: float = 1.0
+
+
 class DualEncoder(nn.Module, ABC):
     """Parameter names are those of the released checkpoints."""
 
@@ -102,6 +115,19 @@ class DualEncoder(nn.Module, ABC):
     @abstractmethod
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         """[b n] of lifted inputs: larger is more alike. The contrastive loss multiplies it by the logit scale."""
+
+    def scores(self, queries: Tensor, candidates: Tensor, ranking: Ranking) -> Tensor:
+        """[b n] to rank candidates by. "metric" is the similarity that was trained; "released" what the authors'
+        evaluation ranks by, where that differs."""
+        return self.similarity(queries, candidates)
+
+    def entailments(self) -> tuple[Entails, ...]:
+        """What entails what. None in a space without cones."""
+        return ()
+
+    def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
+        """Exterior angles and half-apertures [*k b] of lifted points, pair by pair. Asked for `entailments` alone."""
+        raise NotImplementedError(f"{type(self).__name__} has no cones")
 
     @abstractmethod
     def losses(self, pairs: Pairs) -> Losses: ...

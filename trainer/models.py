@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.distributed import gather
-from trainer.dual_encoder import DualEncoder, Losses, ModelConfig, Pairs, in_float32
+from trainer.dual_encoder import DualEncoder, Entails, Losses, ModelConfig, Pairs, Ranking, in_float32
 from trainer.geometry import lorentz, poincare, product
 from trainer.losses import Entropy, entailment, entropy, regularised_entailment
 
@@ -93,9 +93,15 @@ class MERU(Hyperbolic):
 
     def entail(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
         """How far `specific` lies outside of the cone of `general`, whose aperture eta scales."""
+        return entailment(*self.cone(general, specific), eta)
+
+    def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
         c, eps = self.curvature(), self.config.eps
         angle = lorentz.exterior_angle(general, specific, c, eps)
-        return entailment(angle, lorentz.half_aperture(general, c, self.config.min_radius, eps), eta)
+        return angle, lorentz.half_aperture(general, c, self.config.min_radius, eps)
+
+    def entailments(self) -> tuple[Entails, ...]:
+        return (Entails(name="text_image", general="text", specific="image"),)
 
     def losses(self, pairs: Pairs) -> Losses:
         """Contrastive + 0.2 * entailment of image by text (section 3.2)."""
@@ -141,6 +147,18 @@ class HyCoCLIP(MERU):
         terms = {"contrastive": contrastive.detach(), "entailment": total.detach(), **self.scalars()}
         terms |= {f"entailment/{name}": value.detach() for name, value in entailed.items()}
         return Losses(loss=contrastive + self.config.entail_weight * total, terms=terms)
+
+    def entailments(self) -> tuple[Entails, ...]:
+        inter, intra = self.config.eta_inter, self.config.eta_intra
+        whole = (Entails(name="text_image", general="text", specific="image", eta=inter),)
+        if not self.config.use_boxes:
+            return whole
+        return (
+            *whole,
+            Entails(name="box_text_image", general="box_text", specific="box_image", eta=inter),
+            Entails(name="cross_image", general="box_image", specific="image", eta=intra),
+            Entails(name="cross_text", general="box_text", specific="text", eta=intra),
+        )
 
     def contrast_boxes(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
         """Lifted box images and box phrases, and their half of the contrastive loss."""
@@ -190,6 +208,14 @@ class PHyCLIP(HyCoCLIP):
         apart = lorentz.pairwise_distance(queries, candidates, self.curvature(), self.config.eps)
         return -product.combine(apart, self.config.metric)
 
+    def scores(self, queries: Tensor, candidates: Tensor, ranking: Ranking) -> Tensor:
+        """The released evaluation sums Lorentz inner products over the factors, which is not monotone in eq. 2."""
+        match ranking:
+            case "metric":
+                return self.similarity(queries, candidates)
+            case "released":
+                return lorentz.pairwise_inner(queries, candidates, self.curvature()).sum(0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PoinCLIPConfig(HyperbolicConfig):
@@ -220,20 +246,29 @@ class PoinCLIP(Hyperbolic):
     def losses(self, pairs: Pairs) -> Losses:
         """Contrastive + lambda * entailment (eq. 9), apex by entropy; at a tie the text is the apex."""
         contrastive, image, text = self.contrast_wholes(pairs)
-        c, kind = self.curv.exp(), self.config.entropy
-        with torch.no_grad():
-            image_first = entropy(image, kind) < entropy(text, kind)
-        general = torch.where(image_first[:, None], image, text)
-        specific = torch.where(image_first[:, None], text, image)
-        angle = poincare.exterior_angle(general, specific, c, self.config.eps)
-        aperture = poincare.half_aperture(general, c, self.config.min_radius, self.config.eps)
-        entailed = regularised_entailment(angle, aperture, self.config.entail_reward)
+        entailed = regularised_entailment(*self.cone(text, image), self.config.entail_reward)
         return Losses(
             loss=contrastive + self.config.entail_weight * entailed,
             terms={
                 "contrastive": contrastive.detach(),
                 "entailment": entailed.detach(),
-                "image_entails": image_first.float().mean(),
+                "image_entails": self.swaps(text, image).float().mean(),
                 **self.scalars(),
             },
         )
+
+    @torch.no_grad()
+    def swaps(self, general: Tensor, specific: Tensor) -> Tensor:
+        """[b] where the entropies say that what is called specific is the more general one."""
+        return entropy(specific, self.config.entropy) < entropy(general, self.config.entropy)
+
+    def entailments(self) -> tuple[Entails, ...]:
+        """Called text and image; `cone` decides pair by pair which is the apex."""
+        return (Entails(name="text_image", general="text", specific="image"),)
+
+    def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
+        swapped = self.swaps(general, specific)[:, None]
+        apex, point = torch.where(swapped, specific, general), torch.where(swapped, general, specific)
+        c, eps = self.curv.exp(), self.config.eps
+        aperture = poincare.half_aperture(apex, c, self.config.min_radius, eps)
+        return poincare.exterior_angle(apex, point, c, eps), aperture

@@ -21,6 +21,8 @@ from demo.world.vocabulary import CONCEPT, CONCEPTS
 TRAIN_SEEDS = range(1_000_000_000)
 TEST_SEEDS = range(1_000_000_000, 1_100_000_000)
 DEMO_SEEDS = range(1_100_000_000, 1_200_000_000)
+SHARD_SEEDS = range(1_200_000_000, 1_300_000_000)  # rows of the trainer's demo
+HELD_OUT_SEEDS = range(1_300_000_000, 1_400_000_000)  # what it is measured on
 
 DEFAULT = WorldConfig()
 
