@@ -1,21 +1,16 @@
 """The configuration of a run: frozen dataclasses, a YAML that holds what differs, `key.sub=value` on top.
 
-Each part lives beside what it configures; this file only nests and loads them. Unknown keys and wrong types stop the run before
-anything is loaded.
+Each part lives beside what it configures; this file only nests them, and `settings/` loads them. Unknown keys and wrong types
+stop the run before anything is loaded.
 """
 
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
-
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from typing import Final
 
 from pipeline.captions import CaptionsConfig
 from pipeline.download import DownloadConfig
@@ -25,6 +20,7 @@ from pipeline.parse import ParseConfig
 from pipeline.read import ReadConfig
 from pipeline.score import ScoreConfig
 from pipeline.write import WriteConfig
+from settings.load import merge, read_layers
 
 SHORT: Final = {"grounder": "ground.grounder", "scorer": "score.scorer", "formats": "write.formats"}
 """Short names for the keys users touch most."""
@@ -78,51 +74,9 @@ def load_config(path: str | None, overrides: Sequence[str] = ()) -> PipelineConf
 
     Raises UserError naming the file or key and the mend.
     """
-    layers = [(_load_yaml(path), path)] if path else []
-    for item in overrides:
-        if "=" not in item:
-            raise UserError(f"{item!r} is neither a YAML file nor key=value; see --help for the keys")
-        layers.append((_long_keys(OmegaConf.from_dotlist([item])), item))
-    merged: Any = OmegaConf.structured(PipelineConfig)
-    for layer, source in layers:
-        try:
-            merged = OmegaConf.merge(merged, layer)
-        except OmegaConfBaseException as error:
-            raise UserError(
-                f"{source}: {str(error).splitlines()[0]} (key {error.full_key}; --help lists all keys)"
-            ) from None
-    try:
-        config = OmegaConf.to_object(merged)
-    except OmegaConfBaseException as error:
-        raise UserError(f"{str(error).splitlines()[0]} (key {error.full_key})") from None
+    config = merge(PipelineConfig, read_layers(path, overrides, SHORT))
     assert isinstance(config, PipelineConfig)
     return config
-
-
-def _load_yaml(path: str) -> DictConfig:
-    if not os.path.isfile(path):
-        raise UserError(f"config file {path!r} does not exist; jobs/ holds examples")
-    try:
-        loaded = OmegaConf.load(path)
-    except (YAMLError, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"config file {path!r} cannot be read: {error}") from None
-    if not isinstance(loaded, DictConfig):
-        raise UserError(f"config file {path!r} must hold `key: value` lines")
-    return _long_keys(loaded)
-
-
-def _long_keys(layer: DictConfig) -> DictConfig:
-    """`layer` with the short names replaced by the keys they stand for."""
-    for short, long in SHORT.items():
-        if short in layer:
-            value = layer.pop(short)
-            OmegaConf.update(layer, long, value, force_add=True)
-    return layer
-
-
-def to_yaml(config: PipelineConfig) -> str:
-    """The resolved configuration, every key with its value."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
 def content_hash(config: PipelineConfig) -> str:

@@ -1,5 +1,5 @@
-"""The one exception whose message is meant for the user."""
+"""The one exception whose message is meant for the user, under the name the pipeline knows."""
 
+from settings.errors import UserError
 
-class UserError(Exception):
-    """Something the user can mend: the message names the file, key or row, and what to do. Shown without a traceback; exit code 2."""
+__all__ = ["UserError"]

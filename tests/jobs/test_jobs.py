@@ -11,7 +11,12 @@ from pipeline.config import PipelineConfig, load_config
 from pipeline.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-JOBS = sorted(path for path in (ROOT / "jobs").glob("*.yaml") if path.name != "kuberay.yaml")
+# Those of the pipeline: a training job names its model.
+JOBS = sorted(
+    path
+    for path in (ROOT / "jobs").glob("*.yaml")
+    if path.name != "kuberay.yaml" and "\nmodel_name:" not in path.read_text(encoding="utf-8")
+)
 
 
 def load(path: Path, *overrides: str) -> PipelineConfig:

@@ -1,0 +1,1 @@
+"""Configuration as both halves of the project have it: dataclasses, a YAML, `key=value`, and --help. Imports nothing of ours."""

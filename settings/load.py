@@ -1,0 +1,75 @@
+"""Frozen dataclasses filled from a YAML that holds what differs, and `key.sub=value` on top.
+
+Unknown keys and wrong types stop at once, with the file or argument that holds them.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from settings.errors import UserError
+
+Layer = tuple[DictConfig, str]
+"""Values, and where they stand: a file's name or an argument."""
+
+
+def read_layers(path: str | None, overrides: Sequence[str], short: Mapping[str, str]) -> list[Layer]:
+    """The YAML at `path`, then the `key=value` arguments; names of `short` become the keys they stand for."""
+    layers = [(_load_yaml(path, short), path)] if path else []
+    for item in overrides:
+        if "=" not in item:
+            raise UserError(f"{item!r} is neither a YAML file nor key=value; see --help for the keys")
+        layers.append((_long_keys(OmegaConf.from_dotlist([item]), short), item))
+    return layers
+
+
+def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None = None) -> Any:
+    """A `cls` with its defaults, then the layers. `kinds` names fields that hold a subclass of what `cls` declares.
+
+    Raises UserError naming the file or key and the mend.
+    """
+    merged: Any = OmegaConf.structured(cls)
+    for name, kind in (kinds or {}).items():
+        merged[name] = OmegaConf.structured(kind)
+    for layer, source in layers:
+        try:
+            merged = OmegaConf.merge(merged, layer)
+        except OmegaConfBaseException as error:
+            raise UserError(
+                f"{source}: {str(error).splitlines()[0]} (key {error.full_key}; --help lists all keys)"
+            ) from None
+    try:
+        return OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{str(error).splitlines()[0]} (key {error.full_key})") from None
+    except ValueError as error:  # what a configuration says of its own values
+        raise UserError(str(error)) from None
+
+
+def to_yaml(config: Any) -> str:
+    """The resolved configuration, every key with its value."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def _load_yaml(path: str, short: Mapping[str, str]) -> DictConfig:
+    if not os.path.isfile(path):
+        raise UserError(f"config file {path!r} does not exist; jobs/ holds examples")
+    try:
+        loaded = OmegaConf.load(path)
+    except (YAMLError, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"config file {path!r} cannot be read: {error}") from None
+    if not isinstance(loaded, DictConfig):
+        raise UserError(f"config file {path!r} must hold `key: value` lines")
+    return _long_keys(loaded, short)
+
+
+def _long_keys(layer: DictConfig, short: Mapping[str, str]) -> DictConfig:
+    """`layer` with the short names replaced by the keys they stand for."""
+    for name, long in short.items():
+        if name in layer:
+            OmegaConf.update(layer, long, layer.pop(name), force_add=True)
+    return layer

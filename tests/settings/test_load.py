@@ -1,0 +1,56 @@
+"""Filling dataclasses: what wins, what is refused, and what --help says."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from settings.errors import UserError
+from settings.help import describe, keys
+from settings.load import merge, read_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tower:
+    width: int = 4  # how wide
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ValueError(f"width is {self.width}; give 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TallTower(Tower):
+    floors: int = 2  # how tall
+
+
+@dataclass(frozen=True, kw_only=True)
+class Town:
+    name: str = ""  # of the town
+    tower: Tower = field(default_factory=Tower)
+
+
+def town(*overrides: str, kinds: dict[str, type] | None = None) -> Town:
+    merged = merge(Town, read_layers(None, overrides, {"width": "tower.width"}), kinds)
+    assert isinstance(merged, Town)
+    return merged
+
+
+def test_a_field_may_hold_a_subclass_with_keys_of_its_own() -> None:
+    tall = town("tower.floors=9", "width=7", kinds={"tower": TallTower})
+    assert tall.tower == TallTower(width=7, floors=9)
+    with pytest.raises(UserError, match=r"tower\.floors"):
+        town("tower.floors=9")
+
+
+def test_what_a_configuration_says_of_its_values_reaches_the_user() -> None:
+    with pytest.raises(UserError, match="width is 0; give 1 or more"):
+        town("tower.width=0")
+
+
+def test_help_holds_the_comments_of_a_parent_beside_those_of_its_child() -> None:
+    assert list(keys(Town, kinds={"tower": TallTower})) == [
+        ("name", "", "of the town"),
+        ("tower.width", 4, "how wide"),
+        ("tower.floors", 2, "how tall"),
+    ]
+    assert "width (= tower.width) = 4\n      how wide" in describe("usage", Town, {"width": "tower.width"})
