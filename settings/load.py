@@ -34,7 +34,7 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
     """
     merged: Any = OmegaConf.structured(cls)
     for name, kind in (kinds or {}).items():
-        merged[name] = OmegaConf.structured(kind)
+        merged = OmegaConf.merge(merged, {name: OmegaConf.structured(kind)})
     for layer, source in layers:
         try:
             merged = OmegaConf.merge(merged, layer)
