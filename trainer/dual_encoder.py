@@ -112,6 +112,10 @@ class DualEncoder(nn.Module, ABC):
     @abstractmethod
     def lift_text(self, features: Tensor) -> Tensor: ...
 
+    def lift_prompts(self, features: Tensor) -> Tensor:
+        """[c p d] of p prompts for each of c classes to one lifted point a class: their mean before the lift."""
+        return self.lift_text(features.mean(-2))
+
     @abstractmethod
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         """[b n] of lifted inputs: larger is more alike. The contrastive loss multiplies it by the logit scale."""

@@ -26,6 +26,10 @@ class CLIP(DualEncoder):
     def lift_text(self, features: Tensor) -> Tensor:
         return F.normalize(in_float32(features), dim=-1)
 
+    def lift_prompts(self, features: Tensor) -> Tensor:
+        """The mean of directions, not of features."""
+        return F.normalize(self.lift_text(features).mean(-2), dim=-1)
+
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         return queries @ candidates.T
 
@@ -124,6 +128,10 @@ class HyCoCLIPConfig(HyperbolicConfig):
     # codes and in HyCoCLIP eq. 6. "paper": each other, PHyCLIP eq. 4, which its own code does not do; hence the default.
     box_candidates: Literal["released", "paper"] = "released"
 
+    def __post_init__(self) -> None:
+        if self.use_boxes and self.boxes_as_pairs:
+            raise ValueError("boxes are either general to their wholes (use_boxes) or pairs (boxes_as_pairs), not both")
+
 
 class HyCoCLIP(MERU):
     """MERU with a box of the image and its phrase, more general than the wholes (Pal et al. 2025, arXiv 2410.06912)."""
@@ -182,6 +190,7 @@ class PHyCLIPConfig(HyCoCLIPConfig):
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.embed_dim % self.factor_dim:
             raise ValueError(f"embed_dim {self.embed_dim} is not a multiple of factor_dim {self.factor_dim}")
 

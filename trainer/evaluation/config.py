@@ -1,0 +1,29 @@
+"""What to evaluate on, and by which rule."""
+
+from dataclasses import dataclass
+
+from settings.errors import UserError
+from trainer.dual_encoder import Ranking
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    every: int = 0  # steps between evaluations while training; 0: only at the end
+    image_folders: tuple[str, ...] = ()  # for zero-shot classification: FOLDER/CLASS/*.png, `_` in CLASS reads as a space
+    prompts: tuple[str, ...] = ("a photo of a {}.",)  # texts of a class; {} is its name
+    shards: str = ""  # held-out training shards, for retrieval and entailment: folder, glob, list with commas, or URL
+    max_images: int = 0  # of each image folder, evenly from all classes; 0: all
+    max_samples: int = 1000  # of the held-out shards; 0: all
+    batch_size: int = 256  # images or texts that go through a tower together
+    ranking: Ranking = "released"  # PHyCLIP: released, sums of inner products, as in its tables; metric: its distance
+    seed: int = 0  # of the mismatched pairs that entailment is compared with
+
+    def __post_init__(self) -> None:
+        wrong = next((prompt for prompt in self.prompts if "{}" not in prompt), None)
+        if wrong is not None or not self.prompts:
+            raise UserError(f"evaluation.prompts holds {wrong!r}; each prompt needs {{}} where the class name goes")
+        for name in ("every", "max_images", "max_samples"):
+            if getattr(self, name) < 0:
+                raise UserError(f"evaluation.{name} is {getattr(self, name)}; give 0 or more")
+        if self.batch_size < 1:
+            raise UserError(f"evaluation.batch_size is {self.batch_size}; give 1 or more")

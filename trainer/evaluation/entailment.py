@@ -1,0 +1,67 @@
+"""How often what ought to entail does, beside pairs that do not belong together.
+
+A general point entails a specific one if the exterior angle is at most its half-aperture (MERU, section 3.2). It is asked
+with the aperture scaled by the eta that was trained with, and with the plain cone. In a product of factors the share is the
+mean over factors, as is the loss (PHyCLIP eq. 4).
+
+Shapes: n wholes, m boxes, k factors, d embedding width.
+"""
+
+import torch
+from torch import Tensor
+
+from trainer.dual_encoder import DualEncoder, Entails
+
+DRAWS = 8  # mismatched partners for each pair
+
+
+@torch.no_grad()
+def entailment_shares(
+    model: DualEncoder, lifted: dict[str, Tensor], owner: Tensor | None, seed: int = 0
+) -> dict[str, float]:
+    """Shares by name: NAME/satisfied and NAME/chance, and NAME/satisfied_plain, NAME/chance_plain with eta 1.
+
+    `lifted` holds the points [*k n d] of "image", "text" and, with `owner` [m], those [*k m d] of "box_image", "box_text".
+    """
+    shares: dict[str, float] = {}
+    for entails in model.entailments():
+        if not {entails.general, entails.specific} <= lifted.keys():
+            continue
+        general, specific, owners = aligned(entails, lifted, owner)
+        shares |= {f"{entails.name}/{key}": value for key, value in of_pairs(model, entails, general, specific, "satisfied").items()}
+        rows, partners = mismatched(owners, seed)
+        if len(rows):
+            general, specific = general[..., rows, :], specific[..., partners, :]
+            shares |= {f"{entails.name}/{key}": value for key, value in of_pairs(model, entails, general, specific, "chance").items()}
+    return shares
+
+
+def of_pairs(model: DualEncoder, entails: Entails, general: Tensor, specific: Tensor, name: str) -> dict[str, float]:
+    angle, aperture = model.cone(general, specific)
+    return {
+        name: (angle <= entails.eta * aperture).float().mean().item(),
+        f"{name}_plain": (angle <= aperture).float().mean().item(),
+    }
+
+
+def aligned(entails: Entails, lifted: dict[str, Tensor], owner: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """General and specific points, pair by pair, and the whole that each pair belongs to."""
+    general, specific = lifted[entails.general], lifted[entails.specific]
+    boxed = [part.startswith("box_") for part in (entails.general, entails.specific)]
+    if owner is None or not any(boxed):
+        return general, specific, torch.arange(general.shape[-2], device=general.device)
+    if not boxed[0]:
+        general = general[..., owner, :]
+    if not boxed[1]:
+        specific = specific[..., owner, :]
+    return general, specific, owner
+
+
+def mismatched(owners: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows and partners of other owners, drawn at random: about `DRAWS` for each row."""
+    generator = torch.Generator().manual_seed(seed)
+    n = len(owners)
+    rows = torch.arange(n).repeat(DRAWS)
+    partners = torch.randint(n, (n * DRAWS,), generator=generator)
+    apart = owners.cpu()[rows] != owners.cpu()[partners]
+    return rows[apart].to(owners.device), partners[apart].to(owners.device)

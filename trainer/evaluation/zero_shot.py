@@ -1,0 +1,26 @@
+"""Zero-shot classification of image folders (Radford et al. 2021, section 3.1; the hyperbolic papers keep its protocol).
+
+Shapes: c classes, p prompts, b images, d embedding width.
+"""
+
+import torch
+from torch import Tensor
+
+from trainer.dual_encoder import DualEncoder, Ranking
+from trainer.evaluation.embed import embed_texts
+from trainer.tokenizer import Tokenizer
+
+
+def classifier(
+    model: DualEncoder, tokenizer: Tokenizer, names: list[str], prompts: tuple[str, ...], batch_size: int
+) -> Tensor:
+    """One lifted point for each class: the mean of its prompts before the lift, for CLIP of their directions."""
+    texts = [prompt.replace("{}", name) for name in names for prompt in prompts]
+    features = embed_texts(model, tokenizer, texts, batch_size)
+    return model.lift_prompts(features.unflatten(0, (len(names), len(prompts))))
+
+
+def predict(model: DualEncoder, image_features: Tensor, classes: Tensor, ranking: Ranking) -> Tensor:
+    """The class [b] that fits each image best, from features before the lift."""
+    best: Tensor = model.scores(model.lift_image(image_features), classes, ranking).argmax(1)
+    return best.to(torch.int64).cpu()
