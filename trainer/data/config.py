@@ -33,6 +33,8 @@ class DataConfig:
         for name, most in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
             low, high = getattr(self, name)
             if not 0 < low <= high <= most:
-                raise UserError(f"data.{name} is {low}, {high}; give the least and the most, above 0 and at most {most}")
+                raise UserError(
+                    f"data.{name} is {low}, {high}; give the least and the most, above 0 and at most {most}"
+                )
         if not 0 <= self.subreddit_probability <= 1:
             raise UserError(f"data.subreddit_probability is {self.subreddit_probability}; give one from 0 to 1")

@@ -9,6 +9,7 @@ quarter or an eighth of the size cannot show.
 import io
 import math
 import random
+import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -36,6 +37,21 @@ START_OF_FRAME: Final = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
 START_OF_SCAN: Final = 0xDA
 APP1: Final = 0xE1
 TRIES: Final = 10
+
+# What Pillow's parsers let through on damaged files, besides their own OSError.
+CODEC_ERRORS: Final = (
+    PIL.Image.DecompressionBombError,
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    struct.error,
+    RuntimeError,
+)
 
 
 class ImageError(Exception):
@@ -80,11 +96,11 @@ def draw_region(
 
 def draw_cut(
     generator: random.Random,
-    content: Region,
     on_square: bool,
     size_px: int,
     scale: tuple[float, float],
     ratio: tuple[float, float],
+    content: Region,
 ) -> Cut | None:
     """A random crop of `content`, a part of an image; `on_square`: laid in the middle of a white square first.
 
@@ -217,5 +233,5 @@ def decode_any(data: bytes) -> Image:
             image = image.convert("RGBA")
             white = PIL.Image.new("RGBA", image.size, "white")
             return np.array(PIL.Image.alpha_composite(white, image).convert("RGB"))
-    except (PIL.Image.DecompressionBombError, OSError, SyntaxError, ValueError, TypeError, LookupError) as error:
+    except CODEC_ERRORS as error:
         raise ImageError(str(error)) from error

@@ -1,0 +1,210 @@
+"""Which tars there are, where their samples begin, and their bytes: on disk or behind any fsspec URL."""
+
+import logging
+import mmap
+import os
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from settings.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+OPEN_FILES: Final = 64  # of each process: as many shards as a shuffle buffer reaches into, and more
+TRIES: Final = 4  # to read from a remote store; a second, two and four between them
+MANIFESTS: Final = "_manifests"
+
+Span = tuple[str, int, int]
+"""URL of a shard, first byte, byte after the last."""
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """A key that sorts numbers in names by value: 9.tar, 10.tar."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)]
+
+
+def list_shards(shards: str) -> list[str]:
+    """The tars that `DataConfig.shards` means, in numeric order, each once. Raises UserError if there is none."""
+    urls: dict[str, None] = {}
+    for pattern in filter(None, (part.strip() for part in shards.split(","))):
+        for url in one_pattern(pattern):
+            if url in urls:
+                logger.warning("data.shards names %s twice; it is read once", url)
+            urls[url] = None
+    if not urls:
+        raise UserError("data.shards is empty; give a folder with tars, a glob of tars, or an fsspec URL of either")
+    return sorted(urls, key=natural)
+
+
+def one_pattern(pattern: str) -> list[str]:
+    """The tars of one folder, glob or file. Of the pipeline's output only shards that a manifest commits."""
+    fs, path = open_store(pattern)
+    with reachable(pattern):
+        if any(mark in path for mark in "*?["):
+            found = [name for name in map(str, fs.glob(path)) if not fs.isdir(name)]
+        elif fs.isdir(path):
+            found = tars_in(fs, path) or tars_in(fs, f"{path.rstrip('/')}/train")
+        else:
+            found = [path] if fs.exists(path) else []
+        committed = drop_uncommitted(fs, found)
+    if not committed:
+        raise UserError(f"data.shards: {pattern} holds no tar; give a folder with *.tar, a glob of tars, or one tar")
+    return [str(fs.unstrip_protocol(name)) if not is_local(fs) else name for name in committed]
+
+
+def tars_in(fs: AbstractFileSystem, folder: str) -> list[str]:
+    """The tars right in a folder."""
+    if not fs.isdir(folder):
+        return []
+    return [str(name) for name in fs.ls(folder, detail=False) if str(name).endswith(".tar")]
+
+
+def drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:
+    """Without tars in train/ or grit/ beside a folder of manifests that has none for them: a job is writing, or was
+    killed."""
+    kept: list[str] = []
+    manifests: dict[str, set[str] | None] = {}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        root, _, kind = folder.rpartition("/")
+        if kind in ("train", "grit") and root not in manifests:
+            place = f"{root}/{MANIFESTS}"
+            names = {str(file).rpartition("/")[2] for file in fs.ls(place, detail=False)} if fs.isdir(place) else None
+            manifests[root] = names
+        known = manifests.get(root) if kind in ("train", "grit") else None
+        if known is None or name.removesuffix(".tar") + ".json" in known:
+            kept.append(path)
+        else:
+            logger.warning("%s has no manifest: its job has not finished it; it is left out", path)
+    return kept
+
+
+def open_store(url: str) -> tuple[AbstractFileSystem, str]:
+    """Raises UserError for a protocol that fsspec does not know or lacks a package for."""
+    try:
+        fs, path = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"data.shards: {url}: {error}") from error
+    return fs, str(path)
+
+
+def is_local(fs: AbstractFileSystem) -> bool:
+    return isinstance(fs, LocalFileSystem)
+
+
+class reachable:  # noqa: N801 (reads as a statement)
+    """What a store answers, as the user's error."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, OSError):
+            raise UserError(f"data.shards: {self.url} cannot be read: {error}; check address and rights") from error
+
+
+def stamp(url: str) -> str:
+    """What changes when the shard does: its size, and what the store says of its age."""
+    fs, path = open_store(url)
+    with reachable(url):
+        info = fs.info(path)
+    fields = ("size", "mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "created")
+    return " ".join(str(info[name]) for name in fields if info.get(name) is not None)
+
+
+class ShardFile:
+    """A shard from its beginning to its end, for reading headers here and there."""
+
+    def __init__(self, url: str) -> None:
+        fs, path = open_store(url)
+        self.map: mmap.mmap | None = None
+        with reachable(url):
+            self.file = open(path, "rb") if is_local(fs) else fs.open(path, "rb")  # noqa: SIM115
+            self.size = int(self.file.seek(0, os.SEEK_END))
+        if is_local(fs) and self.size:
+            self.map = mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        if self.map is not None:
+            return self.map[offset : offset + length]
+        self.file.seek(offset)
+        data: bytes = self.file.read(length)
+        return data
+
+    def close(self) -> None:
+        if self.map is not None:
+            self.map.close()
+        self.file.close()
+
+    def __enter__(self) -> "ShardFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class SpanReader:
+    """Bytes of many samples at once. Files stay open; range requests to a remote store run side by side."""
+
+    def __init__(self) -> None:
+        self.open_files: OrderedDict[str, int] = OrderedDict()
+
+    def read(self, spans: Sequence[Span]) -> list[bytes]:
+        """The bytes of each span, fewer at the end of a file. Raises UserError for a shard that cannot be read."""
+        data: list[bytes] = [b""] * len(spans)
+        remote: dict[AbstractFileSystem, list[tuple[int, str]]] = {}
+        stores: dict[str, tuple[AbstractFileSystem, str]] = {}
+        for index, (url, first, last) in enumerate(spans):
+            if "://" not in url:
+                with reachable(url):
+                    data[index] = os.pread(self.descriptor(url), last - first, first)
+                continue
+            if url not in stores:
+                stores[url] = open_store(url)
+            fs, path = stores[url]
+            remote.setdefault(fs, []).append((index, path))
+        for fs, wanted in remote.items():
+            ranges = [(path, spans[index][1], spans[index][2]) for index, path in wanted]
+            for (index, _), content in zip(wanted, cat_ranges(fs, ranges), strict=True):
+                data[index] = content
+        return data
+
+    def descriptor(self, path: str) -> int:
+        if path in self.open_files:
+            self.open_files.move_to_end(path)
+            return self.open_files[path]
+        if len(self.open_files) >= OPEN_FILES:
+            os.close(self.open_files.popitem(last=False)[1])
+        self.open_files[path] = os.open(path, os.O_RDONLY)
+        return self.open_files[path]
+
+    def close(self) -> None:
+        while self.open_files:
+            os.close(self.open_files.popitem()[1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"open_files": OrderedDict()}
+
+
+def cat_ranges(fs: AbstractFileSystem, ranges: Iterable[Span]) -> list[bytes]:
+    """Parts of remote files; what fails is asked for again a few times. Raises UserError with the store's answer."""
+    paths, starts, ends = (list(column) for column in zip(*ranges, strict=True))
+    for attempt in range(1, TRIES + 1):
+        try:
+            return [bytes(part) for part in fs.cat_ranges(paths, starts, ends, on_error="raise")]
+        except Exception as error:  # each store has its own; all of them are the network's or the store's
+            if attempt == TRIES:
+                raise UserError(f"data.shards: {paths[0]} and others cannot be read: {error}") from error
+            logger.warning("reading %s failed (%s); attempt %d of %d", paths[0], error, attempt, TRIES)
+            time.sleep(2 ** (attempt - 1))
+    raise AssertionError("unreachable")
