@@ -30,16 +30,18 @@ from trainer.models import (
 )
 from trainer.preprocess import PreprocessConfig
 from trainer.released import read_released
+from trainer.syntax_meru import SyntaxMERU, SyntaxMERUConfig
 from trainer.tokenizer import OPENAI_MERGES, Tokenizer, openai_tokenizer, read_tokenizer, write_merges
 
 FORMAT = 1
-ModelName = Literal["clip", "meru", "hycoclip", "phyclip", "poinclip"]
+ModelName = Literal["clip", "meru", "hycoclip", "phyclip", "poinclip", "syntax_meru"]
 MODELS: dict[str, tuple[Any, type[ModelConfig]]] = {
     "clip": (CLIP, ModelConfig),
     "meru": (MERU, HyperbolicConfig),
     "hycoclip": (HyCoCLIP, HyCoCLIPConfig),
     "phyclip": (PHyCLIP, PHyCLIPConfig),
     "poinclip": (PoinCLIP, PoinCLIPConfig),
+    "syntax_meru": (SyntaxMERU, SyntaxMERUConfig),
 }
 
 

@@ -18,6 +18,7 @@ from trainer.encoders.image import ImageConfig, build_image_encoder
 from trainer.encoders.text import TextConfig, TextEncoder
 from trainer.losses import contrastive
 from trainer.preprocess import to_pixels
+from trainer.syntax import Syntax
 
 Ranking = Literal["released", "metric"]
 Part = Literal["image", "text", "box_image", "box_text"]
@@ -33,6 +34,8 @@ class ModelConfig:
     embed_dim: int = 512
     temperature_init: float = 0.07
     max_logit_scale: float = 100.0  # of 1/temperature
+    # Boxes and their phrases as further pairs, 2b in all: the papers' CLIP and MERU "with boxes", as PHyCLIP trains them.
+    boxes_as_pairs: bool = False
     # HyCoCLIP's released training passed the standard deviation as the mean; its checkpoints carry their own buffer.
     pixel_mean: tuple[float, float, float] = IMAGENET_MEAN
     pixel_std: tuple[float, float, float] = IMAGENET_STD
@@ -51,23 +54,32 @@ class Batch:
     box_token_ids: Tensor | None = None  # [m l']
     box_owner: Tensor | None = None  # [m] the pair each box belongs to, ascending; None: m = b, one box a pair
     keys: tuple[str, ...] = ()  # names of the b samples, for messages
+    syntax: Syntax | None = None  # parse of the b captions
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The same batch with every tensor on `device`."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor | Syntax)}
         moved = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in tensors.items()}
         return dataclasses.replace(self, **moved)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """Features of a batch before the lift, all [b d]."""
+    """Features of a batch before the lift, all [b d], and those of the captions' words, padded to the longest's w.
+
+    Every field has a row a pair (or box), and its other sizes are the batch's: rows of micro-batches of one batch
+    concatenate, field by field.
+    """
 
     image: Tensor
     text: Tensor
     box_image: Tensor | None = None
     box_text: Tensor | None = None
+    word_initial: Tensor | None = None  # [b w d]
+    word_contextual: Tensor | None = None  # [b w d]
+    word_head: Tensor | None = None  # [b w] as Syntax.head
+    word_relation: Tensor | None = None  # [b w] as Syntax.relation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,11 +172,26 @@ class DualEncoder(nn.Module, ABC):
 
     def features(self, batch: Batch) -> Pairs:
         """Wholes and boxes in one pass of the image tower; texts in two, since phrases are short."""
+        captions = self.caption_features(batch)
         if batch.box_images is None or batch.box_token_ids is None:
-            return Pairs(image=self.image_features(batch.images), text=self.text_features(batch.token_ids))
-        image, box_image = self.image_features(torch.cat([batch.images, batch.box_images])).chunk(2)
-        text, box_text = self.text_features(batch.token_ids), self.text_features(batch.box_token_ids)
-        return Pairs(image=image, text=text, box_image=box_image, box_text=box_text)
+            if self.config.boxes_as_pairs:
+                raise ValueError("boxes_as_pairs needs boxes and their phrases in the batch, or set it to false")
+            return Pairs(image=self.image_features(batch.images), **captions)
+        images = self.image_features(torch.cat([batch.images, batch.box_images]))
+        box_text = self.text_features(batch.box_token_ids)
+        if self.config.boxes_as_pairs:
+            if len(batch.box_images) != len(batch.images):  # ranks would gather different numbers of rows
+                raise ValueError(
+                    f"boxes_as_pairs takes one box a pair; this batch has {len(batch.box_images)} boxes for "
+                    f"{len(batch.images)} pairs"
+                )
+            return Pairs(image=images, **captions | {"text": torch.cat([captions["text"], box_text])})
+        image, box_image = images.split([len(batch.images), len(batch.box_images)])
+        return Pairs(image=image, box_image=box_image, box_text=box_text, **captions)
+
+    def caption_features(self, batch: Batch) -> dict[str, Tensor]:
+        """The fields of `Pairs` that come from the captions."""
+        return {"text": self.text_features(batch.token_ids)}
 
     def contrast(self, queries: Tensor, candidates: Tensor) -> Tensor:
         """Contrastive loss of lifted queries of this rank against lifted candidates of all."""

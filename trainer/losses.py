@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Entropy = Literal["abs", "normalised", "softmax"]
+Reduction = Literal["mean", "sum"]
 
 
 def contrastive(logits: Tensor, compatible: Tensor | None = None, offset: int = 0) -> Tensor:
@@ -28,6 +29,11 @@ def contrastive(logits: Tensor, compatible: Tensor | None = None, offset: int = 
     return F.cross_entropy(logits, targets)
 
 
+def outside_cone(angle: Tensor, aperture: Tensor, eta: float = 1.0) -> Tensor:
+    """How far each point lies outside of its apex's cone, in radians: max(0, exterior angle - eta * half-aperture)."""
+    return (angle - eta * aperture).clamp(min=0)
+
+
 def entailment(angle: Tensor, aperture: Tensor, eta: float = 1.0) -> Tensor:
     """How far each point lies outside of its apex's cone, mean over pairs.
 
@@ -35,7 +41,7 @@ def entailment(angle: Tensor, aperture: Tensor, eta: float = 1.0) -> Tensor:
 
     Of any shape, factors included (PHyCLIP eq. 4 averages over them).
     """
-    return (angle - eta * aperture).clamp(min=0).mean()
+    return outside_cone(angle, aperture, eta).mean()
 
 
 def regularised_entailment(angle: Tensor, aperture: Tensor, reward: float) -> Tensor:
@@ -65,3 +71,16 @@ def entropy(points: Tensor, kind: Entropy = "abs") -> Tensor:
         case "softmax":
             p = points.softmax(-1)
     return -torch.special.xlogy(p, p).sum(-1) / math.log(2)
+
+
+def over_captions(values: Tensor, mask: Tensor, reduction: Reduction) -> Tensor:
+    """Of values [b w], those that `mask` [b w] has: their mean (or sum) in each caption, then the captions' mean.
+
+    A caption without any counts as 0.
+    """
+    sums = values.masked_fill(~mask, 0).sum(1)
+    match reduction:
+        case "mean":
+            return (sums / mask.sum(1).clamp(min=1)).mean()
+        case "sum":
+            return sums.mean()

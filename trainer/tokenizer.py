@@ -10,13 +10,15 @@ import html
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib.resources import files
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import ftfy
 import regex
 import torch
 from torch import Tensor
+
+from trainer.offsets import Span, lower_spans, source_spans
 
 END_OF_WORD = "</w>"
 OPENAI_SHA256 = "924691ac288e54409236115652ad4aa250f48203de50a9e4722a6ecd48d6804a"
@@ -74,6 +76,27 @@ class Tokenizer:
         for word in WORD.findall(clean(text).lower()):
             ids += self.word_ids(word)
         return [*ids, self.end_id]
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
+        """The ids of `encode`, and for each the characters [start, end) of `text` it stands for.
+
+        Offsets count in the text as given, through the cleaning and the lower case. A token of a part of a character's
+        bytes has the whole character; start and end of text stand for nothing, (0, 0) and (n, n).
+        """
+        cleaned = clean(text)
+        sources, origins = source_spans(text, cleaned), lower_spans(cleaned)
+        ids, spans = [self.start_id], [(0, 0)]
+        for match in WORD.finditer(cleaned.lower()):
+            word_ids = self.word_ids(match.group())
+            # For each byte of the word, the character of the cleaned text it comes from.
+            owners = [
+                origins[match.start() + i] for i, char in enumerate(match.group()) for _ in range(len(char.encode()))
+            ]
+            ends = list(accumulate(len(self.pieces[index]) for index in word_ids))
+            ends[-1] = len(owners)  # the last piece carries the mark of the word's end
+            spans += [(sources[owners[start]][0], sources[owners[end - 1]][1]) for start, end in pairwise([0, *ends])]
+            ids += word_ids
+        return [*ids, self.end_id], [*spans, (len(text), len(text))]
 
     def cut(self, ids: Sequence[int]) -> list[int]:
         """At most `context_length` ids; what is too long loses its tail, and ends in end of text all the same."""

@@ -1,5 +1,6 @@
 """A model of every kind, small enough for a test, and a batch for it."""
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from trainer.checkpoint import MODELS, build_model
 from trainer.dual_encoder import Batch, DualEncoder
 from trainer.encoders.image import ImageConfig
 from trainer.encoders.text import TextConfig
+from trainer.syntax import NONE, RELATIONS, Syntax
 
 NAMES = tuple(MODELS)
 END = 63
@@ -36,4 +38,22 @@ def small_batch(b: int = 8, seed: int = 0) -> Batch:
         token_ids=tokens(8),
         box_images=torch.rand(b, 3, 16, 16, generator=generator),
         box_token_ids=tokens(5),
+        syntax=small_trees(b, generator),
     )
+
+
+def small_trees(b: int, generator: torch.Generator) -> Syntax:
+    """Captions of eight tokens in five words, the first and the fourth of two tokens; the second one is the root."""
+    return Syntax(
+        word_of_token=torch.tensor([0, 0, 1, 2, 3, 3, 4, NONE]).repeat(b, 1),
+        head=torch.tensor([1, 1, 4, 2, 1]).repeat(b, 1),
+        relation=torch.randint(len(RELATIONS), (b, 5), generator=generator),
+    )
+
+
+def rows(batch: Batch, chosen: slice | list[int]) -> Batch:
+    """Some pairs of a batch with one box a pair, in the order chosen."""
+    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    tensors = {name: value[chosen] for name, value in values.items() if isinstance(value, torch.Tensor)}
+    syntax = None if batch.syntax is None else batch.syntax.map(lambda tensor: tensor[chosen])
+    return dataclasses.replace(batch, **tensors, syntax=syntax)

@@ -5,14 +5,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.trainer.small import small_batch, small_model
+from tests.trainer.small import rows, small_batch, small_model
 from trainer.dual_encoder import Batch
-
-
-def rows(batch: Batch, chosen: slice) -> Batch:
-    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-    return dataclasses.replace(batch, **{name: tensor[chosen] for name, tensor in tensors.items()})
 
 
 def one_rank(rank: int, name: str, folder: str) -> None:
@@ -36,7 +30,7 @@ def in_double(batch: Batch) -> Batch:
     return dataclasses.replace(batch, images=batch.images.double(), box_images=batch.box_images.double())
 
 
-@pytest.mark.parametrize("name", ["phyclip"])
+@pytest.mark.parametrize("name", ["phyclip", "syntax_meru"])
 def test_two_ranks_find_the_gradients_of_one_on_the_whole_batch(tmp_path: Path, name: str) -> None:
     torch.multiprocessing.spawn(one_rank, args=(name, str(tmp_path)), nprocs=2)
     averaged = torch.load(tmp_path / "averaged.pt", weights_only=True)

@@ -5,6 +5,7 @@ Shapes: b texts, l tokens, w width. Parameter names are those of the released ch
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,30 @@ class TextConfig:
     width: int = 512
     layers: int = 12
     heads: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where in the tower a token has its first meaning, and where the one that its context gives it.
+
+    "tower": token + position embedding, and the hidden state after the last norm. "block": input and output of a block,
+    the residual stream. "attention": input and output of a block's attention alone, after its norm and before the sum.
+    """
+
+    kind: Literal["tower", "block", "attention"] = "tower"
+    block: int = 0  # 0 is the first; "tower" does not ask
+
+    def check(self, n_blocks: int) -> None:
+        if not 0 <= self.block < n_blocks:
+            raise ValueError(f"block {self.block}: the text tower has blocks 0 to {n_blocks - 1}")
+
+
+class TokenStates(NamedTuple):
+    """What the tower says of texts, and of their tokens at the two places asked for."""
+
+    sentence: Tensor  # [b w]
+    initial: Tensor  # [b l w]
+    contextual: Tensor  # [b l w]
 
 
 class Attention(nn.Module):
@@ -51,9 +76,13 @@ class Block(nn.Module):
         )
         self.ln_2 = nn.LayerNorm(width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+    def forward(self, x: Tensor, inner: bool = False) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """The output; with `inner` also what goes into the attention and what comes out of it, before the sum."""
+        normed = self.ln_1(x)
+        mixed = self.attn(normed)
+        x = x + mixed
+        x = x + self.mlp(self.ln_2(x))
+        return (x, normed, mixed) if inner else x
 
 
 class TextEncoder(nn.Module):
@@ -86,17 +115,30 @@ class TextEncoder(nn.Module):
                 kind = next((kind for kind in stds if name.endswith(kind)), None)
                 nn.init.normal_(parameter, std=stds[kind] if kind else residual_std)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        hidden = self.hidden_states(token_ids)
-        end = token_ids.argmax(dim=1)
-        return hidden[torch.arange(len(hidden), device=hidden.device), end]
+    def forward(self, token_ids: Tensor, places: Places | None = None) -> Tensor | TokenStates:
+        """Sentences; with `places` also the states of their tokens there."""
+        initial, contextual, hidden = self.walk(token_ids, places or Places())
+        sentence = hidden[torch.arange(len(hidden), device=hidden.device), token_ids.argmax(dim=1)]
+        return sentence if places is None else TokenStates(sentence, initial, contextual)
 
     def hidden_states(self, token_ids: Tensor) -> Tensor:
         """[b l w] after the last norm."""
+        return self.walk(token_ids, Places())[2]
+
+    def walk(self, token_ids: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]:
+        """States [b l w] at both places, and after the last norm."""
         length = token_ids.shape[1]
         if length > self.context_length:
             raise ValueError(f"texts of {length} tokens; the text tower holds {self.context_length}")
-        x = self.token_embed(token_ids) + self.posit_embed[:length]
-        for block in self.resblocks:
-            x = block(x)
-        return self.ln_final(x)
+        initial = x = self.token_embed(token_ids) + self.posit_embed[:length]
+        contextual = x
+        for index, block in enumerate(self.resblocks):
+            if places.kind == "tower" or index != places.block:
+                x = block(x)
+            elif places.kind == "block":
+                initial, x = x, block(x)
+                contextual = x
+            else:
+                x, initial, contextual = block(x, inner=True)
+        hidden = self.ln_final(x)
+        return initial, hidden if places.kind == "tower" else contextual, hidden

@@ -1,0 +1,114 @@
+"""MERU whose text tower is taught the dependency tree of captions (Syntax-Preserving Hyperbolic VSE; docs/syntax.md).
+
+Shapes: b captions, l tokens, w words of the longest caption, d embedding width.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trainer.dual_encoder import Batch, Losses, Pairs
+from trainer.encoders.text import Places
+from trainer.losses import Reduction, outside_cone, over_captions
+from trainer.models import MERU, HyperbolicConfig
+from trainer.syntax import RELATIONS, Syntax, word_vectors, word_weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntaxMERUConfig(HyperbolicConfig):
+    # mu. The paper does not state it. The two means of eq. 3 then weigh together what MERU's one entailment term does.
+    syntax_weight: float = 0.1
+    # Where a word has its initial and its contextual meaning. "tower": token + position embedding, and the state after
+    # the last norm; only the first block's input is "independent of context", as section 3 wants it. "block" and
+    # "attention": input and output of one block, or of its attention alone.
+    word_states: Literal["tower", "block", "attention"] = "tower"
+    word_block: int = 0  # the block of "block" and "attention", from 0
+    word_vector: Literal["mean", "last"] = "mean"  # of the states of a word's tokens
+    # Eq. 3 sums over edges and words, so that long captions weigh more; "mean" does not. Both average over captions.
+    syntax_reduction: Reduction = "mean"
+    # Factor of the edges with a dependency label, by spaCy's name (nsubj, dobj, amod, ...); 1 for all others.
+    relation_weights: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.relation_weights) - set(RELATIONS))
+        if unknown:
+            raise ValueError(
+                f"relation_weights: {unknown[0]!r} is no dependency label; there are {', '.join(RELATIONS)}"
+            )
+        self.places().check(self.text.layers)
+
+    def places(self) -> Places:
+        return Places(kind=self.word_states, block=self.word_block)
+
+
+class SyntaxMERU(MERU):
+    """MERU + mu * syntax: a word entails its head, and what it means alone entails what it means in its caption."""
+
+    config: SyntaxMERUConfig
+    relation_weights: Tensor
+
+    def __init__(self, config: SyntaxMERUConfig) -> None:
+        super().__init__(config)
+        weights = torch.tensor([config.relation_weights.get(name, 1.0) for name in RELATIONS])
+        self.register_buffer("relation_weights", weights, persistent=False)  # the state dict stays MERU's
+
+    def caption_features(self, batch: Batch) -> dict[str, Tensor]:
+        """Captions and their words in one pass of the text tower."""
+        syntax = batch.syntax
+        if syntax is None:
+            raise ValueError("syntax_meru needs a parse of each caption; train/ shards of the pipeline hold it")
+        states = self.textual(batch.token_ids, self.config.places())
+        return {
+            "text": self.textual_proj(states.sentence),
+            "word_initial": self.words(states.initial, syntax),
+            "word_contextual": self.words(states.contextual, syntax),
+            "word_head": syntax.head,
+            "word_relation": syntax.relation,
+        }
+
+    def words(self, states: Tensor, syntax: Syntax) -> Tensor:
+        """[b w d] before the lift, of token states [b l *]."""
+        weights = word_weights(syntax.word_of_token, syntax.head.shape[1], self.config.word_vector)
+        vectors: Tensor = self.textual_proj(word_vectors(states, weights))
+        return vectors
+
+    def losses(self, pairs: Pairs) -> Losses:
+        """MERU's terms + mu * (edges + words)      eq. 1 to 3."""
+        base = super().losses(pairs)
+        edges, words, satisfied = self.syntax(pairs)
+        terms = {"syntax": edges + words, "syntax/edges": edges, "syntax/words": words}
+        return Losses(
+            loss=base.loss + self.config.syntax_weight * terms["syntax"],
+            terms=base.terms | {name: term.detach() for name, term in terms.items()} | {"syntax/satisfied": satisfied},
+        )
+
+    def syntax(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+        """The two terms of eq. 3, and the share of edges that hold.
+
+            edges:  max(0, ext(e_child, e_head) - aper(e_child)), contextual, times the relation's weight
+            words:  max(0, ext(e_initial, e_contextual) - aper(e_initial))
+
+        Words are local to their rank: averaged over ranks like every gradient, the means are those of the whole batch.
+        """
+        if pairs.word_initial is None or pairs.word_contextual is None:
+            raise ValueError("syntax_meru needs the words of each caption; their features are missing")
+        if pairs.word_head is None or pairs.word_relation is None:
+            raise ValueError("syntax_meru needs the tree of each caption; its heads or relations are missing")
+        initial, contextual = self.lift_text(pairs.word_initial), self.lift_text(pairs.word_contextual)
+        is_word = pairs.word_head >= 0
+        itself = torch.arange(is_word.shape[1], device=is_word.device)
+        is_child = is_word & (pairs.word_head != itself)
+        # Where there is no edge the word stands for its head: finite, and left out of the sums.
+        head = torch.where(is_child, pairs.word_head, itself)[..., None].expand_as(contextual)
+        upward = outside_cone(*self.cone(general=contextual, specific=contextual.gather(1, head)))
+        inward = outside_cone(*self.cone(general=initial, specific=contextual))
+        reduction = self.config.syntax_reduction
+        satisfied = ((upward == 0) & is_child).sum() / is_child.sum().clamp(min=1)
+        weighted = upward * self.relation_weights[pairs.word_relation]
+        return (
+            over_captions(weighted, is_child, reduction),
+            over_captions(inward, is_word, reduction),
+            satisfied,
+        )
