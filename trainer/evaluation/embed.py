@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from trainer.dual_encoder import DualEncoder
 from trainer.tokenizer import Tokenizer
+
+Item = TypeVar("Item")
 
 
 @torch.no_grad()
@@ -30,7 +33,7 @@ def device_of(model: DualEncoder) -> torch.device:
     return model.logit_scale.device
 
 
-def chunks[T](items: Iterable[T], size: int) -> Iterator[list[T]]:
+def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     source = iter(items)
     while part := list(islice(source, size)):
         yield part

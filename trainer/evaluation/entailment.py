@@ -28,11 +28,12 @@ def entailment_shares(
         if not {entails.general, entails.specific} <= lifted.keys():
             continue
         general, specific, owners = aligned(entails, lifted, owner)
-        shares |= {f"{entails.name}/{key}": value for key, value in of_pairs(model, entails, general, specific, "satisfied").items()}
+        right = of_pairs(model, entails, general, specific, "satisfied")
+        shares |= {f"{entails.name}/{key}": value for key, value in right.items()}
         rows, partners = mismatched(owners, seed)
         if len(rows):
-            general, specific = general[..., rows, :], specific[..., partners, :]
-            shares |= {f"{entails.name}/{key}": value for key, value in of_pairs(model, entails, general, specific, "chance").items()}
+            wrong = of_pairs(model, entails, general[..., rows, :], specific[..., partners, :], "chance")
+            shares |= {f"{entails.name}/{key}": value for key, value in wrong.items()}
     return shares
 
 

@@ -1,0 +1,95 @@
+"""Against numbers of the authors' own evaluation code; `tests/parity/data/metrics.npz`, described in its meta_json."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.small import small_model
+from trainer.checkpoint import build_model
+from trainer.dual_encoder import DualEncoder
+from trainer.evaluation.metrics import macro_accuracy, recalls
+from trainer.evaluation.zero_shot import predict
+
+NAMES = ("clip", "meru", "phyclip")
+FILE = Path(__file__).parents[2] / "parity" / "data" / "metrics.npz"
+
+
+@pytest.fixture(scope="module")
+def stored() -> dict[str, Any]:
+    with np.load(FILE) as file:
+        arrays: dict[str, Any] = {
+            name: torch.from_numpy(file[name]) for name in file.files if name.startswith(("zs/", "retr/"))
+        }
+        return arrays | {"meta": json.loads(str(file["meta_json"]))}
+
+
+def model_of(name: str, stored: dict[str, Any]) -> DualEncoder:
+    """Without its towers' say: curvature and alphas of the file, whose image tangents are scaled already."""
+    factors = {"factor_dim": 4} if name == "phyclip" else {}
+    model = build_model(name, dataclasses.replace(small_model(name).config, embed_dim=24, **factors))
+    if name != "clip":
+        meta = stored["meta"]["zs"]
+        product = name == "phyclip"
+        curvature = stored["zs/curvs"] if product else torch.tensor(meta["curv"])
+        alpha = stored["zs/alphas"] if product else torch.tensor(meta["textual_alpha"])
+        model.load_state_dict(
+            model.state_dict()
+            | {"curv": curvature.log(), "textual_alpha": alpha.log(), "visual_alpha": torch.zeros_like(alpha)}
+        )
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_zero_shot_scores_and_accuracy_are_the_reference_s(name: str, stored: dict[str, Any]) -> None:
+    model, meta = model_of(name, stored), stored["meta"]["zs"][name]
+    classes = model.lift_prompts(stored["zs/prompt_feats"])
+    close(together(classes), stored[f"zs/{name}/classifier"])
+    images, labels = stored["zs/image_tangent"], stored["zs/labels"]
+    scores = model.scores(model.lift_image(images), classes, "released")
+    if name == "phyclip":  # for one factor similarity is a distance, which ranks alike
+        close(scores, stored[f"zs/{name}/scores"])
+    predicted = predict(model, images, classes, "released")
+    assert predicted.equal(stored[f"zs/{name}/scores"].argmax(1))
+    assert 100 * macro_accuracy(predicted, labels, 9) == pytest.approx(meta["mean_per_class_accuracy"], abs=1e-4)
+    assert 100 * (predicted == labels).float().mean().item() == pytest.approx(meta["plain_accuracy"], abs=1e-4)
+
+
+@torch.no_grad()
+def test_phyclip_ranked_by_its_metric_decides_otherwise(stored: dict[str, Any]) -> None:
+    model, meta = model_of("phyclip", stored), stored["meta"]["zs"]["phyclip"]
+    classes = model.lift_prompts(stored["zs/prompt_feats"])
+    by_metric = predict(model, stored["zs/image_tangent"], classes, "metric")
+    assert by_metric.equal(stored["zs/phyclip/l1_distance"].argmin(1))
+    by_release = predict(model, stored["zs/image_tangent"], classes, "released")
+    assert int((by_metric != by_release).sum()) == meta["argmax_disagreements"]
+    accuracy = 100 * macro_accuracy(by_metric, stored["zs/labels"], 9)
+    assert accuracy == pytest.approx(meta["with_l1_distance_instead"], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_retrieval_recalls_are_the_reference_s(name: str, stored: dict[str, Any]) -> None:
+    model, ks = model_of(name, stored), (1, 2, 3, 5, 10)
+    image, text = model.lift_image(stored["retr/image_tangent"]), model.lift_image(stored["retr/text_tangent"])
+    scores = model.scores(text, image, "released")
+    relevant = stored["retr/owner"][:, None] == torch.arange(len(stored["retr/image_tangent"]))
+    wanted = stored["meta"]["retrieval"][name]
+    for way, table, gold in (("t2i", scores, relevant), ("i2t", scores.T, relevant.T)):
+        found = {k: 100 * share for k, share in recalls(table, gold, ks).items()}
+        assert found == pytest.approx({k: wanted[f"{way}_r{k}"] for k in ks}, abs=1e-4)
+
+
+def together(lifted: Tensor) -> Tensor:
+    """Points [c d] of factors [k c d/k]."""
+    return lifted.movedim(0, 1).flatten(1) if lifted.ndim == 3 else lifted
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5)

@@ -1,0 +1,85 @@
+"""All figures of one model, by name, each beside what chance gives.
+
+zero_shot/FOLDER/accuracy, /accuracy_micro, /chance            mean recall of the classes; share of images
+retrieval/image_to_text/recall@5, /chance@5, text_to_image     whole images and captions of the held-out shards
+entailment/NAME/satisfied, /chance, and with _plain            hyperbolic models; see trainer.evaluation.entailment
+"""
+
+import torch
+from torch import Tensor
+
+from trainer.dual_encoder import DualEncoder
+from trainer.evaluation.config import EvaluationConfig
+from trainer.evaluation.embed import embed_images, embed_texts
+from trainer.evaluation.entailment import entailment_shares
+from trainer.evaluation.folders import read_folder, read_images
+from trainer.evaluation.held_out import HeldOut, read_held_out
+from trainer.evaluation.metrics import chance_recalls, macro_accuracy, recalls
+from trainer.evaluation.zero_shot import classifier, predict
+from trainer.tokenizer import Tokenizer
+
+RECALL_AT = (1, 5, 10)
+
+
+@torch.no_grad()
+def evaluate(
+    model: DualEncoder, tokenizer: Tokenizer, config: EvaluationConfig, device: torch.device | str
+) -> dict[str, float]:
+    """Shares in [0, 1]. Nothing is trained or drawn at random but mismatched pairs, from `config.seed`."""
+    was_training = model.training
+    model.to(device).eval()
+    try:
+        figures: dict[str, float] = {}
+        for folder in config.image_folders:
+            figures |= zero_shot_figures(model, tokenizer, folder, config)
+        if config.shards:
+            held_out = read_held_out(config.shards, model.config.image.size_px, config.max_samples)
+            figures |= pair_figures(model, tokenizer, held_out, config)
+    finally:
+        model.train(was_training)
+    return figures
+
+
+def zero_shot_figures(
+    model: DualEncoder, tokenizer: Tokenizer, place: str, config: EvaluationConfig
+) -> dict[str, float]:
+    folder = read_folder(place, config.max_images)
+    images = read_images(folder.paths, model.config.image.size_px)
+    classes = classifier(model, tokenizer, folder.classes, config.prompts, config.batch_size)
+    predicted = predict(model, embed_images(model, images, config.batch_size), classes, config.ranking)
+    target = torch.tensor(folder.targets)
+    return {
+        f"zero_shot/{folder.name}/accuracy": macro_accuracy(predicted, target, len(folder.classes)),
+        f"zero_shot/{folder.name}/accuracy_micro": (predicted == target).float().mean().item(),
+        f"zero_shot/{folder.name}/chance": 1 / len(folder.classes),
+    }
+
+
+def pair_figures(
+    model: DualEncoder, tokenizer: Tokenizer, held_out: HeldOut, config: EvaluationConfig
+) -> dict[str, float]:
+    """Retrieval among whole images and captions, and entailments of them and of the boxes."""
+    image_features = embed_images(model, held_out.images, config.batch_size)
+    text_features = embed_texts(model, tokenizer, held_out.captions, config.batch_size)
+    lifted = {"image": model.lift_image(image_features), "text": model.lift_text(text_features)}
+    figures = retrieval_figures(model, lifted["image"], lifted["text"], config)
+    owner = None
+    if model.entailments() and held_out.box_images:
+        boxes = embed_images(model, held_out.box_images, config.batch_size)
+        phrases = embed_texts(model, tokenizer, held_out.box_texts, config.batch_size)
+        lifted |= {"box_image": model.lift_image(boxes), "box_text": model.lift_text(phrases)}
+        owner = torch.tensor(held_out.box_owner, device=boxes.device)
+    shares = entailment_shares(model, lifted, owner, config.seed)
+    return figures | {f"entailment/{name}": share for name, share in shares.items()}
+
+
+def retrieval_figures(model: DualEncoder, image: Tensor, text: Tensor, config: EvaluationConfig) -> dict[str, float]:
+    """Both ways; image i belongs to caption i alone."""
+    figures: dict[str, float] = {}
+    scores = model.scores(text, image, config.ranking).cpu()
+    relevant = torch.eye(len(scores), dtype=torch.bool)
+    for way, table in (("text_to_image", scores), ("image_to_text", scores.T)):
+        found, chance = recalls(table, relevant, RECALL_AT), chance_recalls(relevant, RECALL_AT)
+        figures |= {f"retrieval/{way}/recall@{k}": share for k, share in found.items()}
+        figures |= {f"retrieval/{way}/chance@{k}": share for k, share in chance.items()}
+    return figures
