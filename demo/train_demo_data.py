@@ -50,17 +50,17 @@ def make_data(folder: Path, config: DataConfig) -> None:
         ("held_out", config.held_out_rows, HELD_OUT_SEEDS),
     ):
         pairs, shards = folder / "pairs" / f"{name}.tar", folder / "shards" / name
-        settings = {"rows": n_rows, "seed": seeds[0], "styles": list(config.styles)}
+        settings: dict[str, Any] = {"rows": n_rows, "seed": seeds[0], "styles": list(config.styles)}
         if not is_made(pairs, settings):
             shutil.rmtree(shards, ignore_errors=True)
             write_pairs(pairs, n_rows, seeds, config.styles)
             mark_made(pairs, settings)
         make_shards(pairs, shards)
-    pictures = folder / "zero_shot"
-    settings = {"seed": HELD_OUT_SEEDS[len(HELD_OUT_SEEDS) // 2], **asdict(config)}
+    pictures, seed = folder / "zero_shot", HELD_OUT_SEEDS[len(HELD_OUT_SEEDS) // 2]
+    settings = {"seed": seed, **asdict(config), "styles": list(config.styles)}
     if not is_made(pictures, settings):
         shutil.rmtree(pictures, ignore_errors=True)
-        write_pictures(pictures, settings["seed"], config)
+        write_pictures(pictures, seed, config)
         mark_made(pictures, settings)
 
 

@@ -9,9 +9,7 @@ from trainer.dual_encoder import Ranking
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
     every: int = 0  # steps between evaluations while training; 0: only at the end
-    image_folders: tuple[
-        str, ...
-    ] = ()  # for zero-shot classification: FOLDER/CLASS/*.png, `_` in CLASS reads as a space
+    image_folders: tuple[str, ...] = ()  # to classify zero-shot: FOLDER/CLASS/*.png; `_` in CLASS reads as a space
     prompts: tuple[str, ...] = ("a photo of a {}.",)  # texts of a class; {} is its name
     shards: str = ""  # held-out training shards, for retrieval and entailment: folder, glob, list with commas, or URL
     max_images: int = 0  # of each image folder, evenly from all classes; 0: all

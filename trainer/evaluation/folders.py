@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import PIL.Image
 from torch import Tensor
 
 from settings.errors import UserError
+from trainer.data.crops import ImageError, decode_any
 from trainer.preprocess import PreprocessConfig, fit
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,7 @@ def read_images(paths: list[Path], size_px: int) -> Iterator[Tensor]:
     preprocess = PreprocessConfig(size_px=size_px, mode="crop")
     for path in paths:
         try:
-            with PIL.Image.open(path) as image:
-                pixels = np.asarray(image.convert("RGB"))
-        except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+            pixels = decode_any(path.read_bytes())
+        except (OSError, ImageError) as error:
             raise UserError(f"{path} cannot be read as an image: {error}; replace it or take it out") from error
         yield fit(pixels, preprocess)

@@ -1,16 +1,29 @@
-"""Held-out shards of train/, once through, nothing at random: wholes, captions, and every box with its phrase."""
+"""Held-out shards, once through, nothing drawn at random: whole images, captions, and every box with its phrase.
 
-import io
-import tarfile
+Images are squeezed to a square, as the papers' retrieval does; boxes keep the white border that training gives them.
+"""
+
+import logging
+import random
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Final
 
 import numpy as np
-import PIL.Image
+import torch
 from torch import Tensor
 
 from settings.errors import UserError
-from trainer.preprocess import PreprocessConfig, fit
+from trainer.data.config import DataConfig, Layout
+from trainer.data.crops import Cut, ImageError, Picture, Region, draw_cut
+from trainer.data.index import build_index
+from trainer.data.loader import probe
+from trainer.data.samples import BadSample, Box, Sample, key_of, open_picture, read_sample
+from trainer.data.shards import SpanReader, list_shards
+
+logger = logging.getLogger(__name__)
+
+WHOLE: Final = (1.0, 1.0)  # share of the area and ratio of the sides of a "random" crop that is all of a square
+NO_NEEDS: Final = frozenset[str]()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,32 +37,60 @@ class HeldOut:
     box_owner: list[int] = field(default_factory=list)  # the whole of each box
 
 
-def read_held_out(shards: str, size_px: int, limit: int) -> HeldOut:
-    """The first `limit` samples (0: all), images squeezed to a square as the papers' retrieval does."""
-    held_out = HeldOut()
-    how = PreprocessConfig(size_px=size_px, mode="squash")
-
-    def picture(data: bytes) -> Tensor:
-        return fit(np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB")), how)
-
-    paths = sorted(Path(shards).glob("*.tar"))
-    if not paths:
-        raise UserError(shards)
-    for path in paths:
-        samples: dict[str, dict[str, bytes]] = {}
-        with tarfile.open(path) as tar:
-            for member in tar:
-                key, _, name = member.name.partition(".")
-                file = tar.extractfile(member)
-                assert file
-                samples.setdefault(key, {})[name] = file.read()
-        for sample in samples.values():
-            if limit and len(held_out.images) >= limit:
-                return held_out
-            for i in range(int(sample["numparents.txt"])):
-                held_out.box_images.append(picture(sample[f"parent{i:03d}.jpg"]))
-                held_out.box_texts.append(sample[f"parent{i:03d}.txt"].decode())
-                held_out.box_owner.append(len(held_out.images))
-            held_out.images.append(picture(sample["child.jpg"]))
-            held_out.captions.append(sample["child.txt"].decode())
+def read_held_out(shards: str, size_px: int, limit: int = 0) -> HeldOut:
+    """The first `limit` good samples (0: all); bad ones are counted in the log. Raises UserError if there is none."""
+    index = build_index(list_shards(shards), "", workers=0)
+    layout = probe(index, DataConfig(shards=shards), NO_NEEDS)
+    reader, held_out, n_bad = SpanReader(), HeldOut(), 0
+    for number in range(index.n_samples):
+        if limit and len(held_out.images) >= limit:
+            break
+        span = reader.read([index.span(number)])[0]
+        try:
+            add(held_out, with_boxes(span, layout), size_px)
+        except (BadSample, ImageError) as error:
+            n_bad += 1
+            logger.warning("%s: %s: %s; left out", index.locate(number)[0].url, key_of(span), error)
+    reader.close()
+    if not held_out.images:
+        raise UserError(f"evaluation.shards: {shards} has no sample that can be read; the log says what is wrong")
+    if n_bad:
+        logger.warning("evaluation.shards: %d bad samples left out of %s", n_bad, shards)
     return held_out
+
+
+def with_boxes(span: bytes, layout: Layout) -> Sample:
+    """The sample with its boxes, if it has any."""
+    try:
+        return read_sample(span, layout, frozenset({"boxes"}))
+    except BadSample as bad:
+        if bad.reason not in ("no_boxes", "missing_member"):
+            raise
+    return read_sample(span, layout, NO_NEEDS)
+
+
+def add(held_out: HeldOut, sample: Sample, size_px: int) -> None:
+    """All of a sample or, where an image of it cannot be decoded, none."""
+    image = shown(sample.picture, sample.picture.whole, sample.on_square, size_px)
+    boxes = [box_image(sample, box, size_px) for box in sample.boxes]
+    held_out.box_images.extend(boxes)
+    held_out.box_texts.extend(box.phrase for box in sample.boxes)
+    held_out.box_owner.extend([len(held_out.images)] * len(boxes))
+    held_out.images.append(image)
+    held_out.captions.append(sample.caption)
+
+
+def box_image(sample: Sample, box: Box, size_px: int) -> Tensor:
+    if box.image is None:
+        return shown(sample.picture, box.region or sample.picture.whole, sample.on_square, size_px)
+    own = open_picture(box.image)
+    return shown(own, own.whole, False, size_px)
+
+
+def shown(picture: Picture, region: Region, on_square: bool, size_px: int) -> Tensor:
+    """All of a region: squeezed, or in the middle of a white square."""
+    everything = Cut(region, Region(0, 0, size_px, size_px))
+    cut = draw_cut(random.Random(0), True, size_px, WHOLE, WHOLE, region) if on_square else everything
+    out = np.empty((size_px, size_px, 3), np.uint8)
+    picture.write([cut], [out])
+    return torch.from_numpy(out).permute(2, 0, 1)

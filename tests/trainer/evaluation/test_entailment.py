@@ -1,0 +1,80 @@
+import math
+
+import pytest
+import torch
+
+from tests.trainer.small import small_model
+from trainer.evaluation.entailment import entailment_shares, mismatched
+from trainer.models import MERU
+
+ETA_INTER = 0.7
+
+
+def on_a_ray(radius: float, angle: float) -> list[float]:
+    return [radius * math.cos(angle), radius * math.sin(angle), *[0.0] * 14]
+
+
+def points(radius: float, *angles: float) -> torch.Tensor:
+    return torch.tensor([on_a_ray(radius, angle) for angle in angles])
+
+
+def test_what_lies_behind_its_own_apex_is_entailed_and_what_lies_behind_another_is_not() -> None:
+    directions = (0.0, math.pi / 2, math.pi, 3 * math.pi / 2)
+    lifted = {"text": points(1.0, *directions), "image": points(3.0, *directions)}
+    shares = entailment_shares(small_model("meru"), lifted, None)
+    assert shares == {
+        "text_image/satisfied": 1.0,
+        "text_image/satisfied_plain": 1.0,
+        "text_image/chance": 0.0,
+        "text_image/chance_plain": 0.0,
+    }
+
+
+def test_eta_below_one_asks_for_more_than_the_plain_cone() -> None:
+    model = small_model("hycoclip")
+    assert isinstance(model, MERU)
+    text, image = points(1.0, 0.0).repeat(2, 1), points(9.0, 0.0).repeat(2, 1)
+    aperture = model.cone(text, image)[1][0].item()
+    # From an apex at distance 1, a far point at this angle of the origin is seen between 0.7 of the aperture and all of it.
+    turned = next(
+        a for a in torch.linspace(0, 0.5, 500).tolist() if model.cone(text, points(9.0, a, a))[0][0] > 0.85 * aperture
+    )
+    shares = entailment_shares(model, {"text": text, "image": points(9.0, turned, turned)}, None)
+    assert (shares["text_image/satisfied"], shares["text_image/satisfied_plain"]) == (0.0, 1.0)
+
+
+def test_boxes_are_held_against_the_wholes_they_belong_to() -> None:
+    model = small_model("hycoclip")
+    owner = torch.tensor([0, 0, 1])
+    lifted = {
+        "text": points(3.0, 0.0, 2.0),
+        "image": points(6.0, 0.0, 2.0),
+        "box_text": points(1.0, 0.0, 0.0, 2.0),
+        "box_image": points(1.0, 0.0, 0.0, 2.0),
+    }
+    shares = entailment_shares(model, lifted, owner)
+    assert shares["cross_image/satisfied"] == shares["cross_text/satisfied"] == 1.0
+    assert shares["cross_image/chance"] == shares["cross_text/chance"] == 0.0
+    swapped = entailment_shares(model, lifted, 1 - owner)
+    assert swapped["cross_image/satisfied"] == 0.0
+
+
+def test_mismatched_partners_belong_to_others() -> None:
+    owners = torch.tensor([0, 0, 0, 1, 2, 2])
+    rows, partners = mismatched(owners, seed=0)
+    assert len(rows) > 20
+    assert set(rows.tolist()) == set(range(6))
+    assert not (owners[rows] == owners[partners]).any()
+
+
+def test_shares_of_a_product_are_means_over_its_factors() -> None:
+    model = small_model("phyclip")  # two factors
+    text = torch.stack([points(1.0, 0.0, 0.0), points(1.0, 0.0, 0.0)])
+    image = torch.stack([points(3.0, 0.0, 0.0), points(3.0, math.pi, math.pi)])[..., :8]
+    shares = entailment_shares(model, {"text": text[..., :8], "image": image}, None)
+    assert shares["text_image/satisfied"] == pytest.approx(0.5)
+
+
+def test_clip_has_nothing_to_entail() -> None:
+    lifted = {"text": points(1.0, 0.0, 1.0), "image": points(1.0, 0.0, 1.0)}
+    assert entailment_shares(small_model("clip"), lifted, None) == {}

@@ -1,0 +1,131 @@
+"""The whole evaluation, on tiny shards and folders, and its command."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+from settings.errors import UserError
+from tests.trainer.small import small_model
+from trainer.checkpoint import build_model, save_model
+from trainer.dual_encoder import DualEncoder
+from trainer.evaluate import main
+from trainer.evaluation import EvaluationConfig, evaluate
+from trainer.evaluation.held_out import read_held_out
+from trainer.preprocess import PreprocessConfig
+from trainer.tokenizer import Tokenizer
+
+SIDE = 16
+N = 5
+
+
+def model_and_tokenizer(name: str) -> tuple[DualEncoder, Tokenizer]:
+    """A small model with a vocabulary of single bytes."""
+    from dataclasses import replace
+
+    tokenizer = Tokenizer([], context_length=24)
+    config = small_model(name).config
+    text = replace(config.text, vocab_size=tokenizer.vocab_size, context_length=24)
+    torch.manual_seed(0)
+    return build_model(name, replace(config, text=text)), tokenizer
+
+
+def picture(shade: int, kind: str = "JPEG") -> bytes:
+    file = io.BytesIO()
+    PIL.Image.fromarray(np.full((SIDE, SIDE, 3), shade, np.uint8)).save(file, kind)
+    return file.getvalue()
+
+
+def write_shard(folder: Path, broken: int | None = None, boxes: bool = True) -> str:
+    folder.mkdir(parents=True)
+    with tarfile.open(folder / "00000.tar", "w") as tar:
+        for i in range(N):
+            members = {"child.jpg": picture(40 * i), "child.txt": f"caption {i}".encode()}
+            members["numparents.txt"] = b"2" if boxes else b"0"
+            for box in range(2 if boxes else 0):
+                members |= {f"parent{box:03d}.jpg": picture(20 * i), f"parent{box:03d}.txt": f"box {box}".encode()}
+            if i == broken:
+                members["child.jpg"] = b"no picture"
+            for name, content in members.items():
+                info = tarfile.TarInfo(f"{i:03d}.{name}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return str(folder)
+
+
+def write_folder(root: Path) -> str:
+    for name in ("ant", "polar_bear"):
+        (root / name).mkdir(parents=True)
+        (root / name / "0.png").write_bytes(picture(90, "PNG"))
+    return str(root)
+
+
+def test_held_out_boxes_know_their_wholes(tmp_path: Path) -> None:
+    held_out = read_held_out(write_shard(tmp_path / "shards"), size_px=8)
+    assert held_out.captions == [f"caption {i}" for i in range(N)]
+    assert held_out.box_owner == [i for i in range(N) for _ in range(2)]
+    assert held_out.box_texts == ["box 0", "box 1"] * N
+    shades = [image.float().mean().item() for image in held_out.images]
+    assert shades == pytest.approx([40 * i for i in range(N)], abs=2)
+    assert len(read_held_out(str(tmp_path / "shards"), size_px=8, limit=2).images) == 2
+
+
+def test_a_broken_held_out_sample_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    held_out = read_held_out(write_shard(tmp_path / "shards", broken=3), size_px=8)
+    assert held_out.captions == ["caption 0", "caption 1", "caption 2", "caption 4"]
+    assert held_out.box_owner == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert "003" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["clip", "hycoclip", "phyclip", "poinclip"])
+def test_every_figure_stands_beside_chance(name: str, tmp_path: Path) -> None:
+    model, tokenizer = model_and_tokenizer(name)
+    config = EvaluationConfig(
+        image_folders=(write_folder(tmp_path / "animals"),), shards=write_shard(tmp_path / "shards"), batch_size=3
+    )
+    model.train()
+    figures = evaluate(model, tokenizer, config, "cpu")
+    assert model.training
+    assert all(0 <= value <= 1 for value in figures.values())
+    assert figures["zero_shot/animals/chance"] == 0.5
+    assert figures["zero_shot/animals/accuracy_micro"] == 0.5  # two pictures alike, of two classes
+    assert figures["retrieval/text_to_image/chance@1"] == pytest.approx(1 / N)
+    assert figures["retrieval/image_to_text/recall@5"] == 1.0
+    entailments = {key.split("/")[1] for key in figures if key.startswith("entailment/")}
+    boxed = {"text_image", "box_text_image", "cross_image", "cross_text"}
+    assert entailments == {"clip": set(), "poinclip": {"text_image"}}.get(name, boxed)
+
+
+def test_shards_without_boxes_are_enough_for_captions(tmp_path: Path) -> None:
+    model, tokenizer = model_and_tokenizer("hycoclip")
+    shards = write_shard(tmp_path / "shards", boxes=False)
+    figures = evaluate(model, tokenizer, EvaluationConfig(shards=shards), "cpu")
+    assert {key.split("/")[1] for key in figures if key.startswith("entailment/")} == {"text_image"}
+
+
+def test_the_command_measures_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, tokenizer = model_and_tokenizer("meru")
+    save_model(tmp_path / "model", model, tokenizer=tokenizer, preprocess=PreprocessConfig(size_px=SIDE), record={})
+    shards, output = write_shard(tmp_path / "shards"), tmp_path / "figures.json"
+    assert main([str(tmp_path / "model"), f"shards={shards}", f"output={output}"]) == 0
+    figures = json.loads(output.read_text())
+    assert f"{100 * figures['retrieval/text_to_image/recall@1']:.2f} %" in capsys.readouterr().out
+
+
+def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path), "shards=x", "prompts=[no class]"]) == 2
+    assert main([str(tmp_path)]) == 2
+    assert main([str(tmp_path / "none"), "shards=x"]) == 2
+    errors = capsys.readouterr().err
+    for part in ("evaluation.prompts", "nothing to measure", "no such checkpoint"):
+        assert part in errors
+
+
+def test_prompts_need_a_place_for_the_class() -> None:
+    with pytest.raises(UserError, match="'a cat'"):
+        EvaluationConfig(prompts=("a {}", "a cat"))

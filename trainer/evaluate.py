@@ -1,0 +1,65 @@
+"""Measure a trained model: `python -m trainer.evaluate MODEL_FOLDER key=value ...`
+
+MODEL_FOLDER holds config.json and model.safetensors, as a finished run leaves them in OUTPUT/model. Prints one figure a line,
+in percent, and writes nothing but `output=FILE.json`, if it is given.
+
+    python -m trainer.evaluate out/train_demo/hycoclip/model shards=out/train_demo/shards/held_out image_folders=[out/train_demo/zero_shot]
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from settings.errors import UserError
+from settings.help import describe
+from settings.load import merge, read_layers
+from trainer.checkpoint import load_model
+from trainer.evaluation import EvaluationConfig, evaluate
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(EvaluationConfig):
+    output: str = ""  # file for the figures, as JSON; empty: none
+    device: str = "auto"  # cuda, cpu, or auto: cuda where there is one
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Command line; returns the exit code."""
+    if not arguments or "-h" in arguments or "--help" in arguments:
+        print(describe(__doc__ or "", EvaluateConfig, {}))
+        return 0 if arguments else 2
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    try:
+        config: EvaluateConfig = merge(EvaluateConfig, read_layers(None, arguments[1:], {}))
+        figures = run(arguments[0], config)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for name, value in figures.items():
+        print(f"{name:48}{100 * value:7.2f} %")
+    return 0
+
+
+def run(folder: str, config: EvaluateConfig) -> dict[str, float]:
+    """Raises UserError for a folder that holds no model, and for a configuration with nothing to measure."""
+    if not config.shards and not config.image_folders:
+        raise UserError("nothing to measure: give shards=FOLDER, image_folders=[FOLDER], or both")
+    try:
+        loaded = load_model(folder)
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    figures = evaluate(loaded.model, loaded.tokenizer, config, auto if config.device == "auto" else config.device)
+    if config.output:
+        Path(config.output).parent.mkdir(parents=True, exist_ok=True)
+        Path(config.output).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return figures
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
