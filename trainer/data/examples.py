@@ -44,7 +44,8 @@ class Rows:
     images: Image  # [b s s 3]
     keys: list[str] = field(default_factory=list)
     ids: list[list[int]] = field(default_factory=list)
-    box_images: list[Image] = field(default_factory=list)
+    box_images: list[Image] = field(default_factory=list)  # m of [s s 3]; views of `boxes`, if each pair has one
+    boxes: Image | None = None  # [b s s 3]
     box_ids: list[list[int]] = field(default_factory=list)
     box_owner: list[int] = field(default_factory=list)
     trees: list[WordTree] = field(default_factory=list)
@@ -67,7 +68,9 @@ class Maker:
 
     def make(self, place: int, samples: NDArray[np.int64]) -> tuple[dict[str, Any], Report]:
         """Fields of the Batch of `samples`, which stand at `place` and after. A bad one is replaced by another."""
-        rows = Rows(np.empty((len(samples), self.size_px, self.size_px, 3), np.uint8))
+        rows = Rows(self.blank(len(samples)))
+        if "boxes" in self.needs and self.config.boxes == "random":
+            rows.boxes = self.blank(len(samples))
         report, taken = Report(), set(map(int, samples))
         spans = self.reader.read([self.index.span(int(sample)) for sample in samples])
         for row, sample in enumerate(samples):
@@ -90,6 +93,9 @@ class Maker:
         report.counts["samples"] += len(samples)
         return self.collate(rows), report
 
+    def blank(self, n: int) -> Image:
+        return np.empty((n, self.size_px, self.size_px, 3), np.uint8)
+
     def spare(self, generator: random.Random, taken: set[int]) -> int:
         """Any other sample, not of this batch if that can be."""
         free = self.index.n_samples > 2 * len(taken)
@@ -107,7 +113,8 @@ class Maker:
         """Draw and cut one sample into its row. Raises BadSample, with `rows` as it was but for the pixels."""
         caption = self.caption(sample, generator)
         boxes = self.choose(sample.boxes, generator)
-        box_images = self.cut(sample, boxes, rows.images[row], generator)
+        box_images = list(self.blank(len(boxes)) if rows.boxes is None else rows.boxes[row : row + 1])
+        self.cut(sample, boxes, [rows.images[row], *box_images], generator)
         if sample.words is None:
             rows.ids.append(self.encode(caption))
         else:
@@ -130,24 +137,22 @@ class Maker:
     def choose(self, boxes: Sequence[Box], generator: random.Random) -> Sequence[Box]:
         return boxes if self.config.boxes == "all" or not boxes else [generator.choice(boxes)]
 
-    def cut(self, sample: Sample, boxes: Sequence[Box], out: Image, generator: random.Random) -> list[Image]:
-        """The image's crop to `out`; the boxes' crops. What is cut from one image is decoded once."""
-        picture, size = sample.picture, self.size_px
-        draw = partial(draw_cut, generator, sample.on_square, size, self.config.crop_scale, self.config.crop_ratio)
-        cuts, outs = [draw(picture.whole)], [out]
-        box_images = [np.empty((size, size, 3), np.uint8) for _ in boxes]
+    def cut(self, sample: Sample, boxes: Sequence[Box], outs: Sequence[Image], generator: random.Random) -> None:
+        """The crops of the image and of each box to `outs` [s s 3]. What is cut from one image is decoded once."""
+        picture, config = sample.picture, self.config
+        draw = partial(draw_cut, generator, sample.on_square, self.size_px, config.crop_scale, config.crop_ratio)
+        cuts, places = [draw(picture.whole)], [outs[0]]
         try:
-            for box, box_image in zip(boxes, box_images, strict=True):
+            for box, out in zip(boxes, outs[1:], strict=True):
                 if box.image is None:
                     cuts.append(draw(box.region or picture.whole))
-                    outs.append(box_image)
+                    places.append(out)
                 else:
                     own = open_picture(box.image)
-                    own.write([draw(own.whole)], [box_image])
-            picture.write(cuts, outs)
+                    own.write([draw(own.whole)], [out])
+            picture.write(cuts, places)
         except ImageError as error:
             raise BadSample("undecodable_image", str(error)) from error
-        return box_images
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.cut(self.tokenizer.encode(text))
@@ -160,7 +165,7 @@ class Maker:
             "keys": tuple(rows.keys),
         }
         if "boxes" in self.needs:
-            batch["box_images"] = to_images(np.stack(rows.box_images))
+            batch["box_images"] = to_images(np.stack(rows.box_images) if rows.boxes is None else rows.boxes)
             batch["box_token_ids"] = pad(rows.box_ids)
             if self.config.boxes == "all":
                 batch["box_owner"] = torch.tensor(rows.box_owner)

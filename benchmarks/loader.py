@@ -1,0 +1,197 @@
+"""How fast samples become a batch: trainer.data against webdataset, Pillow and torchvision, on the same shards.
+
+    python benchmarks/loader.py [SHARDS]
+
+One process, one thread, CPU time. The other side is HyCoCLIP's mapper as its training is described: webdataset reads
+and shuffles the samples, Pillow decodes them, and the whole and one random box go through RandomResizedCrop(224,
+scale=(0.5, 1), bicubic) and ToTensor; both texts are tokenised, by our tokenizer on both sides.
+
+- `ratio` decodes only the two pictures that are used. What webdataset's own decoder costs, which decodes all pictures
+  of a sample, is `ratio_all_decoded`.
+- `ratio_pairs_768` is RedCaps' case: pictures of 1024 x 768 with captions, no boxes, where a reduced scale saves time.
+
+Without SHARDS, samples in HyCoCLIP's format are made of the demo's world: 224 x 224, quality 95.
+"""
+
+import io
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import PIL.Image
+import torch
+import webdataset
+from torchvision import transforms
+
+from demo.world.scenes import SHARD_SEEDS, Scene, scene_stream
+from demo.world.sprites import TRAIN_STYLES
+from pipeline.images import border_square, crop_box, encode_jpeg
+from pipeline.write.tar import TarWriter
+from trainer.data.config import DataConfig
+from trainer.data.loader import Loader
+from trainer.data.shards import list_shards
+from trainer.tokenizer import Tokenizer, openai_tokenizer
+
+ROUNDS = 7
+BATCH = 64
+SIZE_PX = 224
+SAMPLES = 256
+Batches = Iterator[Any]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    cv2.setNumThreads(0)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    tokenizer = openai_tokenizer()
+    with tempfile.TemporaryDirectory() as folder:
+        shards = sys.argv[1] if len(sys.argv) > 1 else write_train(Path(folder, "train"))
+        boxed = alternate(
+            {
+                "ours": iter(ours(shards, tokenizer, frozenset({"boxes"}))),
+                "two decoded": theirs(shards, tokenizer, two_decoded),
+                "all decoded": theirs(shards, tokenizer, all_decoded),
+            }
+        )
+        show("224 px, whole and box", boxed)
+        pairs = write_pairs(Path(folder, "pairs"))
+        plain = alternate(
+            {"ours": iter(ours(pairs, tokenizer, frozenset())), "webdataset": theirs(pairs, tokenizer, pair_decoded)}
+        )
+        show("1024 x 768 px, no box", plain)
+    result = {
+        "name": "loader",
+        "ratio": round(boxed["two decoded"] / boxed["ours"], 2),
+        "ratio_all_decoded": round(boxed["all decoded"] / boxed["ours"], 2),
+        "ratio_pairs_768": round(plain["webdataset"] / plain["ours"], 2),
+        "samples_per_s_per_core": round(1e6 / boxed["ours"]),
+    }
+    print(json.dumps(result))
+
+
+def alternate(sides: dict[str, Batches]) -> dict[str, float]:
+    """Median CPU time of a sample, in us; the sides take turns, a batch each."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for round_ in range(ROUNDS + 1):
+        for name, batches in sides.items():
+            start = time.process_time()
+            next(batches)
+            if round_:  # the first warms up
+                seconds[name].append(time.process_time() - start)
+    return {name: 1e6 * statistics.median(values) / BATCH for name, values in seconds.items()}
+
+
+def show(title: str, median: dict[str, float]) -> None:
+    print(f"{title}: CPU time, median of {ROUNDS} batches of {BATCH}")
+    for name, value in median.items():
+        print(f"  {name:<14}{value:>8.0f} us/sample{1e6 / value:>8.0f} samples/s{value / median['ours']:>8.2f}")
+
+
+def ours(shards: str, tokenizer: Tokenizer, needs: frozenset[str]) -> Loader:
+    config = DataConfig(shards=shards, workers=0)
+    return Loader(config, tokenizer=tokenizer, size_px=SIZE_PX, batch=BATCH, needs=needs)
+
+
+Mapper = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def theirs(shards: str, tokenizer: Tokenizer, decode: Callable[[dict[str, Any]], dict[str, Any]]) -> Batches:
+    """Batches as a webdataset pipeline makes them."""
+    crop = transforms.RandomResizedCrop(
+        SIZE_PX, scale=(0.5, 1.0), interpolation=transforms.InterpolationMode.BICUBIC, antialias=True
+    )
+    transform = transforms.Compose([crop, transforms.ToTensor()])
+    samples = webdataset.WebDataset(list_shards(shards), shardshuffle=False).repeat().shuffle(4000, initial=SAMPLES)
+    stream = iter(samples.map(decode))
+    while True:
+        chosen = list(islice(stream, BATCH))
+        batch = {
+            name: torch.stack([transform(sample[name]) for sample in chosen])
+            for name in ("image", "box")
+            if name in chosen[0]
+        }
+        yield batch, *(tokenizer(sample[name] for sample in chosen) for name in ("text", "phrase") if name in chosen[0])
+
+
+def two_decoded(sample: dict[str, Any]) -> dict[str, Any]:
+    """The whole and one box, in HyCoCLIP's keys."""
+    number = random.randrange(int(sample["numparents.txt"]))
+    return {
+        "image": pillow(sample["child.jpg"]),
+        "text": sample["child.txt"].decode(),
+        "box": pillow(sample[f"parent{number:03d}.jpg"]),
+        "phrase": sample[f"parent{number:03d}.txt"].decode(),
+    }
+
+
+def all_decoded(sample: dict[str, Any]) -> dict[str, Any]:
+    """As webdataset's `decode("pil")` before a mapper: every picture of the sample."""
+    decoded = {name: pillow(value) if name.endswith(".jpg") else value for name, value in sample.items()}
+    number = random.randrange(int(sample["numparents.txt"]))
+    return {
+        "image": decoded["child.jpg"],
+        "text": decoded["child.txt"].decode(),
+        "box": decoded[f"parent{number:03d}.jpg"],
+        "phrase": decoded[f"parent{number:03d}.txt"].decode(),
+    }
+
+
+def pair_decoded(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"image": pillow(sample["jpg"]), "text": sample["txt"].decode()}
+
+
+def pillow(data: bytes) -> PIL.Image.Image:
+    with PIL.Image.open(io.BytesIO(data)) as file:
+        return file.convert("RGB")
+
+
+def write_train(folder: Path) -> str:
+    """Samples in HyCoCLIP's format: the whole, and each object of the scene as a box."""
+
+    def members(scene: Scene) -> Iterator[tuple[str, bytes]]:
+        height, width = scene.image.shape[:2]
+        yield "child.jpg", encode_jpeg(border_square(scene.image, SIZE_PX), 95)
+        yield "child.txt", scene.caption.encode()
+        yield "numparents.txt", b"%d" % len(scene.objects)
+        for i, thing in enumerate(scene.objects):
+            x0, y0, x1, y1 = thing.box
+            part = crop_box(scene.image, (x0 / width, y0 / height, x1 / width, y1 / height))
+            yield f"parent{i:03d}.jpg", encode_jpeg(border_square(part, SIZE_PX), 95)
+            yield f"parent{i:03d}.txt", thing.concept.encode()
+
+    return write(folder, members)
+
+
+def write_pairs(folder: Path) -> str:
+    """Scenes enlarged to 1024 x 768, with grain so that they compress as photographs do."""
+    grain = np.random.default_rng(0).normal(0, 6, (768, 1024, 3)).astype(np.float32)
+
+    def members(scene: Scene) -> Iterator[tuple[str, bytes]]:
+        large = cv2.resize(scene.image, (1024, 768), interpolation=cv2.INTER_CUBIC)
+        yield "jpg", encode_jpeg(np.clip(large + grain, 0, 255).astype(np.uint8), 90)
+        yield "txt", scene.caption.encode()
+
+    return write(folder, members)
+
+
+def write(folder: Path, members: Callable[[Scene], Iterator[tuple[str, bytes]]]) -> str:
+    folder.mkdir()
+    with Path(folder, "00000.tar").open("wb", buffering=0) as file, TarWriter(file) as tar:
+        for i, scene in enumerate(islice(scene_stream(SHARD_SEEDS[0], TRAIN_STYLES), SAMPLES)):
+            tar.add_sample(f"{i:06d}", members(scene))
+    return str(folder)
+
+
+if __name__ == "__main__":
+    main()
