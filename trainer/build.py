@@ -1,0 +1,116 @@
+"""The parts of a run from its configuration: tokenizer, model, optimizer, data."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from settings.errors import UserError
+from trainer.accumulate import blocks, checkpoint_blocks, set_micro_batch
+from trainer.checkpoint import MODELS, build_model
+from trainer.config import TrainConfig
+from trainer.data.loader import Loader
+from trainer.dual_encoder import DualEncoder
+from trainer.optim import build_optimizer
+from trainer.parallel import Place, wrap
+from trainer.run_state import Trained
+from trainer.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
+
+
+@dataclass(kw_only=True)
+class Run(Trained):
+    """What training changes, and what it needs for that. `wrapped` is the model as it is called on several ranks."""
+
+    config: TrainConfig
+    place: Place
+    wrapped: nn.Module
+    tokenizer: Tokenizer
+    loader: Loader
+    step: int = 0  # steps done
+
+
+def build(config: TrainConfig, place: Place) -> Run:
+    """Model, optimizer and data, before the first step.
+
+    Raises UserError for what does not fit together.
+    """
+    tokenizer = build_tokenizer(config)
+    torch.manual_seed(config.seed)  # the same weights on every rank
+    model = new_model(config).to(place.device)
+    loader = Loader(
+        config.data,
+        tokenizer=tokenizer,
+        size_px=config.model.image.size_px,
+        batch=batch_of_rank(config, place),
+        needs=model.needs,
+        rank=place.rank,
+        world_size=place.world_size,
+    )
+    if config.micro_batch:
+        set_micro_batch(model, config.micro_batch)
+    if config.checkpoint_activations:
+        checkpoint_blocks(model)
+    if config.compile:
+        for block in blocks(model):
+            block.compile()
+    wrapped = wrap(model, config.parallel, place)
+    torch.manual_seed(config.seed + 1 + place.rank)  # what is drawn while training differs
+    return Run(
+        config=config,
+        place=place,
+        model=model,
+        wrapped=wrapped,
+        optimizer=build_optimizer(model, config.optim),
+        scaler=torch.amp.GradScaler(place.device.type, enabled=config.precision == "fp16"),
+        tokenizer=tokenizer,
+        loader=loader,
+    )
+
+
+def new_model(config: TrainConfig) -> DualEncoder:
+    try:
+        return build_model(config.model_name, config.model).train()
+    except (ValueError, TypeError, AssertionError, RuntimeError) as error:  # timm names wrong sizes in all these ways
+        raise UserError(f"model_name={config.model_name} cannot be built from model.*: {error}") from error
+
+
+def build_tokenizer(config: TrainConfig) -> Tokenizer:
+    text = config.model.text
+    try:
+        own = config.tokenizer != "openai"
+        tokenizer = (
+            read_tokenizer(Path(config.tokenizer), text.context_length)
+            if own
+            else openai_tokenizer(text.context_length)
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"tokenizer={config.tokenizer} cannot be read: {error}; give openai, or a merges.txt") from None
+    if tokenizer.vocab_size != text.vocab_size:
+        raise UserError(
+            f"tokenizer={config.tokenizer} has {tokenizer.vocab_size} tokens and model.text.vocab_size is {text.vocab_size}; "
+            f"set model.text.vocab_size={tokenizer.vocab_size}"
+        )
+    return tokenizer
+
+
+def batch_of_rank(config: TrainConfig, place: Place) -> int:
+    """Pairs of a step on one rank. The contrastive loss wants as many on each."""
+    if config.batch % place.world_size:
+        raise UserError(
+            f"batch={config.batch} does not divide among {place.world_size} processes; give a multiple of it"
+        )
+    return config.batch // place.world_size
+
+
+def whole_model(run: Run) -> DualEncoder:
+    """The model on this rank with all its parameters, to evaluate and to save. Every rank has to ask."""
+    if run.wrapped is not run.model or run.place.world_size == 1:
+        return run.model
+    state = {
+        name: getattr(value, "full_tensor", lambda value=value: value)()
+        for name, value in run.model.state_dict().items()
+    }
+    model = MODELS[run.config.model_name][0](run.config.model).to(run.place.device)
+    model.load_state_dict(state)
+    return model

@@ -1,0 +1,168 @@
+"""The configuration of a training run: frozen dataclasses, a YAML that holds what differs, `key.sub=value` on top.
+
+Each part lives beside what it configures; this file only nests them. `model.*` are the keys of the model that `model_name` chooses.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from omegaconf import OmegaConf
+
+from settings.errors import UserError
+from settings.help import describe
+from settings.load import Layer, merge, read_layers
+from trainer.checkpoint import MODELS
+from trainer.data.config import DataConfig
+from trainer.dual_encoder import ModelConfig
+from trainer.evaluation.config import EvaluationConfig
+from trainer.models import HyCoCLIPConfig
+from trainer.optim import OptimConfig
+
+SHORT: Final = {"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"}
+"""Short names for the keys users touch most."""
+
+FREE: Final = (
+    *("output", "resume", "device", "precision", "micro_batch", "compile", "checkpoint_activations"),
+    *("save", "log", "parallel", "ray", "evaluation"),
+    *("data.shards", "data.workers", "data.prefetch", "data.index_folder"),
+)
+"""Keys and groups that may change when a run goes on from a checkpoint; the loader itself checks that the data are the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveConfig:
+    """Checkpoints of the run, in OUTPUT/checkpoints."""
+
+    every: int = 1000  # steps between checkpoints; there is also one at the end and one when the run is told to stop
+    keep: int = 3  # the newest so many stay
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """What is written down while training."""
+
+    every: int = 10  # steps between rows of OUTPUT/metrics.jsonl
+    tensorboard: bool = True  # also event files in OUTPUT/tensorboard; needs the package tensorboard
+    wandb_project: str | None = None  # also to this project of Weights & Biases; needs the package wandb
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """Several processes, started by torchrun or by Ray Train."""
+
+    strategy: Literal["ddp", "fsdp"] = "ddp"  # ddp: every process holds the model; fsdp: each holds a share of it
+    timeout_s: float = 600.0  # a process that says nothing for so long counts as lost
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayConfig:
+    """Processes started by Ray Train, over a cluster (see trainer/on_ray.py)."""
+
+    workers: int = 0  # processes; 0: without Ray, this process or those that torchrun started
+    address: str | None = None  # cluster to join; none: RAY_ADDRESS if set, else a Ray of its own on this machine
+    cpus_per_worker: float = 1.0  # loader processes included
+    max_failures: int = 3  # how often the run goes on from its last checkpoint after a process or machine was lost
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything a training run depends on."""
+
+    model_name: str = "hycoclip"  # which model; --help model_name=NAME shows the keys of that one
+    output: str = (
+        ""  # folder of the run: checkpoints/, metrics.jsonl, tensorboard/, model/, evaluation.json, config.yaml
+    )
+    tokenizer: str = "openai"  # openai, or a merges.txt in its format
+    batch: int = 768  # pairs of one step, over all processes
+    micro_batch: int | None = None  # rows that go through a tower together, for less memory; same gradient; none: all
+    precision: Literal["fp32", "bf16", "fp16"] = "bf16"  # of the towers; losses are float32. The papers: fp16
+    device: str = "auto"  # cuda, cpu, or auto: cuda where there is one
+    seed: int = 0  # of the weights and of all that is drawn
+    resume: Literal["auto", "never", "anyway"] = (
+        "auto"  # anyway: also from a checkpoint of other settings, if its tensors fit
+    )
+    compile: bool = False  # torch.compile for the blocks of the towers
+    checkpoint_activations: bool = False  # keep only the blocks' inputs and compute again going back, for less memory
+    model: ModelConfig = field(default_factory=HyCoCLIPConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    save: SaveConfig = field(default_factory=SaveConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+
+    def __post_init__(self) -> None:
+        if not self.output:
+            raise UserError("output is not set; put it in the YAML or give output=FOLDER on the command line")
+        if "://" in self.output:
+            raise UserError(f"output={self.output}: a run needs a folder that every machine can reach, not a URL")
+        if not self.data.shards:
+            raise UserError("data.shards is not set; give shards=FOLDER with the training shards")
+        counts = {
+            "batch": self.batch,
+            "micro_batch": self.micro_batch or 1,
+            "save.every": self.save.every,
+            "save.keep": self.save.keep,
+            "log.every": self.log.every,
+            "optim.steps": self.optim.steps,
+        }
+        for key, value in counts.items():
+            if value < 1:
+                raise UserError(f"{key} is {value}; give 1 or more")
+        if self.precision == "fp16" and self.parallel.strategy == "fsdp":
+            raise UserError("precision=fp16 does not go with parallel.strategy=fsdp; use precision=bf16")
+        if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
+            raise UserError(f"device is {self.device!r}; it is auto, cuda or cpu")
+
+
+def load_config(path: str | None, overrides: Sequence[str] = ()) -> TrainConfig:
+    """The defaults, then the YAML at `path`, then `key=value` overrides.
+
+    Raises UserError naming the file or key and the mend.
+    """
+    layers = read_layers(path, overrides, SHORT)
+    config = merge(TrainConfig, layers, {"model": model_kind(layers)})
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def model_kind(layers: Sequence[Layer]) -> type:
+    """The configuration class of the model that the layers choose."""
+    name, where = TrainConfig.model_name, "default"
+    for layer, source in layers:
+        if not isinstance(layer.get("model", {}), dict | type(layer)):
+            raise UserError(f"{source}: `model` is a group of keys; the model is chosen by model_name={layer.model}")
+        if "model_name" in layer:
+            name, where = layer.model_name, source
+    if name not in MODELS:
+        raise UserError(f"{where}: model_name {name!r} is none of {', '.join(MODELS)}")
+    return MODELS[name][1]
+
+
+def help_text(usage: str, overrides: Sequence[str] = ()) -> str:
+    """The whole of --help, with the keys of the model that `overrides` choose."""
+    kind = model_kind(read_layers(None, [item for item in overrides if item.startswith("model_name=")], SHORT))
+    return describe(usage, TrainConfig, SHORT, {"model": kind})
+
+
+def as_dict(config: TrainConfig) -> dict[str, Any]:
+    """Plain values, as JSON has them."""
+    plain = OmegaConf.to_container(OmegaConf.structured(config))
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def differences(saved: dict[str, Any], config: dict[str, Any], prefix: str = "") -> list[str]:
+    """`key: SAVED, now CONFIG` for each key that has to agree and does not."""
+    found = []
+    for key in sorted(saved.keys() | config.keys()):
+        name, before, after = prefix + key, saved.get(key), config.get(key)
+        if name in FREE or before == after:
+            continue
+        if isinstance(before, dict) and isinstance(after, dict):
+            found += differences(before, after, f"{name}.")
+        else:
+            found.append(f"{name} was {before!r}, is {after!r}")
+    return found

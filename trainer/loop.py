@@ -1,0 +1,221 @@
+"""The training loop: what a step is, and what happens between steps. It never asks which model it trains."""
+
+import json
+import logging
+import math
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from settings.errors import UserError
+from settings.load import to_yaml
+from trainer.build import Run, build, whole_model
+from trainer.checkpoint import save_model
+from trainer.config import TrainConfig, as_dict
+from trainer.dual_encoder import Batch, Losses
+from trainer.evaluation import evaluate
+from trainer.metrics import Meter, Metrics, named_values
+from trainer.nonfinite import describe_nonfinite
+from trainer.optim import learning_rate
+from trainer.parallel import average, average_loose_gradients, gradient_norm, noticing_lost_processes, session
+from trainer.preprocess import PreprocessConfig
+from trainer.progress import Progress
+from trainer.run_state import newest, restore, save
+
+logger = logging.getLogger(__name__)
+
+AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class StoppedError(Exception):
+    """The run was told to stop by a signal, and has saved itself."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+def train(config: TrainConfig) -> None:
+    """A whole run, from its last checkpoint if it has one. Every process of the run calls it.
+
+    Raises UserError for what the user can mend, StoppedError after a signal.
+    """
+    with session(config.device, config.parallel.timeout_s) as place:
+        run = build(config, place)
+        output = Path(config.output)
+        try:
+            resume(run, output / "checkpoints")
+            with noticing_lost_processes(place, f"Checkpoints in {output / 'checkpoints'} are complete"):
+                go_on(run, output)
+        finally:
+            run.loader.close()
+
+
+def resume(run: Run, folder: Path) -> None:
+    """Continue from the newest checkpoint, or begin."""
+    last = newest(folder)
+    if last and run.config.resume == "never":
+        raise UserError(f"{last} is there and resume=never; give another output=, or resume=auto to go on")
+    if last:
+        anyway = run.config.resume == "anyway"
+        run.step, position = restore(last, run, as_dict(run.config), run.place, anyway)
+        run.loader.load_state_dict(position)
+    if run.place.leads:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        (folder.parent / "config.yaml").write_text(to_yaml(run.config), encoding="utf-8")
+        size = sum(parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad)
+        logger.info(
+            "%s, %.1f M parameters, %d samples in the data, batch %d, %s, %d process%s on %s, %s",
+            run.config.model_name, size / 1e6, run.loader.n_samples, run.config.batch, run.config.precision, run.place.world_size,
+            "es" if run.place.world_size > 1 else "", run.place.device.type, f"from {last}" if last else "from the start",
+        )  # fmt: skip
+
+
+def go_on(run: Run, output: Path) -> None:
+    """Every step that is left, then the finished model and its evaluation."""
+    config, steps = run.config, run.config.optim.steps
+    metrics = Metrics(output, config, run.step) if run.place.leads else None
+    meter, batches = Meter(), iter(run.loader)
+    try:
+        with stop_signals() as stop, Progress(run.step, steps, run.place.leads) as progress:
+            while run.step < steps:
+                with meter.waiting():
+                    batch = next(batches).to(run.place.device, non_blocking=True)
+                values = update(run, batch, stopping=stop.number is not None)
+                meter.samples += config.batch
+                stopping = values.pop("stop") > 0
+                if run.step % config.log.every == 0 or run.step == steps:
+                    values |= meter.read()
+                    meter.restart()
+                    if metrics:
+                        metrics.write(run.step, values)
+                with meter.paused():
+                    if config.evaluation.every and run.step % config.evaluation.every == 0 and run.step < steps:
+                        record(run, metrics)
+                    if run.step % config.save.every == 0 or run.step == steps or stopping:
+                        checkpoint(run, output)
+                progress.advance(run.step, values)
+                if stopping and run.step < steps:
+                    raise StoppedError(
+                        stop.number or signal.SIGTERM,
+                        f"stopped at step {run.step} of {steps} and saved; the same command goes on from there",
+                    )
+        finish(run, output, metrics)
+    finally:
+        if metrics:
+            metrics.close()
+
+
+def update(run: Run, batch: Batch, stopping: bool = False) -> dict[str, float]:
+    """One step of the optimizer; returns what there is to log, means over the ranks.
+
+    Raises UserError if loss or gradient is not finite, before anything is changed.
+    """
+    rate = learning_rate(run.step, run.config.optim)
+    for group in run.optimizer.param_groups:
+        group["lr"] = rate
+    dtype = AUTOCAST[run.config.precision]
+    with torch.autocast(run.place.device.type, dtype=dtype, enabled=dtype != torch.float32):
+        losses: Losses = run.wrapped(batch)
+    run.scaler.scale(losses.loss).backward()
+    average_loose_gradients(run.model, run.wrapped, run.place)
+    run.scaler.unscale_(run.optimizer)
+    values = measure(run, losses, stopping)
+    # A gradient beyond fp16 is what the scaler is there for: it leaves out the step and lowers its scale.
+    overflow = run.scaler.is_enabled() and not math.isfinite(values["grad_norm"])
+    if not math.isfinite(values["loss/total"]) or not (math.isfinite(values["grad_norm"]) or overflow):
+        raise UserError(
+            describe_nonfinite(run.model, batch, values, run.step + 1, newest(Path(run.config.output) / "checkpoints"))
+        )
+    run.scaler.step(run.optimizer)
+    run.scaler.update()
+    run.optimizer.zero_grad(set_to_none=True)
+    run.model.clamp_parameters()
+    run.step += 1
+    values["lr"] = rate
+    if run.scaler.is_enabled():
+        values |= {"fp16/scale": run.scaler.get_scale(), "fp16/skipped": float(overflow)}
+    return values
+
+
+def measure(run: Run, losses: Losses, stopping: bool) -> dict[str, float]:
+    """Loss, terms and gradient norm, means over the ranks: one exchange and one wait for the device."""
+    values = named_values(losses)
+    norm = gradient_norm(run.model.parameters())
+    stop = torch.tensor(float(stopping), device=norm.device)
+    together = torch.stack([value.float() for value in (*values.values(), norm, stop)])
+    return dict(zip((*values, "grad_norm", "stop"), average(together, run.place).tolist(), strict=True))
+
+
+def checkpoint(run: Run, output: Path) -> None:
+    save(
+        output / "checkpoints", run.step, run, run.loader.state_dict(), as_dict(run.config), run.place, run.config.save.keep
+    )  # fmt: skip
+
+
+def record(run: Run, metrics: Metrics | None) -> dict[str, float]:
+    """Evaluate, and write it down. Every rank does, so that none waits for long in an exchange."""
+    model = whole_model(run).eval()
+    devices = [run.place.device] if run.place.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        values = evaluate(model, run.tokenizer, run.config.evaluation, run.place.device)
+    run.model.train()
+    if metrics and values:
+        metrics.write(run.step, values)
+        logger.info("step %d: %s", run.step, ", ".join(f"{name} {value:.3f}" for name, value in values.items()))
+    return values
+
+
+def finish(run: Run, output: Path, metrics: Metrics | None) -> None:
+    """The model as a folder of its own, and what it can do."""
+    model = whole_model(run)
+    if run.place.leads:
+        draft, final = output / ".model", output / "model"
+        shutil.rmtree(draft, ignore_errors=True)
+        preprocess = PreprocessConfig(size_px=run.config.model.image.size_px)
+        facts = {"steps": run.step, "samples": run.step * run.config.batch, "training": as_dict(run.config)}
+        try:
+            save_model(draft, model, tokenizer=run.tokenizer, preprocess=preprocess, record=facts)
+        except OSError as error:
+            raise UserError(f"{final} cannot be written: {error}; make room, then the same command goes on") from None
+        shutil.rmtree(final, ignore_errors=True)
+        draft.rename(final)
+        bad = {reason: n for reason, n in run.loader.counts.items() if n}
+        logger.info("%s is finished after %d steps; samples of this process: %s", final, run.step, bad)
+    values = record(run, metrics)
+    if run.place.leads and values:
+        (output / "evaluation.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+class Stop:
+    """The signal that came, if one did."""
+
+    number: int | None = None
+
+
+@contextmanager
+def stop_signals() -> Iterator[Stop]:
+    """Note SIGTERM and SIGINT, for the loop to end after its step; a second one ends at once."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():  # under Ray Train, which stops its workers itself
+        yield stop
+        return
+
+    def note(number: int, frame: object) -> None:
+        if stop.number is not None:
+            os._exit(128 + number)
+        stop.number = number
+        logger.warning("%s: saving after this step", signal.Signals(number).name)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
