@@ -8,7 +8,9 @@ from pipeline.images import ImageLimits, ResizeConfig
 @dataclass(frozen=True, kw_only=True)
 class DownloadConfig:
     concurrency: int = 64  # requests in flight in one worker
-    concurrency_per_host: int = 16  # of these to one host, so that no server is overrun
+    concurrency_per_host: int = (
+        16  # of these to one host, also as the target of redirects, so that no server is overrun
+    )
     connect_timeout_s: float = 5.0  # until the connection stands
     timeout_s: float = 15.0  # one attempt, redirects included, until the last byte
     deadline_s: float = 40.0  # all attempts at one row together, waiting times included

@@ -6,6 +6,9 @@ import socket
 import ssl
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import cache
 
 import aiohttp
@@ -27,6 +30,19 @@ class FetchError(Exception):
         self.drop = Drop(reason, detail[:300])
         self.is_transient = is_transient
         self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is still to be fetched for a row: redirects that led there, and the seconds that are left to it."""
+
+    url: URL
+    left_s: float
+    n_redirects: int = 0
+
+    @property
+    def host(self) -> str:
+        return self.url.raw_host or ""
 
 
 @cache
@@ -57,15 +73,23 @@ def new_session(config: DownloadConfig) -> aiohttp.ClientSession:
     )
 
 
-async def fetch(session: aiohttp.ClientSession, text: str, config: DownloadConfig) -> bytes:
-    """The body at URL `text`, after as many attempts as the config and the deadline allow. Raises FetchError."""
-    url = parse_url(text)
+async def fetch(session: aiohttp.ClientSession, request: Request, config: DownloadConfig) -> bytes | Request:
+    """The body, after as many attempts as the config and the time left allow; a Request where another host has it.
+
+    The caller asks for that one in turn: it may have to wait for its place among those to the same host, outside of any time limit.
+    Raises FetchError.
+    """
+    start_s = asyncio.get_running_loop().time()
     error = FetchError("timeout", f"{config.deadline_s:g} s in all")
     try:
-        async with asyncio.timeout(config.deadline_s):
+        async with asyncio.timeout(request.left_s):
             for attempt in range(config.retries + 1):
                 try:
-                    return await attempt_fetch(session, url, config)
+                    found = await attempt_fetch(session, request, config)
+                    if isinstance(found, Request):
+                        spent_s = asyncio.get_running_loop().time() - start_s
+                        return replace(found, left_s=request.left_s - spent_s)
+                    return found
                 except FetchError as failed:
                     error = failed
                 if not error.is_transient or attempt == config.retries:
@@ -79,11 +103,11 @@ async def fetch(session: aiohttp.ClientSession, text: str, config: DownloadConfi
     raise error
 
 
-async def attempt_fetch(session: aiohttp.ClientSession, url: URL, config: DownloadConfig) -> bytes:
+async def attempt_fetch(session: aiohttp.ClientSession, request: Request, config: DownloadConfig) -> bytes | Request:
     """One attempt, with the exceptions of aiohttp and the system turned into FetchError."""
     try:
         async with asyncio.timeout(config.timeout_s):
-            return await follow(session, url, config)
+            return await follow(session, request, config)
     except PrivateAddressError as error:
         raise FetchError("private_address", str(error)) from error
     except aiohttp.ClientConnectorDNSError as error:
@@ -103,9 +127,15 @@ async def attempt_fetch(session: aiohttp.ClientSession, url: URL, config: Downlo
         raise FetchError("connection_error", what or type(error).__name__, is_transient=True) from error
 
 
-async def follow(session: aiohttp.ClientSession, url: URL, config: DownloadConfig) -> bytes:
-    """The body behind `url` and its redirects; the address of every hop is checked before it is contacted."""
-    for _ in range(config.max_redirects + 1):
+async def follow(session: aiohttp.ClientSession, request: Request, config: DownloadConfig) -> bytes | Request:
+    """The body behind the request and its redirects on this host, or the first request to another one.
+
+    The address of every hop is checked before it is contacted.
+    """
+    url = request.url
+    for n in range(request.n_redirects, config.max_redirects + 1):
+        if url.raw_host != request.url.raw_host:
+            return Request(url, request.left_s, n)
         check_url(url, config)
         async with session.get(url, allow_redirects=False) as response:
             if response.status in REDIRECTS and "Location" in response.headers:
@@ -113,7 +143,8 @@ async def follow(session: aiohttp.ClientSession, url: URL, config: DownloadConfi
                 continue
             if response.status != 200:
                 is_transient = response.status == 429 or response.status >= 500
-                raise FetchError("http_error", str(response.status), is_transient, retry_after_s(response))
+                wait_s = retry_after_s(response.headers.get("Retry-After", ""), datetime.now(UTC))
+                raise FetchError("http_error", str(response.status), is_transient, wait_s)
             directive = opt_out(response.headers.getall("X-Robots-Tag", ()), config)
             if directive:
                 raise FetchError("opted_out", directive)
@@ -141,10 +172,16 @@ def check_url(url: URL, config: DownloadConfig) -> None:
         raise FetchError("invalid_url", str(error)) from error
 
 
-def retry_after_s(response: aiohttp.ClientResponse) -> float:
-    """Seconds the server asks to wait; the date form, rare with images, counts as none."""
-    value = response.headers.get("Retry-After", "")
-    return float(value) if value.isascii() and value.isdigit() else 0.0
+def retry_after_s(value: str, now: datetime) -> float:
+    """Seconds that a Retry-After header asks to wait: a number, or a date (RFC 9110, section 10.2.3); 0 for anything else."""
+    if value.isascii() and value.strip().isdigit():
+        return float(value)
+    try:
+        date = parsedate_to_datetime(value)
+    except ValueError:
+        return 0.0
+    date = date if date.tzinfo else date.replace(tzinfo=UTC)
+    return max(0.0, (date - now).total_seconds())
 
 
 def opt_out(values: Iterable[str], config: DownloadConfig) -> str | None:

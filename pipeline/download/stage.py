@@ -7,12 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import pyarrow as pa
 import uvloop
 
 from pipeline.download.config import DownloadConfig
-from pipeline.download.fetch import FetchError, fetch, new_session, parse_url
+from pipeline.download.fetch import FetchError, Request, fetch, new_session, parse_url
 from pipeline.images import ImageRejected, decode_reduced, encode_jpeg, resize_as
 from schemas.rows import DOWNLOADED
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
@@ -57,19 +56,23 @@ class Download:
             async with new_session(self.config) as session:
 
                 async def one(url: str | None, image: bytes | None) -> Outcome:
-                    # The host comes first: rows that wait for a slow one must not fill the places of the others.
-                    async with hosts[host_of(url) if image is None else ""], everyone:
-                        return await self._one(url, image, session, pool)
+                    if image is not None:
+                        return await self._prepare(image, pool)
+                    try:
+                        request = Request(parse_url(url or ""), self.config.deadline_s)
+                        while True:
+                            # The host comes first: rows that wait for a slow one must not fill the places of the others.
+                            async with hosts[request.host], everyone:
+                                found = await fetch(session, request, self.config)
+                                if not isinstance(found, Request):
+                                    return await self._prepare(found, pool)
+                            request = found
+                    except FetchError as error:
+                        return Outcome({}, drop=error.drop)
 
                 return await asyncio.gather(*(one(url, image) for url, image in rows))
 
-    async def _one(
-        self, url: str | None, image: bytes | None, session: aiohttp.ClientSession, pool: ThreadPoolExecutor
-    ) -> Outcome:
-        try:
-            data = image if image is not None else await fetch(session, url or "", self.config)
-        except FetchError as error:
-            return Outcome({}, drop=error.drop)
+    async def _prepare(self, data: bytes, pool: ThreadPoolExecutor) -> Outcome:
         if self.config.decode_threads == 1 and len(data) < SMALL_BYTES:
             return prepare_image(data, self.config)
         return await asyncio.get_running_loop().run_in_executor(pool, prepare_image, data, self.config)
@@ -108,11 +111,3 @@ def find_duplicates(outcomes: dict[int, Outcome], captions: list[str | None], ke
         else:
             first[what] = keys[i]
     return drops
-
-
-def host_of(url: str | None) -> str:
-    """Host of a URL, empty if it has none: what a place in a host's queue goes by."""
-    try:
-        return parse_url(url or "").raw_host or ""
-    except FetchError:
-        return ""

@@ -28,11 +28,12 @@ def png_header(width: int, height: int) -> bytes:
 
 
 class TinyWeb:
-    """Runs in a thread of its own until `close`; `hits` counts requests by path."""
+    """Runs in a thread of its own until `close`; `hits` counts requests by path, `busiest` the most under /busy/ at once."""
 
     def __init__(self) -> None:
         self.hits: Counter[str] = Counter()
         self.bytes_sent = 0
+        self.busy = self.busiest = 0
         self.loop = asyncio.new_event_loop()
         ready = threading.Event()
         self.thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
@@ -67,6 +68,12 @@ class TinyWeb:
         match kind:
             case "image":
                 await asyncio.sleep(0.05 * (int(argument) % 3))  # so that answers come out of order
+                return web.Response(body=jpeg(int(argument)))
+            case "busy":
+                self.busy += 1
+                self.busiest = max(self.busiest, self.busy)
+                await asyncio.sleep(0.05)
+                self.busy -= 1
                 return web.Response(body=jpeg(int(argument)))
             case "size":
                 height, width = map(int, argument.split("x"))

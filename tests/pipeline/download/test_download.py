@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pytest
 
 from pipeline import images
 from pipeline.download import Download, DownloadConfig
+from pipeline.download.fetch import retry_after_s
 from pipeline.images import ImageLimits, ResizeConfig
 from schemas.rows import DOWNLOADED, READ
 from schemas.status import REASONS
@@ -181,6 +183,34 @@ def test_retry_after_is_waited_for_unless_it_passes_the_deadline(web: TinyWeb) -
     assert end(web.url("/patience/1"))[0] is None
     assert time.monotonic() - start >= 1
     assert end(web.url("/patience/3600")) == ("http_error", "429")
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("120", 120),
+        ("Fri, 31 Dec 1999 23:59:59 GMT", 0),
+        ("Sat, 01 Jan 2000 00:01:30 GMT", 90),
+        ("Friday, 31-Dec-99 23:59:59 GMT", 0),
+        ("soon", 0),
+        ("-5", 0),
+        ("", 0),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(value: str, seconds: float) -> None:
+    assert retry_after_s(value, datetime(2000, 1, 1, tzinfo=UTC)) == seconds
+
+
+def test_a_host_is_not_overrun_by_redirects_from_other_hosts(web: TinyWeb) -> None:
+    there = [f"http://localhost:{web.port}/busy/{i}" for i in range(8)]
+    rows = download(
+        *there[:4],
+        *[web.url(f"/to?url={url}") for url in there[4:]],
+        allowed_private_hosts=("127.0.0.1", "localhost"),
+        concurrency_per_host=2,
+    )
+    assert {row["status"] for row in rows} == {"kept"}
+    assert web.busiest == 2
 
 
 @pytest.mark.parametrize(
