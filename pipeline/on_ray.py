@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import cv2
 import pyarrow as pa
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -65,6 +66,7 @@ class CpuWorker:
     """Prepares shards and commits them."""
 
     def __init__(self, config: PipelineConfig, provenance: dict[str, Any]) -> None:
+        cv2.setNumThreads(1)  # one worker a core; Ray tells torch the same
         self.config, self.provenance = config, provenance
         self.steps = Prepare(config)
 
@@ -80,6 +82,7 @@ class ModelWorker:
     """Grounds and scores shards."""
 
     def __init__(self, config: PipelineConfig) -> None:
+        cv2.setNumThreads(1)
         self.steps = Infer(config)
 
     @ray.method(num_returns=2)

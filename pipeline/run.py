@@ -19,6 +19,7 @@ from pipeline.captions import clean_captions
 from pipeline.config import PipelineConfig
 from pipeline.download import Download
 from pipeline.ground.stage import Ground
+from pipeline.images import StoredImages
 from pipeline.parse import Parse
 from pipeline.read import ShardPlan, read_shard
 from pipeline.score import Score
@@ -53,13 +54,17 @@ class Infer:
     """The model half: boxes for the phrases, scores for the boxes."""
 
     def __init__(self, config: PipelineConfig) -> None:
+        self.images = StoredImages()
         self.stages: list[tuple[str, Stage]] = [
-            ("ground", Ground(config.ground)),
-            ("score", Score(config.score, config.ground.grounder)),
+            ("ground", Ground(config.ground, decode=self.images)),
+            ("score", Score(config.score, config.ground.grounder, decode=self.images)),
         ]
 
     def __call__(self, plan: ShardPlan, table: pa.Table, timings: Timings) -> tuple[pa.Table, Timings]:
-        return run_stages(self.stages, table, dict(timings), plan)
+        try:
+            return run_stages(self.stages, table, dict(timings), plan)
+        finally:
+            self.images.clear()
 
 
 def run_stages(

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from pipeline.errors import UserError
 from pipeline.ground.load import score_threshold
-from pipeline.ground.stage import STORED
-from pipeline.images import Image, crop_box, decode
+from pipeline.images import Image, StoredImages, crop_box
 from pipeline.scorers import Scorer, clip_score_threshold, load_scorer
 from schemas.rows import SCORED
 from schemas.status import BOX_REMOVALS
@@ -54,8 +53,15 @@ class Thresholds:
 class Score:
     """Adds `box_scores` and `clip_similarity`; a row that loses its last box is dropped for the reason of the last filter."""
 
-    def __init__(self, config: ScoreConfig, grounder: str = "miniature", scorer: Scorer | None = None) -> None:
-        """`grounder` is the one whose calibration decides where `min_score` is not set."""
+    def __init__(
+        self,
+        config: ScoreConfig,
+        grounder: str = "miniature",
+        scorer: Scorer | None = None,
+        decode: StoredImages | None = None,
+    ) -> None:
+        """`grounder` is the one whose calibration decides where `min_score` is not set; `decode` may be shared with other stages."""
+        self.decode = decode or StoredImages(max_bytes=0)
         self.thresholds = Thresholds(
             min_side_px=config.min_side_px,
             size_rule=config.size_rule,
@@ -72,7 +78,7 @@ class Score:
         for start in range(0, len(kept), ROWS):
             indices = kept[start : start + ROWS]
             rows = [light.slice(i, 1).to_pylist()[0] for i in indices]
-            images = [decode(table["image"][i].as_py(), STORED) for i in indices]
+            images = [self.decode(table["image"][i].as_py()) for i in indices]
             for i, scores, similarity in zip(indices, *self._score(rows, images), strict=True):
                 found[i] = {"box_scores": scores, "clip_similarity": similarity}
                 if similarity is None:

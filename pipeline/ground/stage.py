@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import torch
@@ -12,11 +12,9 @@ from pipeline.errors import UserError
 from pipeline.given import move_span
 from pipeline.ground.grounder import Detection, Grounder, Image
 from pipeline.ground.load import load_grounder
-from pipeline.images import ImageLimits, decode
+from pipeline.images import StoredImages
 from schemas.rows import GROUNDED
 from schemas.table import Drop, add_columns, drop_rows, kept_indices
-
-STORED: Final = ImageLimits(max_pixels=200_000_000, max_aspect_ratio=float("inf"))  # `download` has judged them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +39,12 @@ class GroundConfig:
 class Ground:
     """Adds `boxes`, best first. Rows that bring boxes keep them and skip the network."""
 
-    def __init__(self, config: GroundConfig, grounder: Grounder | None = None) -> None:
+    def __init__(
+        self, config: GroundConfig, grounder: Grounder | None = None, decode: StoredImages | None = None
+    ) -> None:
+        """`decode` may be shared with other stages of the process."""
         self.config = config
+        self.decode = decode or StoredImages(max_bytes=0)
         self.grounder = grounder or load_grounder(config.grounder, config.device, config.floor, config.prompt)
 
     def __call__(self, table: pa.Table) -> pa.Table:
@@ -56,7 +58,7 @@ class Ground:
             (i for i in kept if i not in boxes), key=lambda i: (rows[i]["height"] or 0, rows[i]["width"] or 0, i)
         )
         for batch in batches(wanted, rows, self.config.batch_size):
-            images = [decode(table["image"][i].as_py(), STORED) for i in batch]
+            images = [self.decode(table["image"][i].as_py()) for i in batch]
             boxes.update(zip(batch, self._ground(images, [rows[i] for i in batch]), strict=True))
         drops = {}
         for i in kept:

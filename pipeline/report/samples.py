@@ -8,11 +8,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.images import decode, encode_jpeg, resize
+from pipeline.images import STORED, decode, encode_jpeg, resize
 from pipeline.report.config import ReportConfig
 from pipeline.report.shards import Manifest, read_batches, read_images
 from pipeline.write.store import Store
-from pipeline.write.train import STORED
 from schemas.status import KEPT
 
 Row = dict[str, Any]

@@ -7,13 +7,11 @@ expressions; a text that was seen already is skipped, so each text has its best 
 from collections.abc import Iterator
 from typing import Any, Final
 
-from pipeline.images import Image, ImageLimits, border_square, crop_box, decode, encode_jpeg
+from pipeline.images import STORED, Image, border_square, crop_box, decode, encode_jpeg
 from pipeline.write.config import WriteConfig
 from pipeline.write.samples import Phrase, Row, grounded_phrases, kept_boxes, shorten, shortest, to_json
 
 SIDE_PX: Final = 224
-STORED: Final = ImageLimits(max_pixels=2**31, max_aspect_ratio=float("inf"))
-"""No limits: these bytes passed the ones of the configuration in `download`."""
 
 
 def distinct_phrases(row: Row, ref_exps: str) -> list[Phrase]:

@@ -160,3 +160,14 @@ def test_crop_box_cuts_corners_to_whole_pixels_inside_the_image() -> None:
 
 def test_equal_pixels_give_equal_jpeg_bytes() -> None:
     assert images.encode_jpeg(picture()) == images.encode_jpeg(picture().copy())
+
+
+def test_stored_images_are_decoded_once_while_there_is_room() -> None:
+    data = [images.encode_jpeg(np.full((10, 10, 3), grey, np.uint8)) for grey in (0, 100, 200)]
+    decode = images.StoredImages(max_bytes=600)
+    first = [decode(one) for one in data]
+    again = [decode(bytes(bytearray(one))) for one in data]  # equal bytes, another object
+    assert [a is b for a, b in zip(first, again, strict=True)] == [True, True, False]
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    decode.clear()
+    assert decode(data[2]) is decode(data[2])
