@@ -18,6 +18,7 @@ from pipeline.errors import UserError
 from pipeline.ground.stage import GroundConfig
 from pipeline.parse import ParseConfig
 from pipeline.read import ReadConfig
+from pipeline.report.config import ReportConfig
 from pipeline.score import ScoreConfig
 from pipeline.write import WriteConfig
 from settings.load import merge, read_layers
@@ -57,6 +58,7 @@ class PipelineConfig:
     ground: GroundConfig = field(default_factory=GroundConfig)
     score: ScoreConfig = field(default_factory=ScoreConfig)
     write: WriteConfig = field(default_factory=WriteConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
@@ -80,9 +82,9 @@ def load_config(path: str | None, overrides: Sequence[str] = ()) -> PipelineConf
 
 
 def content_hash(config: PipelineConfig) -> str:
-    """SHA-256 over the keys that decide what a shard holds: not where it goes, nor who computes it."""
+    """SHA-256 over the keys that decide what a shard holds: not where it goes, who computes it, or how it is shown."""
     content = dataclasses.asdict(config)
-    for key in ("input", "output", "limit", "rows_per_shard", "ray"):
+    for key in ("input", "output", "limit", "rows_per_shard", "report", "ray"):
         del content[key]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

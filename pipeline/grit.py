@@ -67,8 +67,9 @@ def run(config: PipelineConfig) -> dict[str, Any]:
         with fsspec.open(f"{config.output}/_timings/run.json", "w", auto_mkdir=True) as file:
             json.dump({"wall_seconds": time.perf_counter() - start, "shards": len(todo)}, file)
     stats = build_stats(config.output, shards=[plan.index for plan in plans])
-    write_report(config.output)
-    print(summary_table(stats))
+    write_report(config.output, config.report)
+    if config.report.summary:
+        print(summary_table(stats))
     print(f"report: {config.output}/report.html")
     return stats
 

@@ -1,5 +1,6 @@
-"""What made a shard: versions, models by the hash of their weights, and the configuration."""
+"""What made a shard: versions, models by the hash of their weights, thresholds, and the configuration."""
 
+import dataclasses
 import hashlib
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -53,6 +54,7 @@ def make_provenance(config: PipelineConfig) -> dict[str, Any]:
     """The part of a manifest that must agree before a finished shard may be kept: see write.is_finished."""
     from pipeline.ground.load import grounder_path
     from pipeline.parse import spacy_package
+    from pipeline.score import resolve_thresholds
     from pipeline.scorers import scorer_path
 
     grounder, scorer = config.ground.grounder, config.score.scorer
@@ -66,4 +68,5 @@ def make_provenance(config: PipelineConfig) -> dict[str, Any]:
             "grounder": model_identity(grounder, grounder_path(grounder)),
             "scorer": model_identity(scorer, scorer_path(scorer)),
         },
+        "thresholds": dataclasses.asdict(resolve_thresholds(config.score, grounder)),
     }

@@ -50,6 +50,17 @@ class Thresholds:
     min_clip_score: float
 
 
+def resolve_thresholds(config: ScoreConfig, grounder: str) -> Thresholds:
+    """The config's thresholds, or the models' own calibrations where it sets none."""
+    score, clip_score = config.min_score, config.min_clip_score
+    return Thresholds(
+        min_side_px=config.min_side_px,
+        size_rule=config.size_rule,
+        min_score=score_threshold(grounder) if score is None else score,
+        min_clip_score=clip_score_threshold(config.scorer) if clip_score is None else clip_score,
+    )
+
+
 class Score:
     """Adds `box_scores` and `clip_similarity`; a row that loses its last box is dropped for the reason of the last filter."""
 
@@ -62,14 +73,7 @@ class Score:
     ) -> None:
         """`grounder` is the one whose calibration decides where `min_score` is not set; `decode` may be shared with other stages."""
         self.decode = decode or StoredImages(max_bytes=0)
-        self.thresholds = Thresholds(
-            min_side_px=config.min_side_px,
-            size_rule=config.size_rule,
-            min_score=score_threshold(grounder) if config.min_score is None else config.min_score,
-            min_clip_score=clip_score_threshold(config.scorer)
-            if config.min_clip_score is None
-            else config.min_clip_score,
-        )
+        self.thresholds = resolve_thresholds(config, grounder)
         self.scorer = scorer or load_scorer(config.scorer, config.device, config.batch_size)
 
     def __call__(self, table: pa.Table) -> pa.Table:

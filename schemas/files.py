@@ -92,7 +92,7 @@ MANIFEST: Final = MappingProxyType(
         "counts": "`read`, `kept`, `dropped` {stage: {reason: n}}; read = kept + all dropped, or there is no manifest",
         "boxes": "kept boxes of the kept rows",
         "phrases": "noun chunks of the kept rows with at least one kept box",
-        "provenance": "versions, models by the hash of their weights, and `config_hash`",
+        "provenance": "versions, models by the hash of their weights, the thresholds that decided, and `config_hash`",
     }
 )
 """Fields of _manifests/NNNNN.json, which is written last: a shard without it does not exist."""

@@ -14,6 +14,7 @@ class ReportConfig:
     examples: int = 3  # rows shown for each reason to drop one
     thumbnail_px: int = 320  # longest side of a picture
     seed: int = 0  # another seed shows other pictures
+    summary: bool = True  # also print the table of figures when the job ends
 
     def __post_init__(self) -> None:
         for name in ("pictures", "trees", "examples"):

@@ -40,13 +40,18 @@ HINTS: Final = {
 
 
 def write_report(output: str, config: ReportConfig | None = None) -> None:
-    """Write report.html from stats.json and the finished shards. Raises UserError without stats.json."""
-    store, config = Store(output), config or ReportConfig()
+    """Write report.html from stats.json and the finished shards; without `config`, with that of the run.
+
+    Raises UserError without stats.json.
+    """
+    store = Store(output)
     content = store.read(STATS_FILE)
     if content is None:
         raise UserError(f"{output} has no {STATS_FILE}: make it with `python -m pipeline.report {output}`")
+    stats = json.loads(content)
+    config = config or ReportConfig(**stats["config"].get("report", {}))
     with fsspec.open(f"{output}/{REPORT_FILE}", "w", encoding="utf-8") as file:
-        file.write(render(json.loads(content), store, config))
+        file.write(render(stats, store, config))
 
 
 def render(stats: dict[str, Any], store: Store, config: ReportConfig) -> str:
@@ -100,10 +105,13 @@ def funnel(stats: Mapping[str, Any], examples: Mapping[tuple[str, str], list[Row
 
 
 def make_charts(stats: Mapping[str, Any]) -> Iterator[Chart]:
-    """The histograms that counted something, with the configured thresholds marked where they are on the axis."""
-    score = stats["config"].get("score", {})
-    clip_score = score.get("min_clip_score")  # 2.5 times the cosine
-    marks = {"grounding_score": score.get("min_score"), "clip_cosine": None if clip_score is None else clip_score / 2.5}
+    """The histograms that counted something, with the thresholds that decided marked where they are on the axis."""
+    thresholds = stats["provenance"].get("thresholds", {})
+    clip_score = thresholds.get("min_clip_score")  # 2.5 times the cosine
+    marks = {
+        "grounding_score": thresholds.get("min_score"),
+        "clip_cosine": None if clip_score is None else clip_score / 2.5,
+    }
     for name, data in stats["histograms"].items():
         chart = histogram_chart(name, data, marks.get(name))
         if chart is not None:

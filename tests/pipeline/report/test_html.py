@@ -1,4 +1,5 @@
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -38,6 +39,23 @@ def test_page_shows_pictures_trees_charts_truth_and_configuration(output: Path) 
     assert "styles · held out" in text
     assert "rows_per_shard: 48" in text
     assert len(text) < 2_000_000
+
+
+def test_score_charts_mark_the_thresholds_that_the_models_brought_along(output: Path) -> None:
+    text = page(output)
+    assert ">limit 0.62<" in text
+    assert ">limit 0.34<" in text  # a CLIP score of 0.85, as a cosine
+
+
+def test_page_is_made_as_the_run_was_told(output: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "out"
+    shutil.copytree(output, copy)
+    with (copy / "config.yaml").open("a") as file:
+        file.write("report:\n  pictures: 3\n  trees: 1\n")
+    build_stats(str(copy))
+    write_report(str(copy))
+    assert page(copy).count('<img src="data:image/jpeg;base64,') == 3
+    assert page(copy).count('class="displacy"') == 1
 
 
 def test_page_asks_nothing_of_the_network_and_runs_no_script(output: Path) -> None:
