@@ -24,7 +24,7 @@ from trainer.data.subreddits import Segmenter
 from trainer.syntax import WordTree, align, collate_trees
 from trainer.tokenizer import Tokenizer, pad
 
-SPARES: Final = 64  # samples tried for one place; so many bad ones in a row are no accident
+SPARES: Final = 256  # samples tried for one place; so many bad ones in a row are no accident
 REPORTED: Final = 8  # bad samples that a batch names
 
 

@@ -138,7 +138,7 @@ def save(shard: ShardIndex, path: Path) -> None:
 
 
 def find_samples(url: str) -> ShardIndex:
-    """Walk a shard's headers. The sample in which a truncated shard ends is left out."""
+    """Walk a shard's headers. A sample that a truncated shard has a part of a member of is left out."""
     with ShardFile(url) as file:
         starts: list[int] = []
         key, end, problem = "", 0, ""
@@ -155,7 +155,9 @@ def find_samples(url: str) -> ShardIndex:
                 problem = "no end mark, so it may be cut off" if starts else "it is empty"
         except TarError as error:
             problem = str(error)
-            end = starts.pop() if starts else 0
+            match = MEMBER.fullmatch(error.member)
+            if match is not None and match[1] == key and starts:
+                end = starts.pop()
     return ShardIndex(url, np.array([*starts, min(end, file.size)] if starts else [0], np.int64), problem)
 
 

@@ -2,8 +2,10 @@
 
 import logging
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import cv2
@@ -27,7 +29,7 @@ logger = logging.getLogger(__name__)
 PROBES: Final = 64  # samples looked at before the first batch, if none before them can be used
 LOGGED: Final = 5  # bad samples named one by one; then only each time their number has doubled
 MENDS: Final = {
-    "no_boxes": "Train without boxes (a model or setting that needs none), or make shards with boxes: "
+    "no_boxes": "Train without boxes (model.use_boxes=false, model.boxes_as_pairs=false), or make shards with boxes: "
     "`python pipeline/grit.py` with formats=[train]",
     "no_parse": "Train a model that needs no parse, or make shards that hold one: `python pipeline/grit.py` with "
     "formats=[train]",
@@ -112,7 +114,8 @@ class Loader:
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # or it would draw from the one that a checkpoint restores
         )
-        batches = iter(loader)
+        with child_handler_kept():
+            batches = iter(loader)
         while True:
             fields, report = self.next_of(batches)
             if report.error:
@@ -184,6 +187,18 @@ class TaskSampler:
 
     def __iter__(self) -> Iterator[Task]:
         return self.iterator
+
+
+@contextmanager
+def child_handler_kept() -> Iterator[None]:
+    """Without DataLoader's handler of SIGCHLD, which raises wherever the training happens to be when a worker dies.
+
+    The dead worker is found when the next batch is asked for.
+    """
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    if threading.current_thread() is threading.main_thread() and before is not None:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def as_it_is(made: Any) -> Any:

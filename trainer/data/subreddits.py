@@ -9,10 +9,12 @@ from trainer.tokenizer import END_OF_WORD, Tokenizer
 
 PIECE = regex.compile(r"\p{Lu}?\p{Ll}+|\p{Lu}+(?!\p{Ll})|\p{N}+|\p{L}+")
 MAX_WORD = 24
+# Of one and two letters the vocabulary has far more pieces than English has words.
+SHORT = " a i am an as at be by do go he if in is it me my no of on or so to tv up us we "
 
 
 class Segmenter:
-    """Splits run-together words into the likeliest ones.
+    """Splits run-together words into the likeliest ones; what is not made of known words alone stays in one piece.
 
     The tokenizer's whole words are ordered by how often their pieces met, so the word of rank r is taken to have a
     probability in proportion to 1 / r (Zipf's law).
@@ -20,9 +22,8 @@ class Segmenter:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         words = [piece.removesuffix(END_OF_WORD) for piece in tokenizer.pieces if piece.endswith(END_OF_WORD)]
-        whole = [word for word in words if len(word) > 1 or word in ("a", "i")]
-        self.costs = {word: math.log((rank + 1) * math.log(len(whole) + 1)) for rank, word in enumerate(whole)}
-        self.unknown = 2 * math.log(len(whole) + 2)  # of a word that is not there, and again for each letter
+        known = [word for word in words if len(word) > 2 or f" {word} " in SHORT]
+        self.costs = {word: math.log((rank + 1) * math.log(len(known) + 1)) for rank, word in enumerate(known)}
         self.segment = lru_cache(maxsize=4096)(self._segment)
 
     def _segment(self, name: str) -> str:
@@ -30,16 +31,13 @@ class Segmenter:
         return " ".join(word for piece in PIECE.findall(name) for word in self.split(piece.lower()))
 
     def split(self, text: str) -> list[str]:
-        """The cheapest way to write `text` as words. One that is not known costs more than any two that are."""
+        """The cheapest way to write `text` as known words, found from left to right; `text` itself if there is none."""
         best: list[tuple[float, list[str]]] = [(0.0, [])]
         for end in range(1, len(text) + 1):
-            best.append(min(self.ways(text, end, best), key=lambda way: way[0]))
-        return best[-1][1]
-
-    def ways(self, text: str, end: int, best: list[tuple[float, list[str]]]) -> list[tuple[float, list[str]]]:
-        starts = range(max(0, end - MAX_WORD), end)
-        words = [(start, text[start:end]) for start in starts]
-        return [
-            (best[start][0] + self.costs.get(word, self.unknown * (1 + len(word))), [*best[start][1], word])
-            for start, word in words
-        ]
+            ways = [
+                (best[start][0] + self.costs.get(text[start:end], math.inf), [*best[start][1], text[start:end]])
+                for start in range(max(0, end - MAX_WORD), end)
+            ]
+            best.append(min(ways, key=lambda way: way[0]))
+        cost, words = best[-1]
+        return words if cost < math.inf else [text]

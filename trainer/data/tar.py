@@ -26,7 +26,11 @@ class Member(NamedTuple):
 
 
 class TarError(Exception):
-    """What stands at an offset is no tar, or the tar is cut off there."""
+    """What stands at an offset is no tar, or the tar is cut off there: within the content of `member`, if it is given."""
+
+    def __init__(self, message: str, member: str = "") -> None:
+        super().__init__(message)
+        self.member = member
 
 
 def walk(read_at: ReadAt, start: int, end: int, check: bool = True) -> Iterator[Member]:
@@ -65,7 +69,8 @@ def walk(read_at: ReadAt, start: int, end: int, check: bool = True) -> Iterator[
             continue
         own_size = own_size if size is None else size
         if content + own_size > end:
-            raise TarError(f"cut off within {name or full_name(header)}")
+            cut = name or full_name(header)
+            raise TarError(f"cut off within {cut}", cut)
         if kind in REGULAR:
             yield Member(name or full_name(header), first, content, own_size)
         at, first, name, size = content + padded(own_size), None, None, None

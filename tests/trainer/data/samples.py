@@ -1,0 +1,78 @@
+"""Shards for the tests: small tars with what each layout has, the number of a sample in its pixels and its caption."""
+
+import io
+import json
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+
+from trainer.tokenizer import Tokenizer
+
+Files = dict[str, bytes]
+TOKENIZER = Tokenizer([])  # bytes alone
+
+
+def jpeg(shade: int = 0, width: int = 48, height: int = 48, **options: Any) -> bytes:
+    """A grey picture with a darker left half."""
+    pixels = np.full((height, width, 3), shade, np.uint8)
+    pixels[:, : width // 2] //= 2
+    file = io.BytesIO()
+    PIL.Image.fromarray(pixels).save(file, "JPEG", quality=95, **options)
+    return file.getvalue()
+
+
+def train_files(number: int, n_boxes: int = 2, with_json: bool = True) -> Files:
+    """A sample of the pipeline, or of HyCoCLIP without the JSON."""
+    caption = f"cat {number}"
+    files = {
+        "child.jpg": jpeg(number % 200 + 50),
+        "child.txt": caption.encode(),
+        "numparents.txt": b"%d" % n_boxes,
+    }
+    for i in range(n_boxes):
+        files[f"parent{i:03d}.jpg"] = jpeg(100 + i)
+        files[f"parent{i:03d}.txt"] = f"box {i} of {number}".encode()
+    if with_json:
+        tokens = [
+            {"start": 0, "end": 3, "head": 0, "dep": "ROOT"},
+            {"start": 4, "end": len(caption), "head": 0, "dep": "nummod"},
+        ]
+        files["json"] = json.dumps({"caption": caption, "tokens": tokens}).encode()
+    return files
+
+
+def grit_files(number: int, **fields: Any) -> Files:
+    """A raw sample of GRIT: its left half is a box."""
+    caption = f"a cat {number}"
+    columns = {"caption": caption, "noun_chunks": [[0, 5, 0.0, 0.0, 0.5, 1.0, 0.9]], "ref_exps": []}
+    return {"jpg": jpeg(200, 128, 96), "json": json.dumps({**columns, **fields}).encode()}
+
+
+def pair_files(number: int) -> Files:
+    return {"jpg": jpeg(number % 200 + 50, 64, 40), "txt": f"cat {number}".encode()}
+
+
+def write_tar(path: Path, samples: Sequence[tuple[str, Files]], tar_format: int = tarfile.USTAR_FORMAT) -> Path:
+    """(key, files) of each sample as a tar."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=tar_format) as tar:
+        for key, files in samples:
+            for extension, content in files.items():
+                member = tarfile.TarInfo(f"{key}.{extension}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def write_shards(folder: Path, counts: Sequence[int], make: Any = train_files) -> Path:
+    """Shards 00000.tar, ... with so many samples each; keys count on through all of them."""
+    number = 0
+    for shard, count in enumerate(counts):
+        numbers = range(number, number + count)
+        write_tar(folder / f"{shard:05d}.tar", [(f"{n:04d}", make(n)) for n in numbers])
+        number += count
+    return folder

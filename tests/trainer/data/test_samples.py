@@ -1,0 +1,126 @@
+import io
+import json
+import tarfile
+from typing import Any
+
+import pytest
+
+from tests.trainer.data.samples import Files, grit_files, jpeg, pair_files, train_files
+from trainer.data.config import Layout
+from trainer.data.crops import Region
+from trainer.data.samples import BadSample, Sample, find_layout, read_sample
+
+BOXES, PARSE, NOTHING = frozenset({"boxes"}), frozenset({"parse"}), frozenset[str]()
+
+
+def span(files: Files) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for extension, content in files.items():
+            member = tarfile.TarInfo(f"key.{extension}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def read(files: Files, needs: frozenset[str] = NOTHING, layout: Layout | None = None) -> Sample:
+    data = span(files)
+    return read_sample(data, layout or find_layout(data), needs)
+
+
+@pytest.mark.parametrize(
+    ("files", "layout"),
+    [
+        (train_files(1), "train"),
+        (train_files(1, with_json=False), "hycoclip"),
+        (grit_files(1), "grit"),
+        ({**grit_files(1), "txt": b"a cat 1"}, "grit"),
+        (pair_files(1), "pairs"),
+        ({"jpg": jpeg(), "json": b'{"caption": "a cat", "subreddit": "cats"}'}, "pairs"),
+    ],
+)
+def test_the_layout_is_what_the_sample_looks_like(files: Files, layout: Layout) -> None:
+    assert find_layout(span(files)) == layout
+
+
+def test_a_train_sample_has_its_boxes_and_its_parse() -> None:
+    files = train_files(7)
+    sample = read(files, BOXES | PARSE)
+    assert (sample.key, sample.caption) == ("key", "cat 7")
+    assert [(box.phrase, box.image) for box in sample.boxes] == [
+        ("box 0 of 7", files["parent000.jpg"]),
+        ("box 1 of 7", files["parent001.jpg"]),
+    ]
+    assert sample.words is not None
+    assert [(word.start, word.end, word.head, word.dep) for word in sample.words] == [
+        (0, 3, 0, "ROOT"),
+        (4, 5, 0, "nummod"),
+    ]
+
+
+def test_what_is_not_needed_is_not_read() -> None:
+    sample = read({**train_files(1), "numparents.txt": b"?", "json": b"{"})
+    assert (sample.boxes, sample.words) == ((), None)
+
+
+def test_grit_boxes_are_cut_as_hycoclips_conversion_cuts_them() -> None:
+    chunk, small, late = [0, 5, 0.1, 0.2, 0.9, 0.8, 0.9], [2, 5, 0.0, 0.0, 0.1, 0.1, 0.9], [2, 5, 0.0, 0.0, 1, 1, 0.8]
+    whole = [0.0, 7.9, -0.1, 0.0, 1.0, 1.2, 0.7]
+    fields: dict[str, Any] = {"noun_chunks": [chunk, small, chunk, late], "ref_exps": [whole]}
+    sample = read(grit_files(1, **fields), BOXES)
+    assert sample.on_square
+    # 128 x 96 px, rounded down; a text whose first box is too small is lost.
+    assert [(box.phrase, box.region) for box in sample.boxes] == [
+        ("a cat", Region(12, 19, 103, 57)),
+        ("a cat 1", Region(0, 0, 128, 96)),
+    ]
+
+
+def test_a_subreddit_is_kept_apart_from_the_caption() -> None:
+    sample = read({"jpg": jpeg(), "json": b'{"caption": "my cat", "subreddit": "cats"}'})
+    assert (sample.caption, sample.subreddit) == ("my cat", "cats")
+
+
+def without(files: Files, name: str) -> Files:
+    return {key: value for key, value in files.items() if key != name}
+
+
+OTHER = json.dumps({"caption": "another", "tokens": [{"start": 0, "end": 3, "head": 0, "dep": "ROOT"}]}).encode()
+HEADLESS = json.dumps({"tokens": [{"start": 0, "end": 3, "head": 9, "dep": "ROOT"}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("files", "needs", "layout", "reason"),
+    [
+        (without(train_files(1), "child.jpg"), NOTHING, "train", "missing_member"),
+        (without(train_files(1), "child.txt"), NOTHING, "train", "missing_member"),
+        (without(train_files(1), "parent001.jpg"), BOXES, "train", "missing_member"),
+        ({**train_files(1), "numparents.txt": b"two"}, BOXES, "train", "missing_member"),
+        ({**train_files(1), "numparents.txt": b"0"}, BOXES, "train", "no_boxes"),
+        ({**train_files(1), "child.txt": b" \n"}, NOTHING, "train", "no_caption"),
+        ({**train_files(1), "child.jpg": b"GIF89a"}, NOTHING, "train", "undecodable_image"),
+        ({**train_files(1), "json": b"[" * 5000}, PARSE, "train", "bad_json"),
+        ({**train_files(1), "json": b"[]"}, PARSE, "train", "bad_json"),
+        ({**train_files(1), "json": b"{}"}, PARSE, "train", "no_parse"),
+        ({**train_files(1), "json": OTHER}, PARSE, "train", "no_parse"),
+        ({**train_files(1), "json": HEADLESS}, PARSE, "train", "no_parse"),
+        (train_files(1, with_json=False), PARSE, "hycoclip", "no_parse"),
+        (grit_files(1, caption=None), NOTHING, "grit", "no_caption"),
+        (grit_files(1, noun_chunks=None), BOXES, "grit", "no_boxes"),
+        (grit_files(1, noun_chunks=[[0, 5]]), BOXES, "grit", "bad_json"),
+        (grit_files(1, noun_chunks=[[0, 5, "nan", 0, 1, 1, 1]]), BOXES, "grit", "bad_json"),
+        (grit_files(1, noun_chunks=7), BOXES, "grit", "bad_json"),
+        (without(grit_files(1), "jpg"), NOTHING, "grit", "missing_member"),
+        (pair_files(1), BOXES, "pairs", "no_boxes"),
+    ],
+)
+def test_a_bad_sample_has_a_reason(files: Files, needs: frozenset[str], layout: Layout, reason: str) -> None:
+    with pytest.raises(BadSample) as caught:
+        read(files, needs, layout)
+    assert caught.value.reason == reason
+
+
+def test_bytes_that_are_no_sample_are_damaged() -> None:
+    for data in (b"", b"\xff" * 2000, span(train_files(1))[:700]):
+        with pytest.raises(BadSample, match="damaged"):
+            read_sample(data, "train", NOTHING)

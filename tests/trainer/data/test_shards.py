@@ -1,0 +1,71 @@
+import logging
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from settings.errors import UserError
+from tests.trainer.data.samples import write_shards
+from trainer.data.shards import SpanReader, list_shards, stamp
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+
+
+def names(shards: str) -> list[str]:
+    return [url.rpartition("/")[2] for url in list_shards(shards)]
+
+
+def test_tars_of_a_folder_come_in_numeric_order(tmp_path: Path) -> None:
+    touch(tmp_path, "10.tar", "9.tar", "9.tar.made.json", "readme.txt")
+    assert names(str(tmp_path)) == ["9.tar", "10.tar"]
+
+
+def test_globs_and_lists_are_read_once_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    touch(tmp_path, "a/1.tar", "a/2.tar", "b/3.tar")
+    assert names(f"{tmp_path}/*/*.tar, {tmp_path}/a/2.tar") == ["1.tar", "2.tar", "3.tar"]
+    assert "twice" in caplog.text
+
+
+def test_the_pipelines_output_means_its_committed_train_shards(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    touch(tmp_path, "train/00000.tar", "train/00001.tar", "grit/00000.tar", "_manifests/00000.json")
+    with caplog.at_level(logging.WARNING):
+        assert names(str(tmp_path)) == ["00000.tar"]
+    assert "00001.tar has no manifest" in caplog.text
+
+
+def test_a_url_of_any_store_will_do() -> None:
+    fs = fsspec.filesystem("memory")
+    fs.pipe({"/listed/1.tar": b"one", "/listed/2.tar": b"two"})
+    urls = list_shards("memory://listed")
+    assert urls == ["memory:///listed/1.tar", "memory:///listed/2.tar"]
+    assert SpanReader().read([(urls[1], 1, 3), (urls[0], 0, 2)]) == [b"wo", b"on"]
+
+
+@pytest.mark.parametrize("shards", ["", "/no/such/folder", "/no/such/*.tar", "nosuchstore://bucket/a.tar"])
+def test_what_is_not_there_is_the_users_error(shards: str) -> None:
+    with pytest.raises(UserError, match=r"data\.shards"):
+        list_shards(shards)
+
+
+def test_a_stamp_changes_with_the_shard(tmp_path: Path) -> None:
+    path = write_shards(tmp_path, [1]) / "00000.tar"
+    before = stamp(str(path))
+    path.write_bytes(path.read_bytes() + bytes(512))
+    assert stamp(str(path)) != before
+
+
+def test_more_shards_than_open_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.data.shards.OPEN_FILES", 2)
+    for i in range(5):
+        (tmp_path / f"{i}.tar").write_bytes(b"%d" % i)
+    reader = SpanReader()
+    spans = [(str(tmp_path / f"{i % 5}.tar"), 0, 1) for i in range(10)]
+    assert reader.read(spans) == [b"%d" % (i % 5) for i in range(10)]
+    assert len(reader.open_files) == 2
+    reader.close()

@@ -1,0 +1,28 @@
+import pytest
+
+from trainer.data.subreddits import Segmenter
+from trainer.tokenizer import Tokenizer, openai_tokenizer
+
+
+@pytest.fixture(scope="module")
+def segmenter() -> Segmenter:
+    return Segmenter(openai_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("itookapicture", "i took a picture"),
+        ("EarthPorn", "earth porn"),
+        ("food_photography", "food photography"),
+        ("houseplants", "house plants"),
+        ("whatsthisbug", "whats this bug"),
+        ("cats", "cats"),
+    ],
+)
+def test_names_come_apart_into_words(segmenter: Segmenter, name: str, words: str) -> None:
+    assert segmenter.segment(name) == words
+
+
+def test_a_vocabulary_without_words_leaves_names_in_one_piece() -> None:
+    assert Segmenter(Tokenizer([])).segment("itookapicture") == "itookapicture"
