@@ -3,6 +3,7 @@
 Each part lives beside what it configures; this file only nests them. `model.*` are the keys of the model that `model_name` chooses.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -16,7 +17,6 @@ from trainer.checkpoint import MODELS
 from trainer.data.config import DataConfig
 from trainer.dual_encoder import ModelConfig
 from trainer.evaluation.config import EvaluationConfig
-from trainer.models import HyCoCLIPConfig
 from trainer.optim import OptimConfig
 
 SHORT: Final = {"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"}
@@ -84,7 +84,7 @@ class TrainConfig:
     )
     compile: bool = False  # torch.compile for the blocks of the towers
     checkpoint_activations: bool = False  # keep only the blocks' inputs and compute again going back, for less memory
-    model: ModelConfig = field(default_factory=HyCoCLIPConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -148,16 +148,17 @@ def help_text(usage: str, overrides: Sequence[str] = ()) -> str:
 
 
 def as_dict(config: TrainConfig) -> dict[str, Any]:
-    """Plain values, as JSON has them."""
-    plain = OmegaConf.to_container(OmegaConf.structured(config))
+    """Plain values, as JSON gives them back."""
+    plain = json.loads(json.dumps(OmegaConf.to_container(OmegaConf.structured(config))))
     assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    return plain
 
 
 def differences(saved: dict[str, Any], config: dict[str, Any], prefix: str = "") -> list[str]:
     """`key: SAVED, now CONFIG` for each key that has to agree and does not."""
     found = []
-    for key in sorted(saved.keys() | config.keys()):
+    # What has a name of its own comes before groups: another model has other keys throughout.
+    for key in sorted(saved.keys() | config.keys(), key=lambda key: (isinstance(saved.get(key), dict), key)):
         name, before, after = prefix + key, saved.get(key), config.get(key)
         if name in FREE or before == after:
             continue

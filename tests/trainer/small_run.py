@@ -1,11 +1,11 @@
-"""A run that takes seconds: a small model on batches made up in memory. `python -m tests.trainer.small_run OUTPUT key=value ...`
+"""A run that takes a second: a small model on batches made up in memory, in this process or in forked ones."""
 
-Kills itself without warning after the step that KILL_AFTER names: a fault that no handler sees.
-"""
-
+import contextlib
+import multiprocessing
 import os
+import resource
 import signal
-import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -50,20 +50,61 @@ def small_config(output: Path, *others: str) -> TrainConfig:
     return load_config(None, overrides(output, *others))
 
 
-def main(output: Path, *others: str) -> int:
+def run(output: Path, *others: str, at: int = 0, fault: Callable[[], None] | None = None) -> int:
+    """The exit code of a run; `fault` strikes after the step `at`, without warning."""
     torch.set_num_threads(1)
-    kill_after = int(os.environ.get("KILL_AFTER", "0"))
     real = loop.update
 
-    def update(run: Any, *arguments: Any, **named: Any) -> dict[str, float]:
-        values = real(run, *arguments, **named)
-        if run.step == kill_after:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def update(*arguments: Any, **named: Any) -> dict[str, float]:
+        values = real(*arguments, **named)
+        if fault and arguments[0].step == at:
+            fault()
         return values
 
     with patch.object(build, "Loader", MemoryLoader), patch.object(loop, "update", update):
         return train.main(overrides(output, *others))
 
 
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))
+def killed() -> None:
+    """As by a machine that goes down: no handler sees it."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def terminated() -> None:
+    """As by a scheduler that wants the machine back."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def disk_full() -> None:
+    """No file can grow beyond 64 kB from here on."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, resource.RLIM_INFINITY))
+
+
+def fork(
+    output: Path, *others: str, port: int = 0, faults: Sequence[Callable[[], None] | None] = (None,), at: int = 0
+) -> list[int]:
+    """A run in as many processes as there are `faults`, one for each; returns their exit codes (-9: killed).
+
+    What each one says goes to OUTPUT.RANK.log.
+    """
+    context = multiprocessing.get_context("fork")  # what takes long is importing torch
+
+    def work(rank: int, fault: Callable[[], None] | None) -> None:
+        if len(faults) > 1:
+            os.environ.update(
+                RANK=str(rank), WORLD_SIZE=str(len(faults)), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+            )
+        with said(output, rank).open("w") as log, contextlib.redirect_stderr(log):
+            code = run(output, *others, at=at, fault=fault)
+        os._exit(code)
+
+    children = [context.Process(target=work, args=item) for item in enumerate(faults)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    return [child.exitcode or 0 for child in children]
+
+
+def said(output: Path, rank: int = 0) -> Path:
+    return output.with_name(f"{output.name}.{rank}.log")
