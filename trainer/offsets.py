@@ -22,6 +22,6 @@ def source_spans(source: str, cleaned: str) -> list[Span]:
     return spans
 
 
-def lower_spans(text: str) -> list[int]:
+def lower_origins(text: str) -> list[int]:
     """For each character of `text.lower()` the index of its own in `text`: dotted capital I becomes two."""
     return [i for i, char in enumerate(text) for _ in char.lower()]

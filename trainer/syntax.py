@@ -101,8 +101,9 @@ def largest_overlap(spans: Sequence[Span], words: Sequence[Word]) -> list[int]:
         word_of_character[word.start : word.end] = [index] * (word.end - word.start)
     chosen = []
     for start, end in spans:
-        owners = [owner for owner in word_of_character[start:end] if owner != NONE]
-        chosen.append(max(sorted(set(owners)), key=owners.count) if owners else NONE)
+        owners = word_of_character[start:end]
+        candidates = sorted(set(owners) - {NONE})
+        chosen.append(max(candidates, key=owners.count, default=NONE))
     return chosen
 
 

@@ -18,7 +18,7 @@ import regex
 import torch
 from torch import Tensor
 
-from trainer.offsets import Span, lower_spans, source_spans
+from trainer.offsets import Span, lower_origins, source_spans
 
 END_OF_WORD = "</w>"
 OPENAI_SHA256 = "924691ac288e54409236115652ad4aa250f48203de50a9e4722a6ecd48d6804a"
@@ -66,6 +66,10 @@ class Tokenizer:
         self.ranks = {pair: rank for rank, pair in enumerate(merges)}
         self.word_ids = lru_cache(maxsize=65_536)(self._word_ids)
 
+    def __reduce__(self) -> tuple[type, tuple[tuple[tuple[str, str], ...], int]]:
+        """Sent to another process without its cache."""
+        return Tokenizer, (self.merges, self.context_length)
+
     @property
     def vocab_size(self) -> int:
         return len(self.pieces) + 2
@@ -84,14 +88,17 @@ class Tokenizer:
         bytes has the whole character; start and end of text stand for nothing, (0, 0) and (n, n).
         """
         cleaned = clean(text)
-        sources, origins = source_spans(text, cleaned), lower_spans(cleaned)
+        sources = source_spans(text, cleaned)
+        if len(cleaned.lower()) != len(cleaned):
+            sources = [sources[i] for i in lower_origins(cleaned)]
         ids, spans = [self.start_id], [(0, 0)]
         for match in WORD.finditer(cleaned.lower()):
-            word_ids = self.word_ids(match.group())
-            # For each byte of the word, the character of the cleaned text it comes from.
-            owners = [
-                origins[match.start() + i] for i, char in enumerate(match.group()) for _ in range(len(char.encode()))
-            ]
+            word, at = match.group(), match.start()
+            word_ids = self.word_ids(word)
+            # For each byte of the word, the character of the lower-cased text that it is of.
+            owners: Sequence[int] = range(at, match.end())
+            if not word.isascii():
+                owners = [at + i for i, char in enumerate(word) for _ in char.encode()]
             ends = list(accumulate(len(self.pieces[index]) for index in word_ids))
             ends[-1] = len(owners)  # the last piece carries the mark of the word's end
             spans += [(sources[owners[start]][0], sources[owners[end - 1]][1]) for start, end in pairwise([0, *ends])]
