@@ -54,8 +54,8 @@ class Tasks(Dataset[tuple[dict[str, Any], Report]]):
 class Loader:
     """This rank's part of each batch: `batch` pairs, `world_size` times that over all ranks.
 
-    `counts` has "samples" handed out, "bad/REASON", and "damaged_shards". Batches of one epoch never have a sample
-    twice; the one in which an epoch ends and the next begins may.
+    `counts` has "samples" handed out, "bad/REASON", and "damaged_shards". No batch has a sample twice, but for the one
+    in which an epoch ends and the next begins, and for what replaces bad samples.
     """
 
     def __init__(

@@ -197,14 +197,24 @@ class SpanReader:
 
 
 def cat_ranges(fs: AbstractFileSystem, ranges: Iterable[Span]) -> list[bytes]:
-    """Parts of remote files; what fails is asked for again a few times. Raises UserError with the store's answer."""
+    """Parts of remote files; what fails is asked for again a few times.
+
+    Raises UserError with the store's answer, and for one that sends other parts than it was asked for.
+    """
     paths, starts, ends = (list(column) for column in zip(*ranges, strict=True))
     for attempt in range(1, TRIES + 1):
         try:
-            return [bytes(part) for part in fs.cat_ranges(paths, starts, ends, on_error="raise")]
+            parts = [bytes(part) for part in fs.cat_ranges(paths, starts, ends, on_error="raise")]
+            break
         except Exception as error:  # each store has its own; all of them are the network's or the store's
             if attempt == TRIES:
                 raise UserError(f"data.shards: {paths[0]} and others cannot be read: {error}") from error
             logger.warning("reading %s failed (%s); attempt %d of %d", paths[0], error, attempt, TRIES)
             time.sleep(2 ** (attempt - 1))
-    raise AssertionError("unreachable")
+    for path, start, end, part in zip(paths, starts, ends, parts, strict=True):
+        if len(part) != end - start:
+            raise UserError(
+                f"data.shards: {path} sent {len(part)} bytes for {end - start} at {start}: its store knows no range "
+                f"requests, or the shard is another than at the start; copy the shards to a disk"
+            )
+    return parts

@@ -21,10 +21,15 @@ class Segmenter:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
         words = [piece.removesuffix(END_OF_WORD) for piece in tokenizer.pieces if piece.endswith(END_OF_WORD)]
         known = [word for word in words if len(word) > 2 or f" {word} " in SHORT]
         self.costs = {word: math.log((rank + 1) * math.log(len(known) + 1)) for rank, word in enumerate(known)}
         self.segment = lru_cache(maxsize=4096)(self._segment)
+
+    def __reduce__(self) -> tuple[type, tuple[Tokenizer]]:
+        """Sent to another process without its cache."""
+        return Segmenter, (self.tokenizer,)
 
     def _segment(self, name: str) -> str:
         """Lower case, with blanks: "EarthPorn", "itookapicture" and "food_porn" to "earth porn", ..."""

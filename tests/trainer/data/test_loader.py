@@ -3,10 +3,14 @@ import json
 import logging
 import multiprocessing
 import os
+import pickle
+import re
 import signal
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -199,6 +203,68 @@ def test_shards_in_a_remote_store_give_the_same_batches(shards: Path) -> None:
     for path in shards.iterdir():
         fs.pipe(f"/loader/{path.name}", path.read_bytes())
     assert_same(take(loader("memory://loader"), 4), take(loader(shards), 4))
+
+
+class RangeHandler(BaseHTTPRequestHandler):
+    """Files of a folder, with range requests, which the standard library's own handler ignores."""
+
+    folder: Path
+    ranges = True
+
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def answer(self, body: bool) -> None:
+        content = (self.folder / self.path.strip("/")).read_bytes()
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        part = content[int(wanted[1]) : int(wanted[2]) + 1] if wanted and self.ranges else content
+        self.send_response(206 if wanted and self.ranges else 200)
+        self.send_header("Content-Length", str(len(part)))
+        self.send_header("Accept-Ranges", "bytes")
+        if wanted and self.ranges:
+            self.send_header("Content-Range", f"bytes {wanted[1]}-{wanted[2]}/{len(content)}")
+        self.end_headers()
+        if body:
+            self.wfile.write(part)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def web(shards: Path) -> Iterator[str]:
+    RangeHandler.folder, RangeHandler.ranges = shards, True
+    server = ThreadingHTTPServer(("127.0.0.1", 0), RangeHandler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_workers_read_from_the_web_what_is_on_the_disk(shards: Path, web: str) -> None:
+    """Their parent has asked the same store before it forked."""
+    urls = ",".join(f"{web}/0000{i}.tar" for i in range(4))
+    assert_same(take(loader(urls, workers=2), 3), take(loader(shards), 3))
+
+
+def test_a_store_without_range_requests_is_named(shards: Path, web: str) -> None:
+    source = loader(f"{web}/00000.tar")
+    RangeHandler.ranges = False
+    with pytest.raises(UserError, match="range requests"):
+        take(source, 1)
+
+
+def test_another_process_can_be_sent_what_makes_batches(tmp_path: Path) -> None:
+    for make, needs in ((train_files, BOXES), (pair_files, frozenset[str]())):
+        source = loader(write_shards(tmp_path / make.__name__, [5], make), needs=needs)
+        sent = pickle.loads(pickle.dumps(source.maker))
+        task = next(source.tasks(0))
+        assert torch.equal(sent.make(*task)[0]["images"], source.maker.make(*task)[0]["images"])
 
 
 def with_bad_samples(folder: Path) -> Path:
