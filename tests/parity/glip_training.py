@@ -10,12 +10,14 @@ from torch import Tensor
 from pipeline.ground.glip.atss import assign
 from pipeline.ground.glip.loss import Losses, Target, glip_loss
 from pipeline.ground.glip.model import Glip, GlipOutput
+from tests.parity.glip_kinks import Sampling
 
 LOSSES = {"token": "loss_dot_product_token", "box": "loss_reg", "centerness": "loss_centerness"}
 GRADIENT_BAR = 1e-3
-PERTURBATION = 3e-5  # of a pixel's value: what rounding makes of the features in the middle of the tower
+MAX_KINKS = 8  # sampling positions that are tried from their other side
 
 Inputs = tuple[Tensor, Tensor, Tensor]  # images, ids, mask
+Norms = NDArray[np.float64]
 
 
 def positive_map(meta: dict[str, Any], length: int) -> Tensor:
@@ -39,7 +41,7 @@ def compare_training(
         wanted = meta["loss"][key]
         results.append((f"loss {name} (relative)", abs(getattr(losses, name).item() - wanted) / abs(wanted), 1e-5))
     keys, norms = [str(key).removeprefix("module.") for key in stored["grad.key"]], stored["grad.norm"]
-    return results + _gradients(model, inputs, meta, keys, norms, _norms(model, losses, keys))
+    return results + _gradients(model, inputs, meta, keys, norms)
 
 
 def _losses(model: Glip, output: GlipOutput, inputs: Inputs, meta: dict[str, Any]) -> Losses:
@@ -48,49 +50,59 @@ def _losses(model: Glip, output: GlipOutput, inputs: Inputs, meta: dict[str, Any
     return glip_loss(output, mask, [Target(boxes=torch.tensor(meta["gt_boxes"]), tokens=rows)], model.config)
 
 
-def _norms(model: Glip, losses: Losses, keys: list[str]) -> NDArray[np.float64]:
-    """Norm of each gradient, -1 where there is none."""
+def _gradients(
+    model: Glip, inputs: Inputs, meta: dict[str, Any], keys: list[str], wanted: Norms
+) -> list[tuple[str, float, float]]:
+    """The worst relative error of the gradients' norms.
+
+    The reference stands on one side of every kink, and rounding may put us on the other (tests/parity/glip_kinks.py): with
+    the recipe's weights, one position of 10^6 decides about every gradient before it. Where a norm is past the bar, the
+    few positions that rounding can carry over a pixel are tried one at a time: one of the sides must give every norm.
+    """
+    with Sampling() as sampling:
+        error = _errors(_norms(model, inputs, meta, keys), keys, wanted)
+    side = ""
+    for kink in sampling.kinks()[:MAX_KINKS] if error.max() > GRADIENT_BAR else []:
+        with Sampling(kink):
+            other = _errors(_norms(model, inputs, meta, keys), keys, wanted)
+        if other.max() < error.max():
+            error, side = other, f" (other side of {kink})"
+        if error.max() <= GRADIENT_BAR:
+            break
+    return [(f"gradient norm (relative), worst: {keys[int(error.argmax())]}{side}", float(error.max()), GRADIENT_BAR)]
+
+
+def _norms(model: Glip, inputs: Inputs, meta: dict[str, Any], keys: list[str]) -> tuple[Norms, Norms]:
+    """Norm of each gradient, -1 where there is none; and the scale of what was summed to it."""
     model.zero_grad(set_to_none=True)
-    losses.total.backward()
+    terms: dict[str, list[Tensor]] = {}
+    handles = []
+    for name, module in model.named_modules():
+        if name.endswith(".AttnConv.1"):
+            seen = terms.setdefault(f"{name}.bias", [])
+            handles.append(module.register_forward_hook(lambda _, __, out, seen=seen: _keep_gradient(out, seen)))
+    _losses(model, model(*inputs), inputs, meta).total.backward()
+    for handle in handles:
+        handle.remove()
     gradients = {key: parameter.grad for key, parameter in model.named_parameters()}
     norms = [-1.0 if (gradient := gradients[key]) is None else float(gradient.double().norm()) for key in keys]
-    return np.array(norms)
+    sums = {
+        key: sum(float(out.grad.abs().sum()) for out in outs if out.grad is not None) for key, outs in terms.items()
+    }
+    return np.array(norms), np.array([sums.get(key, norm) for key, norm in zip(keys, norms, strict=True)])
 
 
-def _gradients(
-    model: Glip,
-    inputs: Inputs,
-    meta: dict[str, Any],
-    keys: list[str],
-    wanted: NDArray[np.float64],
-    found: NDArray[np.float64],
-) -> list[tuple[str, float, float]]:
-    """Relative errors of the gradients' norms: the worst, or, where rounding decides, three quantiles.
+def _keep_gradient(out: Tensor, seen: list[Tensor]) -> None:
+    out.retain_grad()
+    seen.append(out)
 
-    The gradient jumps wherever a sampling position crosses a pixel or an activation its kink. With the recipe's weights,
-    whose fused tower magnifies rounding, some norms (a sum of few terms that nearly cancel, such as AttnConv's bias) move
-    by far more than the bar when the image changes in its last bits, and so differ between any two orders of summation.
-    Where a norm is past the bar, the movement of all of them under such a change is measured, and the errors may be
-    distributed like it. A wrong operator moves its parameters in every round, and by much more.
-    """
+
+def _errors(found: tuple[Norms, Norms], keys: list[str], wanted: Norms) -> Norms:
+    """Relative errors. AttnConv's bias is one number, the sum of a map's worth of signed terms: relative to these."""
+    norms, scale = found
     whole = np.linalg.norm(wanted)
-    scale = np.maximum(np.abs(wanted), 1e-9 * whole)
-    error = np.abs(found - wanted) / scale
-    error[(wanted < 0) != (found < 0)] = np.inf
+    error = np.abs(norms - wanted) / np.maximum(np.maximum(np.abs(wanted), scale), 1e-9 * whole)
+    error[(wanted < 0) != (norms < 0)] = np.inf
     # a key projection's bias cancels in the softmax: its gradient is rounding alone
-    is_rounding = np.array([key.endswith("key.bias") for key in keys]) & (found < 1e-8 * whole)
-    error[is_rounding] = 0.0
-    worst = int(error.argmax())
-    if error[worst] <= GRADIENT_BAR:
-        return [(f"gradient norm (relative), worst: {keys[worst]}", float(error[worst]), GRADIENT_BAR)]
-    images, ids, mask = inputs
-    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
-    noisy = (images * (1 + PERTURBATION * noise), ids, mask)
-    moved = _norms(model, _losses(model, model(*noisy), noisy, meta), keys)
-    spread = np.where(is_rounding, 0.0, np.abs(moved - found) / scale)
-    n_past = int((error > GRADIENT_BAR).sum())
-    rows = [(f"gradient norm (relative), median; {n_past} past 1e-3", float(np.median(error)), GRADIENT_BAR)]
-    for share in (0.9, 0.99):
-        bar = GRADIENT_BAR + 3 * float(np.quantile(spread, share))
-        rows.append((f"gradient norm (relative), {share:.0%} quantile", float(np.quantile(error, share)), bar))
-    return rows
+    error[np.array([key.endswith("key.bias") for key in keys]) & (norms < 1e-8 * whole)] = 0.0
+    return error

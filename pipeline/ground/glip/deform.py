@@ -46,13 +46,7 @@ def sample_taps(x: Tensor, offset: Tensor, mask: Tensor, stride: int) -> Tensor:
 def corners(offset: Tensor, size: tuple[int, int], stride: int) -> tuple[Tensor, Tensor]:
     """Row-major pixel indices (int32) and bilinear weights of the four neighbours, both [b, oh, ow, 9, 4]."""
     height, width = size
-    b, _, oh, ow = offset.shape
-    device = offset.device
-    shift = offset.view(b, 9, 2, oh, ow).permute(0, 3, 4, 1, 2)
-    tap = torch.arange(9, device=device)
-    row = torch.arange(oh, device=device).view(oh, 1, 1) * stride + tap // 3 - 1
-    column = torch.arange(ow, device=device).view(1, ow, 1) * stride + tap % 3 - 1
-    y, x = shift[..., 0] + row, shift[..., 1] + column  # [b, oh, ow, 9]
+    y, x = sampling_positions(offset, stride)
     with torch.no_grad():
         top, left = y.floor(), x.floor()
         corner_rows = torch.stack([top, top, top + 1, top + 1], dim=-1)
@@ -63,3 +57,13 @@ def corners(offset: Tensor, size: tuple[int, int], stride: int) -> tuple[Tensor,
     up, far = 1 - down, 1 - right
     weight = torch.stack([up * far, up * right, down * far, down * right], dim=-1)
     return index, weight * is_inside
+
+
+def sampling_positions(offset: Tensor, stride: int) -> tuple[Tensor, Tensor]:
+    """Row and column, in pixels of the input, at which each tap of each output cell reads, both [b, oh, ow, 9]."""
+    b, _, oh, ow = offset.shape
+    shift = offset.view(b, 9, 2, oh, ow).permute(0, 3, 4, 1, 2)
+    tap = torch.arange(9, device=offset.device)
+    row = torch.arange(oh, device=offset.device).view(oh, 1, 1) * stride + tap // 3 - 1
+    column = torch.arange(ow, device=offset.device).view(1, ow, 1) * stride + tap % 3 - 1
+    return shift[..., 0] + row, shift[..., 1] + column
