@@ -11,10 +11,7 @@ from typing import Any
 
 
 def field_comments(cls: type) -> dict[str, str]:
-    """The comments beside each field of a dataclass, read from its source and its parents'.
-
-    Those of a field over several lines are joined.
-    """
+    """The comments above and beside each field of a dataclass, read from its source and its parents', joined."""
     found: dict[str, str] = {}
     for parent in reversed([kind for kind in cls.__mro__ if dataclasses.is_dataclass(kind)]):
         found |= _own_comments(parent)
@@ -28,12 +25,16 @@ def _own_comments(cls: type) -> dict[str, str]:
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
+    alone = {number for number, line in enumerate(source.splitlines(), 1) if line.lstrip().startswith("#")}
     body = ast.parse(source).body[0]
     assert isinstance(body, ast.ClassDef)
     found: dict[str, str] = {}
     for statement in body.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+            first = statement.lineno
+            while first - 1 in alone:
+                first -= 1
+            lines = range(first, (statement.end_lineno or statement.lineno) + 1)
             found[statement.target.id] = " ".join(comments[line] for line in lines if line in comments)
     return found
 
@@ -58,7 +59,7 @@ def shown(value: Any) -> str:
         return "none"
     if isinstance(value, tuple):
         return "[" + ",".join(map(str, value)) + "]"
-    return str(value).lower() if isinstance(value, bool) else str(value) or "(required)"
+    return str(value).lower() if isinstance(value, bool) else str(value) or "(not set)"
 
 
 def describe(usage: str, cls: type, short: Mapping[str, str], kinds: Mapping[str, type] | None = None) -> str:

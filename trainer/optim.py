@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,14 +17,14 @@ class OptimConfig:
     four scalars of MERU, since its code takes a gain's decay of 0 for unset; PHyCLIP's curvatures and alphas decay too.
     """
 
-    lr: float = 5e-4
-    beta1: float = 0.9
-    beta2: float = 0.98
-    eps: float = 1e-8
-    weight_decay: float = 0.2
-    decay: Literal["paper", "released"] = "paper"
-    warmup_steps: int = 4000
-    steps: int = 120_000
+    lr: float = 5e-4  # the highest, after the warm-up
+    beta1: float = 0.9  # of AdamW
+    beta2: float = 0.98  # of AdamW
+    eps: float = 1e-8  # of AdamW
+    weight_decay: float = 0.2  # decoupled
+    decay: Literal["paper", "released"] = "paper"  # what decays: paper, matrices; released, as in the authors' code
+    warmup_steps: int = 4000  # over which the rate rises from 0
+    steps: int = 120_000  # of the optimizer, after which the rate is 0 again
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
@@ -44,8 +45,20 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    groups = parameter_groups(model, config)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps)
+    # Parameters in shares (FSDP) and whole ones cannot be updated together.
+    groups = [
+        {**group, "params": part}
+        for group in parameter_groups(model, config)
+        for part in by_type(group["params"])
+        if part
+    ]
+    fused = all(parameter.is_cuda for parameter in model.parameters())
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
+
+
+def by_type(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """In shares, and whole."""
+    return [[p for p in parameters if isinstance(p, DTensor) == shared] for shared in (True, False)]
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:

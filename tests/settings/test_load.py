@@ -54,3 +54,14 @@ def test_help_holds_the_comments_of_a_parent_beside_those_of_its_child() -> None
         ("tower.floors", 2, "how tall"),
     ]
     assert "width (= tower.width) = 4\n      how wide" in describe("usage", Town, {"width": "tower.width"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Street:
+    # Above it,
+    # in two lines.
+    length_m: int = 9  # And beside it.
+
+
+def test_a_comment_may_stand_above_its_field() -> None:
+    assert list(keys(Street)) == [("length_m", 9, "Above it, in two lines. And beside it.")]

@@ -43,10 +43,10 @@ class ImageConfig:
     network a GroupNorm.
     """
 
-    name: str = "vit_small"
-    size_px: int = 224
+    name: str = "vit_small"  # vit_small, vit_base, vit_large as the papers have them, or a network of timm
+    size_px: int = 224  # side of the square it sees
     frozen: bool = False  # the tower keeps the weights it starts with; its projection learns
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any] = field(default_factory=dict)  # for the constructor of the network
 
 
 def build_image_encoder(config: ImageConfig) -> nn.Module:

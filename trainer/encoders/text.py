@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    vocab_size: int = 49_408
-    context_length: int = 77
-    width: int = 512
-    layers: int = 12
-    heads: int = 8
+    vocab_size: int = 49_408  # that of the tokenizer
+    context_length: int = 77  # tokens of a text; longer ones are cut
+    width: int = 512  # of its states
+    layers: int = 12  # blocks
+    heads: int = 8  # of attention
     frozen: bool = False  # the tower keeps the weights it starts with; its projection learns
 
 
