@@ -113,6 +113,8 @@ class TrainConfig:
                 raise UserError(f"{key} is {value}; give 1 or more")
         if self.precision == "fp16" and self.parallel.strategy == "fsdp":
             raise UserError("precision=fp16 does not go with parallel.strategy=fsdp; use precision=bf16")
+        if self.model.boxes_as_pairs and self.data.boxes == "all":
+            raise UserError("model.boxes_as_pairs takes one box a pair; use data.boxes=random, or give false")
         if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
             raise UserError(f"device is {self.device!r}; it is auto, cuda or cpu")
 

@@ -39,6 +39,9 @@ def test_a_model_has_its_own_keys_and_no_others() -> None:
         ("output=s3://bucket/run", "not a URL"),
         ("model_name=phyclip model.factor_dim=7", "not a multiple of factor_dim 7"),
         ("precision=fp16 parallel.strategy=fsdp", "use precision=bf16"),
+        ("model_name=meru model.boxes_as_pairs=true data.boxes=all", "use data.boxes=random"),
+        ("model_name=syntax_meru model.relation_weights.nsbj=2", "'nsbj' is no dependency label"),
+        ("model_name=syntax_meru model.word_states=block model.word_block=12", "blocks 0 to 11"),
         ("device=tpu", "device is 'tpu'"),
     ],
 )
