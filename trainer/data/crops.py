@@ -1,9 +1,13 @@
 """Random crops of JPEGs: decoded no larger than needed, cut out and resized in one step, written where they belong.
 
-torchvision's RandomResizedCrop draws the same regions. The pixels differ a little: what is enlarged goes through
-OpenCV's bicubic kernel (a = -0.75, where Pillow's is -0.5; 0.4 levels of 255 in the mean on the demo's pictures), what
-is shrunk through torch's anti-aliased one, which is Pillow's up to rounding, after libjpeg has left out what a half, a
-quarter or an eighth of the size cannot show.
+torchvision's RandomResizedCrop draws the same regions. The pixels differ a little from those it makes of them (levels
+of 255 in the mean and at most, on the demo's pictures):
+
+    0.4, 12   enlarged: OpenCV's bicubic kernel (a = -0.75) for Pillow's (a = -0.5)
+    0.03, 2   shrunk: torch's anti-aliased bicubic kernel, which is Pillow's up to rounding
+    0.4, 21   shrunk from a half, a quarter or an eighth of the size, which libjpeg decodes without the frequencies that
+              cannot be shown. The region's corners are moved to whole pixels there, half a pixel of the output at
+              most, which is not in these figures
 """
 
 import io
@@ -142,16 +146,21 @@ def reduction(cuts: Sequence[Cut]) -> int:
     return next((step for step in (8, 4, 2) if factor >= step), 1)
 
 
+def reduced(region: Region, factor: int) -> Region:
+    """The region in pixels of the image decoded at 1 / factor, corners rounded."""
+    left, top = round(region.x / factor), round(region.y / factor)
+    right, bottom = round((region.x + region.width) / factor), round((region.y + region.height) / factor)
+    return Region(left, top, right - left, bottom - top)
+
+
 def show(image: Image, factor: int, cut: Cut, out: Image) -> None:
     """Write `cut` of an image, decoded at 1 / `factor`, to `out` [size size 3], which is white where it is not."""
     x, y, width, height = target = cut.target
     if (width, height) != out.shape[1::-1]:
         out[:] = WHITE
     place = out[y : y + height, x : x + width]
-    left, top = cut.source.x // factor, cut.source.y // factor
-    right = max(left + 1, round((cut.source.x + cut.source.width) / factor))
-    bottom = max(top + 1, round((cut.source.y + cut.source.height) / factor))
-    part = image[top:bottom, left:right]
+    left, top, columns, rows = reduced(cut.source, factor)
+    part = image[top : top + rows, left : left + columns]
     if part.shape[0] > target.height or part.shape[1] > target.width:
         pixels = torch.from_numpy(part).permute(2, 0, 1)
         place[:] = resize(pixels, height, width).permute(1, 2, 0).numpy()

@@ -10,7 +10,18 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.functional import resized_crop
 
 from tests.trainer.data.samples import jpeg
-from trainer.data.crops import Cut, ImageError, Picture, Region, decode_any, draw_cut, draw_region, overlap, reduction
+from trainer.data.crops import (
+    Cut,
+    ImageError,
+    Picture,
+    Region,
+    decode_any,
+    draw_cut,
+    draw_region,
+    overlap,
+    reduced,
+    reduction,
+)
 
 SCALE, RATIO = (0.5, 1.0), (0.75, 4 / 3)
 
@@ -31,22 +42,37 @@ def by_torchvision(data: bytes, region: Region, size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("width", "height", "region", "mean", "most"),
+    ("width", "height", "region", "factor", "mean", "most"),
     [
-        (224, 224, Region(11, 5, 190, 170), 1.0, 30),  # enlarged: OpenCV's kernel for Pillow's
-        (400, 300, Region(40, 8, 300, 280), 0.5, 6),  # shrunk: the same kernel
-        (1024, 768, Region(100, 40, 800, 700), 1.0, 40),  # decoded at a half
-        (2048, 1536, Region(0, 0, 2048, 1536), 1.0, 40),  # decoded at a quarter
+        (224, 224, Region(11, 5, 190, 170), 1, 0.6, 16),  # enlarged: OpenCV's kernel for Pillow's
+        (400, 300, Region(40, 8, 300, 280), 1, 0.1, 2),  # shrunk: the same kernel
+        (1024, 768, Region(101, 41, 800, 700), 2, 0.6, 26),
+        (2048, 1536, Region(3, 1, 1801, 1533), 4, 0.6, 26),
     ],
 )
 def test_pixels_are_torchvisions_but_for_a_few_levels(
-    width: int, height: int, region: Region, mean: float, most: int
+    width: int, height: int, region: Region, factor: int, mean: float, most: int
 ) -> None:
-    data, out = photo(width, height), np.zeros((224, 224, 3), np.uint8)
-    Picture(data).write([Cut(region, Region(0, 0, 224, 224))], [out])
-    gap = np.abs(out.astype(int) - by_torchvision(data, region, 224))
+    data, out, cut = photo(width, height), np.zeros((224, 224, 3), np.uint8), Cut(region, Region(0, 0, 224, 224))
+    Picture(data).write([cut], [out])
+    assert reduction([cut]) == factor
+    x, y, columns, rows = (factor * value for value in reduced(region, factor))
+    assert max(abs(x - region.x), abs(y - region.y), abs(columns - region.width), abs(rows - region.height)) <= factor
+    gap = np.abs(out.astype(int) - by_torchvision(data, Region(x, y, columns, rows), 224))
     assert gap.mean() < mean
     assert gap.max() <= most
+
+
+def test_a_reduced_region_is_never_empty_nor_outside() -> None:
+    generator, target = random.Random(0), Region(0, 0, 24, 1)
+    for _ in range(300):
+        width, height = generator.randint(192, 500), generator.randint(8, 30)
+        region = draw_region(generator, width, height, (0.3, 1.0), (4.0, 60.0))
+        factor = reduction([Cut(region, target)])
+        x, y, columns, rows = reduced(region, factor)
+        assert columns >= 1 <= rows
+        assert 0 <= x <= x + columns <= -(-width // factor)
+        assert 0 <= y <= y + rows <= -(-height // factor)
 
 
 def test_regions_are_distributed_as_torchvisions() -> None:
