@@ -46,7 +46,7 @@ CHUNK: Final = pa.struct(
         field(
             "removed",
             pa.string(),
-            "why the chunk was not given to the grounder (PHRASE_REMOVALS), null if it was",
+            "why the grounder was not asked for the chunk (PHRASE_REMOVALS; `ground` adds its own), null if it was",
             True,
         ),
     ]
@@ -133,8 +133,13 @@ CAPTIONED: Final = extend(
 PARSED: Final = extend(
     CAPTIONED,
     field("tokens", _list(TOKEN), "the parse: one entry a token, in order", True),
-    field("noun_chunks", _list(CHUNK), "noun chunks in order of the caption, removed ones included", True),
-    field("ref_exps", _list(REF_EXP), "referring expression of each chunk that was not removed", True),
+    field(
+        "noun_chunks",
+        _list(CHUNK),
+        "noun chunks in order of the caption, removed ones included; `ground` removes those it cannot ask for",
+        True,
+    ),
+    field("ref_exps", _list(REF_EXP), "referring expression of each chunk that `parse` did not remove", True),
 )
 GROUNDED: Final = extend(
     PARSED,

@@ -59,9 +59,13 @@ PHRASE_REMOVALS: Final = MappingProxyType(
         "pronoun": "the chunk is a pronoun or holds no noun",
         "abstract": "the head noun names nothing one can point at (time, love, freedom)",
         "relational": "the head noun names a place in or the form of the picture itself (left, front, photo)",
+        "bad_span": "the phrase does not lie inside the caption",
+        "no_word_piece": "nothing is left of the phrase in the grounder's word pieces (white space, control characters)",
+        "unknown_words": "the grounder's vocabulary knows no part of the phrase (emoji, foreign scripts)",
+        "too_many_word_pieces": "the phrase alone is longer than the grounder's prompt",
     }
 )
-"""Why a noun chunk is not given to the grounder."""
+"""Why a noun chunk is not grounded: the first three are the parser's verdict, the others the grounder's."""
 
 BOX_REMOVALS: Final = MappingProxyType(
     {

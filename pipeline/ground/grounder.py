@@ -1,8 +1,9 @@
 """What a grounding network looks like from outside."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 Image = NDArray[np.uint8]  # RGB [h w 3]
 Span = tuple[int, int]  # characters [start, end) of the caption
 Box = tuple[float, float, float, float]  # x_min, y_min, x_max, y_max in [0, 1]
+PhraseDrop = Literal["bad_span", "no_word_piece", "unknown_words", "too_many_word_pieces"]
+"""Why a phrase cannot be asked for (schemas.status.PHRASE_REMOVALS)."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +24,41 @@ class Detection:
     score: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Grounded:
+    """What a grounder says of one image: every phrase was asked for, or is in `dropped` with the reason."""
+
+    boxes: list[Detection]  # in any order, every one that scores at least the floor
+    dropped: Mapping[int, PhraseDrop] = field(default_factory=dict)
+
+
 class Grounder(Protocol):
-    """Finds the phrases of captions in images. Images of one call have the same size."""
+    """Finds the phrases of captions in images."""
 
-    def __call__(
-        self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]
-    ) -> Sequence[list[Detection] | None]:
-        """The boxes of each image, in any order, with every score above the floor it was loaded with.
-
-        None where no phrase could even be asked for (emoji only, say).
-        """
+    def bucket(self, height: int, width: int) -> tuple[int, int]:
+        """Images whose buckets agree can share a batch."""
         ...
+
+    def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Any:
+        """What `predict` needs: the work that is not the network's. It runs beside `predict`, in another thread."""
+        ...
+
+    def predict(self, prepared: Any) -> list[Grounded]:
+        """The answer for each image."""
+        ...
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def ahead(make: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """`make` of each item in order; the next one is made by another thread while the caller works on this one."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = None
+        for item in items:
+            ready, waiting = waiting, pool.submit(make, item)
+            if ready is not None:
+                yield ready.result()
+        if waiting is not None:
+            yield waiting.result()

@@ -1,6 +1,7 @@
 """Grounding DINO and OWLv2 of transformers as grounders."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -9,127 +10,197 @@ from torch import Tensor
 from torchvision.ops import box_convert
 
 from pipeline.errors import UserError
-from pipeline.ground.grounder import Detection, Grounder, Image, Span
+from pipeline.ground.grounder import Detection, Grounded, Image, PhraseDrop, Span
+from pipeline.ground.hub import fetch, parse_hub_name
 
 SEPARATOR = " . "  # Grounding DINO's, between the phrases of a prompt; its words see only their own phrase
-MAX_SIDE_CHARS = 250  # of one phrase; more would fill the prompt
+MAX_PHRASE_CHARS = 1000  # longer text is no phrase; tokenising it would only cost time
+HUB_FILES = ["*.json", "*.txt", "*.safetensors", "*.model"]  # of a repository: no pickles
 
 
-def load_hf_grounder(name: str, device: str, floor: float) -> Grounder:
-    """The model of a folder or hub name.
+def load_hf_grounder(
+    name: str, device: str, floor: float, *, precision: str = "auto", compiled: bool = False
+) -> "GroundingDino | Owlv2":
+    """The model of a folder or hub name, `owner/name` or, pinned, `owner/name@commit`.
 
     Raises UserError if it is neither there nor one of the two kinds.
     """
     from transformers import AutoConfig, AutoModelForZeroShotObjectDetection, AutoProcessor
 
+    hub = parse_hub_name(name) if "@" in name else None
+    place = str(fetch(hub, HUB_FILES)) if hub else name
     try:
-        kind = AutoConfig.from_pretrained(name).model_type
+        kind = AutoConfig.from_pretrained(place).model_type
         if kind not in ("grounding-dino", "owlv2"):
             raise UserError(
                 f"ground.grounder={name!r} is a {kind!r} model; known: grounding-dino, owlv2, and GLIP's own folders"
             )
         # safetensors only: a pickle would be executed.
-        model = AutoModelForZeroShotObjectDetection.from_pretrained(name, use_safetensors=True).to(device).eval()
-        processor = AutoProcessor.from_pretrained(name)
+        model = AutoModelForZeroShotObjectDetection.from_pretrained(place, use_safetensors=True).to(device).eval()
+        processor = AutoProcessor.from_pretrained(place)
     except (OSError, ValueError) as error:
         reason = str(error).split("\n", 1)[0][:300]
         raise UserError(f"ground.grounder={name!r} is no model folder and cannot be fetched: {reason}") from error
-    return Owlv2(model, processor, floor) if kind == "owlv2" else GroundingDino(model, processor, floor)
+    if compiled:
+        model.compile(dynamic=True)
+    if precision == "auto":  # Grounding DINO chooses queries by rank and refines boxes: half precision changes both
+        is_safe = kind == "owlv2" and torch.device(device).type == "cuda"
+        precision = "bfloat16" if is_safe else "float32"
+    return (Owlv2 if kind == "owlv2" else GroundingDino)(model, processor, floor, getattr(torch, precision))
 
 
-class GroundingDino:
-    """Grounding DINO (Liu et al., ECCV 2024): a phrase's score is the mean probability of its word pieces."""
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One call of the network: some images, a text each, and where the phrases stand in it."""
 
-    def __init__(self, model: Any, processor: Any, floor: float) -> None:
-        self.model, self.processor, self.floor = model, processor, floor
-        self.max_tokens = model.config.max_text_len
+    rows: list[int]
+    words: Any  # transformers' BatchEncoding
+    places: list[dict[int, list[int]]]  # per row: phrase -> its word pieces (Grounding DINO) or its query (OWLv2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A batch as the network reads it."""
+
+    pixels: dict[str, Tensor]
+    sides: list[tuple[int, int]]  # height, width of each image
+    passes: list[Pass]
+    dropped: list[dict[int, PhraseDrop]]
+
+
+class _HfGrounder:
+    """What the two have in common: the loop over passes."""
+
+    def __init__(self, model: Any, processor: Any, floor: float, dtype: torch.dtype = torch.float32) -> None:
+        self.model, self.processor, self.floor, self.dtype = model, processor, floor, dtype
+
+    def bucket(self, height: int, width: int) -> tuple[int, int]:
+        """Their image processors pad to the largest image of a batch, so a batch has one size."""
+        return height, width
+
+    def _pixels(self, images: Sequence[Image]) -> dict[str, Tensor]:
+        found = self.processor.image_processor(list(images), return_tensors="pt", input_data_format="channels_last")
+        is_cuda = self.model.device.type == "cuda"
+        return {name: value.pin_memory() if is_cuda else value for name, value in found.items()}
 
     @torch.inference_mode()
-    def __call__(
-        self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]
-    ) -> list[list[Detection]]:
-        found: list[list[Detection]] = [[] for _ in images]
-        # A prompt that is too long is cut between phrases: the phrases left over wait for the next pass.
-        waiting = [list(range(len(own))) for own in spans]
+    def predict(self, prepared: Prepared) -> list[Grounded]:
+        """The answer for each image."""
+        found: list[list[Detection]] = [[] for _ in prepared.sides]
+        device = self.model.device
+        pixels = {name: value.to(device, non_blocking=True) for name, value in prepared.pixels.items()}
+        for part in prepared.passes:
+            own = {name: value[part.rows] for name, value in pixels.items()}
+            is_half = self.dtype != torch.float32
+            with torch.autocast(device.type, self.dtype if is_half else None, enabled=is_half):
+                output = self.model(**own, **part.words.to(device))
+            boxes = box_convert(output.pred_boxes.float(), "cxcywh", "xyxy").cpu()
+            probabilities = output.logits.float().sigmoid().cpu()  # [b, boxes, word pieces or queries]
+            for k, (row, places) in enumerate(zip(part.rows, part.places, strict=True)):
+                for phrase, columns in places.items():
+                    scores = probabilities[k][:, columns].mean(dim=1)
+                    found[row] += _detections(phrase, self._fit(boxes[k], prepared.sides[row]), scores, self.floor)
+        return [Grounded(boxes=b, dropped=d) for b, d in zip(found, prepared.dropped, strict=True)]
+
+    def _fit(self, boxes: Tensor, side: tuple[int, int]) -> Tensor:
+        return boxes
+
+
+class GroundingDino(_HfGrounder):
+    """Grounding DINO (Liu et al., ECCV 2024): a phrase's score is the mean probability of its word pieces."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Word pieces of a prompt."""
+        return int(self.model.config.max_text_len)
+
+    def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Prepared:
+        """Phrases become prompts; one that is too long is cut between phrases, and the rest wait for the next pass."""
+        texts = [[c[s:e].lower() for s, e in own] for c, own in zip(captions, spans, strict=True)]
+        dropped = [
+            {n: reason for n, text in enumerate(own) if (reason := self._unaskable(text)) is not None} for own in texts
+        ]
+        waiting = [[n for n in range(len(own)) if n not in lost] for own, lost in zip(texts, dropped, strict=True)]
+        passes = []
         while any(waiting):
             rows = [row for row, numbers in enumerate(waiting) if numbers]
-            texts, places = [], []
-            for row in rows:
-                phrases = [captions[row][start:end].lower() for start, end in spans[row]]
-                numbers, text, where = self._prompt(phrases, waiting[row])
-                waiting[row] = waiting[row][len(numbers) :]
-                texts.append(text)
-                places.append(dict(zip(numbers, where, strict=True)))
-            for row, detections in zip(rows, self._detect([images[row] for row in rows], texts, places), strict=True):
-                found[row] += detections
-        return found
+            prompts = [self._prompt(texts[row], waiting[row]) for row in rows]
+            for row, (where, _) in zip(rows, prompts, strict=True):
+                waiting[row] = waiting[row][len(where) :]
+            passes.append(self._pass(rows, prompts))
+        sides = [(image.shape[0], image.shape[1]) for image in images]
+        return Prepared(pixels=self._pixels(images), sides=sides, passes=passes, dropped=dropped)
 
-    def _prompt(self, phrases: Sequence[str], numbers: Sequence[int]) -> tuple[list[int], str, list[Span]]:
-        """As many of the phrases as fit: their numbers, the text, and where each stands in it."""
+    def _unaskable(self, text: str) -> PhraseDrop | None:
+        tokenizer = self.processor.tokenizer
+        if len(text) > MAX_PHRASE_CHARS:
+            return "too_many_word_pieces"
+        ids = tokenizer(text + " .", add_special_tokens=False).input_ids[:-1]
+        if len(ids) + 3 > self.max_tokens:  # [CLS], the stop and [SEP]
+            return "too_many_word_pieces"
+        if not ids:
+            return "no_word_piece"
+        return "unknown_words" if all(i == tokenizer.unk_token_id for i in ids) else None
+
+    def _prompt(self, phrases: Sequence[str], numbers: Sequence[int]) -> tuple[dict[int, Span], str]:
+        """As many of the phrases as fit: where each stands in the text, and the text."""
         count = len(numbers)
         while True:
-            parts = [phrases[n][:MAX_SIDE_CHARS] for n in numbers[:count]]
+            parts = [phrases[n] for n in numbers[:count]]
             text = SEPARATOR.join(parts) + " ."
             if count == 1 or len(self.processor.tokenizer(text).input_ids) <= self.max_tokens:
                 starts = accumulate((len(part) + len(SEPARATOR) for part in parts[:-1]), initial=0)
-                return list(numbers[:count]), text, [(s, s + len(p)) for s, p in zip(starts, parts, strict=True)]
+                return {n: (s, s + len(p)) for n, s, p in zip(numbers, starts, parts, strict=False)}, text
             count = (count + 1) // 2
 
-    def _detect(
-        self, images: Sequence[Image], texts: Sequence[str], places: Sequence[dict[int, Span]]
-    ) -> list[list[Detection]]:
-        # Apart, since only the tokenizer's own answer knows which word piece holds which character.
-        pixels = self.processor.image_processor(list(images), return_tensors="pt", input_data_format="channels_last")
+    def _pass(self, rows: list[int], prompts: Sequence[tuple[dict[int, Span], str]]) -> Pass:
+        # The tokenizer apart from the images: only its own answer knows which word piece holds which character.
         words = self.processor.tokenizer(
-            list(texts), return_tensors="pt", padding=True, truncation=True, max_length=self.max_tokens
-        )
-        output = self.model(**pixels.to(self.model.device), **words.to(self.model.device))
-        boxes = box_convert(output.pred_boxes.float(), "cxcywh", "xyxy").cpu()
-        probabilities = output.logits.float().sigmoid().cpu()  # [b queries tokens]
-        found = []
-        for row, where in enumerate(places):
-            detections = []
+            [text for _, text in prompts], return_tensors="pt", padding=True, truncation=True,
+            max_length=self.max_tokens,
+        )  # fmt: skip
+        places: list[dict[int, list[int]]] = [{} for _ in rows]
+        for k, (where, _) in enumerate(prompts):
             for number, (start, end) in where.items():
-                pieces = {words.char_to_token(row, char) for char in range(start, end)} - {None}
-                if pieces:
-                    scores = probabilities[row][:, sorted(pieces)].mean(dim=1)
-                    detections += _detections(number, boxes[row], scores, self.floor)
-            found.append(detections)
-        return found
+                pieces = {words.char_to_token(k, char) for char in range(start, end)} - {None}
+                places[k][number] = sorted(pieces)
+        return Pass(rows=rows, words=words, places=places)
 
 
-class Owlv2:
+class Owlv2(_HfGrounder):
     """OWLv2 (Minderer et al., NeurIPS 2023): one text query a phrase."""
 
-    def __init__(self, model: Any, processor: Any, floor: float) -> None:
-        self.model, self.processor, self.floor = model, processor, floor
+    def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Prepared:
+        """One pass, whose rows of queries are filled up with empty ones."""
+        texts = [[c[s:e] for s, e in own] for c, own in zip(captions, spans, strict=True)]
+        dropped = [
+            {n: reason for n, text in enumerate(own) if (reason := self._unaskable(text)) is not None} for own in texts
+        ]
+        kept = [[n for n in range(len(own)) if n not in lost] for own, lost in zip(texts, dropped, strict=True)]
+        most = max(map(len, kept), default=0)
+        passes = []
+        if most:
+            queries = [
+                query
+                for own, numbers in zip(texts, kept, strict=True)
+                for query in [*(own[n] for n in numbers), *[""] * (most - len(numbers))]
+            ]
+            words = self.processor.tokenizer(queries, return_tensors="pt", padding="max_length", truncation=True)
+            places = [{n: [column] for column, n in enumerate(numbers)} for numbers in kept]
+            passes = [Pass(rows=list(range(len(texts))), words=words, places=places)]
+        sides = [(image.shape[0], image.shape[1]) for image in images]
+        return Prepared(pixels=self._pixels(images), sides=sides, passes=passes, dropped=dropped)
 
-    @torch.inference_mode()
-    def __call__(
-        self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]
-    ) -> list[list[Detection]]:
-        queries = [[caption[start:end] for start, end in own] for caption, own in zip(captions, spans, strict=True)]
-        most = max(map(len, queries))
-        inputs = self.processor(
-            images=list(images), text=[own + [""] * (most - len(own)) for own in queries], return_tensors="pt",
-            truncation=True, input_data_format="channels_last",
-        )  # fmt: skip
-        output = self.model(**inputs.to(self.model.device))
-        boxes = box_convert(output.pred_boxes.float(), "cxcywh", "xyxy").cpu()
-        probabilities = output.logits.float().sigmoid().cpu()  # [b patches queries]
-        found = []
-        for row, (image, own) in enumerate(zip(images, queries, strict=True)):
-            # Images were padded below and right to a square: fractions of the square become fractions of the image.
-            height, width = image.shape[:2]
-            scale = torch.tensor([max(height, width) / width, max(height, width) / height]).repeat(2)
-            found.append(
-                [
-                    detection
-                    for number in range(len(own))
-                    for detection in _detections(number, boxes[row] * scale, probabilities[row][:, number], self.floor)
-                ]
-            )
-        return found
+    def _unaskable(self, text: str) -> PhraseDrop | None:
+        tokenizer = self.processor.tokenizer
+        if len(text) > MAX_PHRASE_CHARS or len(tokenizer(text).input_ids) > tokenizer.model_max_length:
+            return "too_many_word_pieces"
+        return None if text.strip() else "no_word_piece"
+
+    def _fit(self, boxes: Tensor, side: tuple[int, int]) -> Tensor:
+        """Images were padded below and right to a square: fractions of the square become fractions of the image."""
+        height, width = side
+        return boxes * torch.tensor([max(height, width) / width, max(height, width) / height]).repeat(2)
 
 
 def _detections(phrase: int, boxes: Tensor, scores: Tensor, floor: float) -> list[Detection]:

@@ -8,33 +8,59 @@ import torch
 
 from pipeline.errors import UserError
 from pipeline.ground.grounder import Grounder
+from pipeline.ground.hub import HubName, fetch, parse_hub_name
 
 MINIATURE: Final = Path(__file__).parents[2] / "demo" / "weights" / "glip"
 SCORE_THRESHOLD: Final = 0.65  # GRIT's (Kosmos-2, section 2.1), for GLIP
 
 
-def load_grounder(name: str, device: str | None, floor: float, prompt: Literal["caption", "phrases"]) -> Grounder:
+def load_grounder(
+    name: str,
+    device: str | None,
+    floor: float,
+    prompt: Literal["caption", "phrases"],
+    *,
+    vocabulary: str | None = None,
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    compiled: bool = False,
+) -> Grounder:
     """The network of this name, folder or weight file, ready to predict boxes that score at least `floor`.
 
     Raises UserError if it is not there.
     """
-    path, device = Path(grounder_path(name)), device or default_device()
-    is_transformers = "model_type" in read_config(path) or not path.exists()
-    if name == "miniature" or not is_transformers:
-        return _glip(path, device, floor, prompt)
-    from pipeline.ground.hf import load_hf_grounder
+    path, device = grounder_path(name), device or default_device()
+    if is_transformers(path):
+        from pipeline.ground.hf import load_hf_grounder
 
-    return load_hf_grounder(str(path), device, floor)
-
-
-def _glip(path: Path, device: str, floor: float, prompt: Literal["caption", "phrases"]) -> Grounder:
+        return load_hf_grounder(path, device, floor, precision=precision, compiled=compiled)
     from pipeline.ground.glip.load import CheckpointError
     from pipeline.ground.glip.predict import load_glip_grounder
 
     try:
-        return load_glip_grounder(path, device, floor, prompt)
+        return load_glip_grounder(
+            path, device, floor, prompt, vocabulary=vocabulary, precision=precision, compiled=compiled
+        )
     except (CheckpointError, FileNotFoundError) as error:
-        raise UserError(f"grounder {str(path)!r} cannot be loaded: {error}") from error
+        raise UserError(f"grounder {path!r} cannot be loaded: {error}") from error
+
+
+def is_transformers(grounder: str) -> bool:
+    """Whether a folder or hub repository holds a model of transformers; everything else is GLIP's.
+
+    A hub name without a commit can only be transformers' own.
+    """
+    path = Path(grounder)
+    if path.exists():
+        return "model_type" in read_config(path)
+    if "@" not in grounder:
+        return True
+    name = parse_hub_name(grounder)
+    return name is None or (name.file is None and "model_type" in hub_config(name))
+
+
+def hub_config(name: HubName) -> dict[str, Any]:
+    """The config.json of a hub repository, {} without one."""
+    return read_config(fetch(name, ["config.json"]))
 
 
 def default_device() -> str:
@@ -54,7 +80,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def score_threshold(grounder: str) -> float:
     """The grounding score from which on a box of this grounder counts: its own calibration, GRIT's 0.65 without one."""
-    config = read_config(Path(grounder_path(grounder)))
+    path = grounder_path(grounder)
+    name = parse_hub_name(path) if "@" in path and not Path(path).exists() else None
+    config = hub_config(name) if name else read_config(Path(path))
     value = config.get("thresholds", {}).get("score") or config.get("detect", {}).get("score_threshold")
     return float(value) if value is not None else SCORE_THRESHOLD
 

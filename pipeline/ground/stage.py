@@ -1,7 +1,8 @@
 """Boxes for the phrases of each caption, by a grounding network, or as the row brought them along."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -10,20 +11,31 @@ from torchvision.ops import nms
 
 from pipeline.errors import UserError
 from pipeline.given import move_span
-from pipeline.ground.grounder import Detection, Grounder, Image
+from pipeline.ground.grounder import Detection, Grounder, ahead
 from pipeline.ground.load import load_grounder
 from pipeline.images import StoredImages
 from schemas.rows import GROUNDED
-from schemas.table import Drop, add_columns, drop_rows, kept_indices
+from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
+
+Boxes = list[dict[str, Any]]  # schemas.rows.BOX, best first
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroundConfig:
     """The network that finds phrases in images."""
 
-    grounder: str = "miniature"  # miniature; a GLIP folder or weight file; a folder or name of transformers' Grounding DINO or OWLv2
+    grounder: str = (
+        "miniature"  # miniature; a GLIP folder or weight file; a folder of transformers' Grounding DINO or OWLv2;
+        # owner/name@commit of any of these on the hub, with /file.pth behind it where a repository holds several
+    )
+    vocabulary: str | None = (
+        None  # GLIP's word pieces: a vocab.txt, or owner/name@commit of a hub repository that holds
+    )
+    # one; none: vocab.txt beside the weights
     device: str | None = None  # torch device; none: cuda where there is one, else cpu
-    batch_size: int = 8  # images of the same size that go through the network together
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: bfloat16 on a GPU where it is safe
+    compiled: bool = False  # torch.compile: worth its minutes for long runs on a GPU
+    batch_size: int = 8  # images of one size in the network that go through it together
     floor: float = 0.1  # boxes with a lower score are not stored; the decision falls in `score`
     nms_iou: float = 0.6  # of two boxes of an image that overlap more, whatever their phrases, the better one stays
     prompt: Literal["caption", "phrases"] = "caption"  # GLIP reads the whole caption, or a list of its phrases
@@ -45,49 +57,67 @@ class Ground:
         """`decode` may be shared with other stages of the process."""
         self.config = config
         self.decode = decode or StoredImages(max_bytes=0)
-        self.grounder = grounder or load_grounder(config.grounder, config.device, config.floor, config.prompt)
+        self.grounder = grounder or load_grounder(
+            config.grounder,
+            config.device,
+            config.floor,
+            config.prompt,
+            vocabulary=config.vocabulary,
+            precision=config.precision,
+            compiled=config.compiled,
+        )
 
     def __call__(self, table: pa.Table) -> pa.Table:
         kept = kept_indices(table)
         light = table.select(["caption", "caption_original", "noun_chunks", "given_noun_chunks", "width", "height"])
         rows: dict[int, dict[str, Any]] = {i: light.slice(i, 1).to_pylist()[0] for i in kept}
-        boxes: dict[int, list[dict[str, Any]] | None] = {
-            i: given_boxes(row) for i, row in rows.items() if row["given_noun_chunks"]
-        }
-        wanted = sorted(
-            (i for i in kept if i not in boxes), key=lambda i: (rows[i]["height"] or 0, rows[i]["width"] or 0, i)
-        )
-        for batch in batches(wanted, rows, self.config.batch_size):
+        boxes: dict[int, Boxes] = {i: given_boxes(row) for i, row in rows.items() if row["given_noun_chunks"]}
+        sizes = {i: (rows[i]["height"] or 0, rows[i]["width"] or 0) for i in kept if i not in boxes}
+        buckets = {i: self.grounder.bucket(*size) for i, size in sizes.items()}
+        order = sorted(sizes, key=lambda i: (buckets[i], sizes[i], i))
+
+        def prepare(batch: list[int]) -> tuple[list[int], Any]:
             images = [self.decode(table["image"][i].as_py()) for i in batch]
-            boxes.update(zip(batch, self._ground(images, [rows[i] for i in batch]), strict=True))
+            spans = [[(chunk["start"], chunk["end"]) for _, chunk in asked(rows[i])] for i in batch]
+            return batch, self.grounder.prepare(images, [rows[i]["caption"] for i in batch], spans)
+
+        removed: dict[int, dict[int, str]] = {}  # row -> noun chunk -> why the grounder cannot ask for it
+        for batch, prepared in ahead(prepare, batches(order, buckets, self.config.batch_size)):
+            for i, grounded in zip(batch, self.grounder.predict(prepared), strict=True):
+                numbers = [n for n, _ in asked(rows[i])]
+                chosen = select(grounded.boxes, self.config.floor, self.config.nms_iou)
+                boxes[i] = [pack(numbers[d.phrase], d.box, d.score) for d in chosen]
+                if grounded.dropped:
+                    removed[i] = {numbers[phrase]: reason for phrase, reason in grounded.dropped.items()}
+        table = mark_removed(table, rows, removed)
         drops = {}
         for i in kept:
             if not rows[i]["noun_chunks"]:
                 drops[i] = Drop("ungroundable", "no given phrase is found in the cleaned caption")
-            elif boxes[i] is None:
-                drops[i] = Drop("ungroundable", "the grounder knows no word of any phrase")
             elif not boxes[i]:
-                drops[i] = Drop("no_box", f"{sum(not c['removed'] for c in rows[i]['noun_chunks'])} phrases")
+                left = len(asked(rows[i]))
+                why = ", ".join(sorted(set(removed.get(i, {}).values())))
+                drops[i] = Drop("no_box", f"{left} phrases") if left else Drop("ungroundable", why)
         found = {i: {"boxes": boxes[i]} for i in kept}
         return drop_rows(add_columns(table, GROUNDED, found), "ground", drops)
 
-    def _ground(self, images: Sequence[Image], rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]] | None]:
-        """Boxes of images of one size; None where no phrase could be asked for."""
-        phrases = [[n for n, chunk in enumerate(row["noun_chunks"]) if chunk["removed"] is None] for row in rows]
-        spans = [
-            [(row["noun_chunks"][n]["start"], row["noun_chunks"][n]["end"]) for n in numbers]
-            for row, numbers in zip(rows, phrases, strict=True)
-        ]
-        found = self.grounder(images, [row["caption"] for row in rows], spans)
-        return [
-            None if detections is None else self._pack(detections, numbers)
-            for detections, numbers in zip(found, phrases, strict=True)
-        ]
 
-    def _pack(self, detections: Sequence[Detection], numbers: Sequence[int]) -> list[dict[str, Any]]:
-        """The detections that stay, with the numbers of their phrases among all noun chunks."""
-        chosen = select(detections, self.config.floor, self.config.nms_iou)
-        return [pack(numbers[d.phrase], d.box, d.score) for d in chosen]
+def asked(row: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    """Numbers and noun chunks of the phrases to look for."""
+    return [(n, chunk) for n, chunk in enumerate(row["noun_chunks"]) if chunk["removed"] is None]
+
+
+def mark_removed(
+    table: pa.Table, rows: Mapping[int, dict[str, Any]], removed: Mapping[int, Mapping[int, str]]
+) -> pa.Table:
+    """The table whose noun chunks say why the grounder could not be asked for them; `rows` say it too."""
+    if not removed:
+        return table
+    column = table["noun_chunks"].to_pylist()
+    for i, reasons in removed.items():
+        for n, reason in reasons.items():
+            column[i][n]["removed"] = rows[i]["noun_chunks"][n]["removed"] = reason
+    return set_column(table, "noun_chunks", pa.array(column, table.schema.field("noun_chunks").type))
 
 
 def select(detections: Sequence[Detection], floor: float, nms_iou: float) -> list[Detection]:
@@ -102,17 +132,11 @@ def select(detections: Sequence[Detection], floor: float, nms_iou: float) -> lis
     return [good[i] for i in sorted(nms(boxes, scores, nms_iou).tolist())]
 
 
-def batches(indices: Sequence[int], rows: dict[int, dict[str, Any]], size: int) -> Iterator[list[int]]:
-    """Neighbours among `indices` whose images have one size, at most `size` together."""
-    batch: list[int] = []
-    for i in indices:
-        same = batch and all(rows[batch[0]][side] == rows[i][side] for side in ("width", "height"))
-        if batch and (not same or len(batch) == size):
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
+def batches(indices: Sequence[int], buckets: Mapping[int, Any], size: int) -> Iterator[list[int]]:
+    """Neighbours among `indices` of one bucket, at most `size` together."""
+    for _, members in groupby(indices, key=lambda i: buckets[i]):
+        same = list(members)
+        yield from (same[start : start + size] for start in range(0, len(same), size))
 
 
 def given_boxes(row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from pipeline.errors import UserError
 from pipeline.ground.glip.config import CONFIGS, GlipConfig, from_dict, to_dict
 from pipeline.ground.glip.model import Glip
+from pipeline.ground.hub import fetch, list_files, parse_hub_name, weight_file
 
 WEIGHTS, CONFIG, VOCAB = "model.safetensors", "config.json", "vocab.txt"
 
@@ -26,8 +26,6 @@ WEIGHTS, CONFIG, VOCAB = "model.safetensors", "config.json", "vocab.txt"
 IGNORABLE = re.compile(
     r"rpn\.anchor_generator\.cell_anchors\.|\.relative_position_index$|\.position_ids$|\.pooler\.|rpn\.head\.mlm_head\."
 )
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@\w*)?")
-COMMIT = re.compile(r"[0-9a-f]{40}")
 UNUSED = ("rpn.head.cls_logits.weight", "rpn.head.cls_logits.bias")
 MAX_NAMED = 10  # keys that an error lists
 
@@ -37,7 +35,7 @@ class CheckpointError(ValueError):
 
 
 def load_glip(name: str | Path, config: GlipConfig | None = None) -> Glip:
-    """The network of a folder, a weight file or `owner/name@commit` of the hub, in evaluation mode, float32.
+    """The network of a folder, a weight file or `owner/name@commit[/file]` of the hub, in evaluation mode, float32.
 
     A released `.pth` does not say which graph it holds; without `config` its keys decide.
     """
@@ -59,17 +57,36 @@ def load_glip(name: str | Path, config: GlipConfig | None = None) -> Glip:
 
 
 def find(name: str | Path) -> Path:
-    """The local folder or file of a name; a hub repository is fetched, at the commit that the name pins."""
-    path = Path(name)
-    if path.exists() or not HUB_NAME.fullmatch(str(name)):
-        return path
-    repository, _, revision = str(name).partition("@")
-    if not COMMIT.fullmatch(revision):
-        raise CheckpointError(f"{name} is not there; a hub repository needs its commit: {repository}@<40 hex digits>")
+    """The local folder or file of a name; files of a hub repository are fetched, at the commit that the name pins.
+
+    A repository is a folder as `save_glip` writes it, or holds one weight file, or the name says which file is meant.
+    """
     try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=[CONFIG, VOCAB, WEIGHTS]))
-    except (OSError, HfHubHTTPError) as error:
-        raise CheckpointError(f"{name} cannot be fetched from the hub: {str(error).splitlines()[0]}") from error
+        hub = parse_hub_name(str(name))
+        if hub is None:
+            return Path(name)
+        files = [] if hub.file else list_files(hub)
+        if CONFIG in files and WEIGHTS in files:
+            return fetch(hub, [CONFIG, VOCAB, WEIGHTS])
+        file = hub.file or weight_file(hub, files)
+        path = fetch(hub, [file, VOCAB]) / file
+    except UserError as error:
+        raise CheckpointError(str(error)) from error
+    if not path.is_file():
+        raise CheckpointError(f"{hub.repository}@{hub.commit} holds no {file}, or it was not fetched before")
+    return path
+
+
+def find_vocabulary(name: str) -> Path:
+    """The local vocab.txt of a file, folder or hub name."""
+    path = Path(name)
+    try:
+        hub = parse_hub_name(name)
+        if hub:
+            path = fetch(hub, [hub.file or VOCAB]) / (hub.file or VOCAB)
+    except UserError as error:
+        raise CheckpointError(str(error)) from error
+    return path / VOCAB if path.is_dir() else path
 
 
 def read_config(path: Path) -> GlipConfig:

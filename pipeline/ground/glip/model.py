@@ -57,8 +57,11 @@ class Glip(nn.Module):
 
     def forward(self, images: Tensor, ids: Tensor, mask: Tensor) -> GlipOutput:
         """images [b, 3, h, w], normalised and padded; ids and mask [b, t]. Padding of the prompt changes no result."""
-        visual = self.backbone(images)
+        return self.ground(self.backbone(images), ids, mask)
+
+    def ground(self, visual: list[Tensor], ids: Tensor, mask: Tensor) -> GlipOutput:
+        """What the prompts name in images whose pyramid `backbone` has made: one pyramid serves several prompts."""
         lang = self.language_backbone(ids, mask)
         token_logits, deltas, centerness = self.rpn(visual, lang, mask)
-        anchors = make_anchors(level_sizes(visual), self.config.anchors, images.device)
+        anchors = make_anchors(level_sizes(visual), self.config.anchors, ids.device)
         return GlipOutput(token_logits=token_logits, deltas=deltas, centerness=centerness, anchors=anchors)

@@ -30,13 +30,23 @@ def class_probability(token_logits: Tensor, positive_map: Tensor) -> Tensor:
 
 
 def detect(
-    output: GlipOutput, index: int, positive_map: Tensor, size: tuple[int, int], config: DetectConfig
+    output: GlipOutput,
+    index: int,
+    positive_map: Tensor,
+    size: tuple[int, int],
+    config: DetectConfig,
+    floor: float = 0.0,
 ) -> Detections:
-    """Detections of image `index` whose unpadded size is (width, height)."""
+    """Detections of image `index` whose unpadded size is (width, height), those that score at least `floor`.
+
+    A box of a lower score never suppresses one of a higher, so `floor` may cut before everything else.
+    """
     anchors = torch.cat(output.anchors)
     probability = class_probability(output.token_logits[index], positive_map)
-    cell, label = (probability > config.min_class_prob).nonzero(as_tuple=True)
-    squared = probability[cell, label] * output.centerness[index].sigmoid()[cell]
+    squared = probability * output.centerness[index].float().sigmoid()[:, None]
+    is_candidate = (probability > config.min_class_prob) & (squared.sqrt() >= floor)
+    cell, label = is_candidate.nonzero(as_tuple=True)
+    squared = squared[cell, label]
     keep = best_per_level(cell, squared, [len(level) for level in output.anchors], config.top_per_level)
     cell, label, squared = cell[keep], label[keep], squared[keep]
     boxes = decode(output.deltas[index][cell], anchors[cell])

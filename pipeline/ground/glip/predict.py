@@ -1,79 +1,141 @@
 """GLIP as the pipeline's grounder: images, captions and character spans in, scored boxes out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from pipeline.ground.glip.images import batch_images, network_size, padded_size, resize
-from pipeline.ground.glip.load import load_glip
-from pipeline.ground.glip.model import Glip, GlipOutput
+from pipeline.ground.glip.load import VOCAB, find, find_vocabulary, load_glip
+from pipeline.ground.glip.model import Glip
 from pipeline.ground.glip.postprocess import Detections, detect
-from pipeline.ground.glip.text import Prompt, Prompter, PromptStyle, pad_prompts, positive_map
-from pipeline.ground.grounder import Detection, Image, Span
+from pipeline.ground.glip.text import Plan, Prompt, Prompter, PromptStyle, pad_prompts, positive_map
+from pipeline.ground.grounder import Detection, Grounded, Image, Span
+
+Size = tuple[int, int]  # height, width
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A batch as the network reads it."""
+
+    sizes: list[Size]  # each image's in the network, without padding
+    plans: list[Plan]
+    groups: list[tuple[list[int], Tensor]]  # numbers of the images of one padded size, and their pixels [b, 3, h, w]
 
 
 class GlipGrounder:
     """Boxes that score at least `floor`, after GLIP's own suppression within each phrase.
 
-    The fuse layers attend to padded cells too, so only images of one padded size share a batch: what an image gets never depends on its
-    neighbours. A caption longer than the text tower becomes several prompts on the same image.
+    The fuse layers attend to padded cells too, so only images of one padded size share a batch: what an image gets never
+    depends on its neighbours. A caption longer than the text tower becomes several prompts on the same image, whose tower
+    runs once. In half precision the sampling of deformable convolutions, softmaxes, logits and boxes stay in float32.
     """
 
-    def __init__(self, model: Glip, prompter: Prompter, device: str, floor: float, style: PromptStyle) -> None:
+    def __init__(
+        self,
+        model: Glip,
+        prompter: Prompter,
+        device: str,
+        floor: float,
+        style: PromptStyle,
+        precision: Precision = "auto",
+    ) -> None:
         self.model = model.to(device).eval()
         self.prompter, self.device, self.floor, self.style = prompter, torch.device(device), floor, style
+        if precision == "auto":
+            precision = "bfloat16" if self.device.type == "cuda" else "float32"
+        self.dtype: torch.dtype = getattr(torch, precision)
 
-    def __call__(
-        self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]
-    ) -> list[list[Detection] | None]:
-        config, found = self.model.config.detect, [list[Detection]() for _ in images]
-        sizes = [network_size(image.shape[0], image.shape[1], config) for image in images]
-        resized = [resize(image, size) for image, size in zip(images, sizes, strict=True)]
+    def bucket(self, height: int, width: int) -> Size:
+        """Images that agree in it share a pass through the network: their padded size."""
+        return padded_size(network_size(height, width, self.model.config.detect))
+
+    def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Prepared:
+        """Word pieces, and pixels of the network's size in memory that a GPU can read from."""
+        sizes = [network_size(image.shape[0], image.shape[1], self.model.config.detect) for image in images]
         plans = [self.prompter.plan(caption, row, self.style) for caption, row in zip(captions, spans, strict=True)]
-        jobs = [(i, prompt) for i, plan in enumerate(plans) for prompt in plan.prompts]
-        for batch in _batches(jobs, [padded_size(size) for size in sizes], len(images)):
-            ids, mask = pad_prompts([prompt.ids for _, prompt in batch])
-            output = self._forward([resized[i] for i, _ in batch], ids, mask)
-            for row, (i, prompt) in enumerate(batch):
-                labels = positive_map([tokens for _, tokens in prompt.phrases], ids.shape[1]).to(self.device)
-                height, width = sizes[i]
-                found[i] += self._detections(
-                    detect(output, row, labels, (width, height), config), prompt, width, height
-                )
-        return [boxes if plan.prompts else None for boxes, plan in zip(found, plans, strict=True)]
+        by_size: dict[Size, list[int]] = {}
+        for i, plan in enumerate(plans):
+            if plan.prompts:
+                by_size.setdefault(padded_size(sizes[i]), []).append(i)
+        groups = []
+        for numbers in by_size.values():
+            pixels = batch_images([resize(images[i], sizes[i]) for i in numbers])
+            groups.append((numbers, pixels.pin_memory() if self.device.type == "cuda" else pixels))
+        return Prepared(sizes=sizes, plans=plans, groups=groups)
 
     @torch.inference_mode()
-    def _forward(self, images: list[Image], ids: torch.Tensor, mask: torch.Tensor) -> GlipOutput:
-        pixels = batch_images(images).to(self.device, non_blocking=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            return self.model(pixels, ids.to(self.device), mask.to(self.device))
+    def predict(self, prepared: Prepared) -> list[Grounded]:
+        """Boxes and dropped phrases of each image."""
+        found: list[list[Detection]] = [[] for _ in prepared.sizes]
+        for numbers, pixels in prepared.groups:
+            with self._autocast():
+                visual = self.model.backbone(pixels.to(self.device, non_blocking=True))
+            jobs = [(row, prompt) for row, i in enumerate(numbers) for prompt in prepared.plans[i].prompts]
+            for start in range(0, len(jobs), len(numbers)):
+                part = jobs[start : start + len(numbers)]
+                boxes = self._ground(visual, part, [prepared.sizes[numbers[row]] for row, _ in part])
+                for (row, _), own in zip(part, boxes, strict=True):
+                    found[numbers[row]] += own
+        return [
+            Grounded(boxes=boxes, dropped=dict(plan.dropped)) for boxes, plan in zip(found, prepared.plans, strict=True)
+        ]
 
-    def _detections(self, found: Detections, prompt: Prompt, width: int, height: int) -> list[Detection]:
-        found = found[found.scores >= self.floor]
-        plain = torch.cat([found.boxes[:, :2], found.boxes[:, 2:] + 1], dim=1)  # inclusive pixels to edges
-        boxes = (plain / plain.new_tensor([width, height] * 2)).clamp(0, 1).tolist()
-        rows = zip(found.labels.tolist(), boxes, found.scores.tolist(), strict=True)
-        return [Detection(prompt.phrases[label][0], tuple(box), score) for label, box, score in rows]
+    def _ground(
+        self, visual: list[Tensor], jobs: Sequence[tuple[int, Prompt]], sizes: Sequence[Size]
+    ) -> list[list[Detection]]:
+        """Boxes of each (row of the pyramid, prompt)."""
+        rows = [row for row, _ in jobs]
+        if rows != list(range(len(visual[0]))):
+            visual = [level[rows] for level in visual]
+        ids, mask = pad_prompts([prompt.ids for _, prompt in jobs])
+        with self._autocast():
+            output = self.model.ground(visual, ids.to(self.device), mask.to(self.device))
+        found = []
+        for k, ((_, prompt), (height, width)) in enumerate(zip(jobs, sizes, strict=True)):
+            labels = positive_map([tokens for _, tokens in prompt.phrases], ids.shape[1]).to(self.device)
+            boxes = detect(output, k, labels, (width, height), self.model.config.detect, self.floor)
+            found.append(to_detections(boxes, prompt, height, width))
+        return found
+
+    def _autocast(self) -> torch.autocast:
+        enabled = self.dtype != torch.float32
+        return torch.autocast(self.device.type, self.dtype if enabled else None, enabled=enabled)
 
 
-def load_glip_grounder(path: Path, device: str, floor: float, style: PromptStyle) -> GlipGrounder:
-    """The grounder in a folder (config.json, model.safetensors, vocab.txt), or of a weight file with vocab.txt beside it.
+def to_detections(found: Detections, prompt: Prompt, height: int, width: int) -> list[Detection]:
+    """Boxes as fractions of the image; inclusive pixels become edges."""
+    plain = torch.cat([found.boxes[:, :2], found.boxes[:, 2:] + 1], dim=1)
+    boxes = (plain / plain.new_tensor([width, height] * 2)).clamp(0, 1).tolist()
+    rows = zip(found.labels.tolist(), boxes, found.scores.tolist(), strict=True)
+    return [Detection(prompt.phrases[label][0], tuple(box), score) for label, box, score in rows]
 
-    Raises CheckpointError or FileNotFoundError naming what is missing.
+
+def load_glip_grounder(
+    name: str | Path,
+    device: str,
+    floor: float,
+    style: PromptStyle,
+    *,
+    vocabulary: str | None = None,
+    precision: Precision = "auto",
+    compiled: bool = False,
+) -> GlipGrounder:
+    """The grounder of a folder (config.json, model.safetensors, vocab.txt), weight file or hub name (`load.find`).
+
+    The word pieces are `vocabulary`, a file or hub name, or vocab.txt beside the weights. Raises CheckpointError or
+    FileNotFoundError naming what is missing.
     """
+    path = find(name)
+    vocab = find_vocabulary(vocabulary) if vocabulary else (path if path.is_dir() else path.parent) / VOCAB
     model = load_glip(path)
-    folder = path if path.is_dir() else path.parent
-    return GlipGrounder(model, Prompter(folder / "vocab.txt", model.config.text), device, floor, style)
-
-
-def _batches(
-    jobs: Sequence[tuple[int, Prompt]], padded: Sequence[tuple[int, int]], size: int
-) -> Iterator[list[tuple[int, Prompt]]]:
-    """Jobs of one padded size together, at most `size` of them."""
-    by_size: dict[tuple[int, int], list[tuple[int, Prompt]]] = {}
-    for job in jobs:
-        by_size.setdefault(padded[job[0]], []).append(job)
-    for group in by_size.values():
-        for start in range(0, len(group), size):
-            yield group[start : start + size]
+    prompter = Prompter(vocab, model.config.text)
+    if compiled:  # in place, so that keys and hooks stay
+        model.backbone.compile(dynamic=True)
+        model.rpn.compile(dynamic=True)
+    return GlipGrounder(model, prompter, device, floor, style, precision)

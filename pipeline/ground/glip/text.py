@@ -10,10 +10,9 @@ from tokenizers import BertWordPieceTokenizer, Encoding
 from torch import Tensor
 
 from pipeline.ground.glip.config import TextConfig
+from pipeline.ground.grounder import PhraseDrop, Span
 
-Span = tuple[int, int]  # [start, end), characters of the caption
 PromptStyle = Literal["caption", "phrases"]
-PhraseDrop = Literal["bad_span", "no_word_piece", "unknown_words", "too_many_word_pieces"]
 
 SEPARATOR = ". "  # between phrases of a list prompt
 MAX_CAPTION_CHARS = 20_000  # longer text is no caption; tokenising it would only cost time

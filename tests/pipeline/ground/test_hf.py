@@ -1,6 +1,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from transformers import (
 )
 
 from pipeline.errors import UserError
+from pipeline.ground.grounder import Detection, Grounder
 from pipeline.ground.hf import GroundingDino
 from pipeline.ground.load import load_grounder
 
@@ -83,25 +85,32 @@ def image(height: int = 48, width: int = 64) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
 
 
+def ask(grounder: Grounder, *batch: Any) -> list[list[Detection]]:
+    """Boxes of a batch whose phrases can all be asked for."""
+    answers = grounder.predict(grounder.prepare(*batch))
+    assert not any(answer.dropped for answer in answers)
+    return [answer.boxes for answer in answers]
+
+
 def test_saved_model_finds_boxes_inside_the_image_for_every_phrase(folder: Path) -> None:
-    (found,) = load_grounder(str(folder), "cpu", 0.0, "caption")([image()], [CAPTION], [SPANS])
+    (found,) = ask(load_grounder(str(folder), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
     assert {d.phrase for d in found} == {0, 1}
     assert all(0 <= d.score <= 1 and all(0 <= v <= 1 for v in d.box) for d in found)
 
 
 def test_boxes_do_not_depend_on_the_other_images_of_the_batch(folder: Path) -> None:
     grounder = load_grounder(str(folder), "cpu", 0.0, "caption")
-    (alone,) = grounder([image()], [CAPTION], [SPANS])
-    _, beside = grounder([image() // 2, image()], ["a dog", CAPTION], [[(0, 5)], SPANS])
+    (alone,) = ask(grounder, [image()], [CAPTION], [SPANS])
+    _, beside = ask(grounder, [image() // 2, image()], ["a dog", CAPTION], [[(0, 5)], SPANS])
     assert [d.phrase for d in alone] == [d.phrase for d in beside]
     for a, b in zip(alone, beside, strict=True):
         assert (a.score, *a.box) == pytest.approx((b.score, *b.box), abs=1e-4)
 
 
 def test_floor_leaves_out_boxes_below_it(folder: Path) -> None:
-    (every,) = load_grounder(str(folder), "cpu", 0.0, "caption")([image()], [CAPTION], [SPANS])
+    (every,) = ask(load_grounder(str(folder), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
     floor = sorted(d.score for d in every)[len(every) // 2]
-    (some,) = load_grounder(str(folder), "cpu", floor, "caption")([image()], [CAPTION], [SPANS])
+    (some,) = ask(load_grounder(str(folder), "cpu", floor, "caption"), [image()], [CAPTION], [SPANS])
     assert some == [d for d in every if d.score >= floor]
 
 
@@ -112,7 +121,7 @@ def test_phrases_that_overfill_grounding_dinos_prompt_are_asked_for_in_several(t
     caption = "red dog, blue house, red house, blue dog, dog, house, red, blue"
     starts = [0, *(i + 2 for i, c in enumerate(caption) if c == ",")]
     spans = [(start, caption.find(",", start) if "," in caption[start:] else len(caption)) for start in starts]
-    (found,) = grounder([image()], [caption], [spans])
+    (found,) = ask(grounder, [image()], [caption], [spans])
     assert {d.phrase for d in found} == set(range(8))
 
 
@@ -125,3 +134,22 @@ def test_other_kinds_of_models_are_refused_by_name(tmp_path: Path) -> None:
 def test_model_that_is_nowhere_is_named() -> None:
     with pytest.raises(UserError, match="/no/such/model"):
         load_grounder("/no/such/model", "cpu", 0.1, "caption")
+
+
+def test_a_phrase_that_cannot_be_asked_for_is_dropped_by_name(folder: Path) -> None:
+    grounder = load_grounder(str(folder), "cpu", 0.0, "caption")
+    caption = "dog  " + "house " * 200
+    (answer,) = grounder.predict(grounder.prepare([image()], [caption], [[(0, 3), (3, 5), (5, len(caption))]]))
+    assert {d.phrase for d in answer.boxes} == {0}
+    assert answer.dropped == {1: "no_word_piece", 2: "too_many_word_pieces"}
+
+
+def test_owlv2_finds_nearly_the_same_boxes_in_bfloat16(tmp_path: Path) -> None:
+    tiny_owlv2(folder := tmp_path)
+    (exact,) = ask(load_grounder(str(folder), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
+    (half,) = ask(
+        load_grounder(str(folder), "cpu", 0.0, "caption", precision="bfloat16"), [image()], [CAPTION], [SPANS]
+    )
+    assert len(exact) == len(half)
+    scores = [[d.score for d in sorted(found, key=lambda d: (d.phrase, d.box))] for found in (exact, half)]
+    assert sorted(scores[0]) == pytest.approx(sorted(scores[1]), abs=0.03)

@@ -1,13 +1,16 @@
 from collections.abc import Sequence
+from threading import Event
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.ground.grounder import Detection, Image, Span
+from pipeline.ground.grounder import Detection, Grounded, Image, PhraseDrop, Span
 from pipeline.ground.load import SCORE_THRESHOLD, score_threshold
 from pipeline.ground.stage import Ground, GroundConfig, select
 from pipeline.images import encode_jpeg
+from schemas.status import PHRASE_REMOVALS
 from tests.pipeline.rows import table_after
 
 CAPTION = "we see a dog and a cat"
@@ -16,19 +19,34 @@ CAPTION = "we see a dog and a cat"
 class Finder:
     """Stands for the network: one box a phrase, and a note of what it was asked."""
 
-    def __init__(self, score: float = 0.9) -> None:
+    def __init__(self, score: float = 0.9, unknown: Sequence[str] = ()) -> None:
         self.score = score
+        self.unknown = unknown
         self.sizes: list[list[tuple[int, ...]]] = []
         self.texts: list[list[str]] = []
 
-    def __call__(
+    def bucket(self, height: int, width: int) -> tuple[int, int]:
+        return height, width
+
+    def prepare(
         self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]
-    ) -> list[list[Detection]]:
+    ) -> list[list[str]]:
         self.sizes.append([image.shape[:2] for image in images])
-        self.texts += [[c[a:b] for a, b in own] for c, own in zip(captions, spans, strict=True)]
+        texts = [[c[a:b] for a, b in own] for c, own in zip(captions, spans, strict=True)]
+        self.texts += texts
+        return texts
+
+    def predict(self, prepared: list[list[str]]) -> list[Grounded]:
         return [
-            [Detection(n, (n / 4, 0.0, n / 4 + 0.2, 1.2), self.score - n / 100) for n in range(len(own))]
-            for own in spans
+            Grounded(
+                boxes=[
+                    Detection(n, (n / 4, 0.0, n / 4 + 0.2, 1.2), self.score - n / 100)
+                    for n, text in enumerate(own)
+                    if text not in self.unknown
+                ],
+                dropped={n: "unknown_words" for n, text in enumerate(own) if text in self.unknown},
+            )
+            for own in prepared
         ]
 
 
@@ -86,10 +104,41 @@ def test_given_phrases_that_all_vanished_are_dropped_as_ungroundable() -> None:
 
 
 def test_row_whose_phrases_the_grounder_cannot_read_is_dropped_as_ungroundable() -> None:
-    table = Ground(GroundConfig(), lambda images, captions, spans: [None for _ in images])(
-        table_after("parse", [row()])
-    )
-    assert table["reason"].to_pylist() == ["ungroundable"]
+    finder = Finder(unknown=("a dog", "a cat"))
+    (out,) = Ground(GroundConfig(), finder)(table_after("parse", [row()])).to_pylist()
+    assert (out["reason"], out["detail"]) == ("ungroundable", "unknown_words")
+    assert [chunk["removed"] for chunk in out["noun_chunks"]] == ["pronoun", "unknown_words", "unknown_words"]
+
+
+def test_a_phrase_the_grounder_cannot_ask_for_is_removed_by_name_and_the_others_keep_their_boxes() -> None:
+    table = Ground(GroundConfig(), Finder(unknown=("a dog",)))(table_after("parse", [row(), row(50)]))
+    for out in table.to_pylist():
+        assert [chunk["removed"] for chunk in out["noun_chunks"]] == ["pronoun", "unknown_words", None]
+        assert [box["phrase"] for box in out["boxes"]] == [2]
+        assert out["status"] == "kept"
+
+
+def test_every_reason_of_a_grounder_is_on_the_closed_list() -> None:
+    assert set(get_args(PhraseDrop)) <= set(PHRASE_REMOVALS)
+
+
+def test_the_next_batch_is_decoded_while_the_network_works_on_this_one() -> None:
+    decoding, predicting = Event(), Event()
+
+    class Waits(Finder):
+        def prepare(self, *arguments: Any) -> Any:
+            if self.sizes:  # the second batch
+                decoding.set()
+                assert predicting.wait(10)
+            return super().prepare(*arguments)
+
+        def predict(self, prepared: list[list[str]]) -> list[Grounded]:
+            predicting.set()
+            assert decoding.wait(10)
+            return super().predict(prepared)
+
+    table = Ground(GroundConfig(batch_size=1), Waits())(table_after("parse", [row(), row(50)]))
+    assert table["status"].to_pylist() == ["kept", "kept"]
 
 
 def test_dropped_rows_are_passed_on_untouched() -> None:

@@ -8,10 +8,11 @@ from torchvision.ops import deform_conv2d
 
 from pipeline.ground.glip.anchors import level_anchors
 from pipeline.ground.glip.box_coder import decode, encode, inclusive_iou
-from pipeline.ground.glip.config import MINIATURE, ConvConfig
+from pipeline.ground.glip.config import CONFIGS, MINIATURE, ConvConfig
 from pipeline.ground.glip.deform import modulated_deform_conv
 from pipeline.ground.glip.dyconv import flat_memory
 from pipeline.ground.glip.fpn import flatten_levels, split_levels
+from pipeline.ground.glip.model import Glip
 from pipeline.ground.glip.text import pad_prompts
 from tests.pipeline.ground.glip.tiny import TINY, tiny_model
 
@@ -90,3 +91,14 @@ def test_plain_convolutions_are_an_option_without_offsets() -> None:
 
 def test_the_miniature_is_small() -> None:
     assert sum(parameter.numel() for parameter in tiny_model(MINIATURE).parameters()) < 3e6
+
+
+@pytest.mark.slow  # 430 million weights
+def test_glip_l_gives_finite_numbers() -> None:
+    torch.manual_seed(0)
+    model = Glip(CONFIGS["glip_l"]).eval()
+    with torch.inference_mode():
+        output = model(torch.randn(1, 3, 64, 96), *pad_prompts([(101, 2711, 1012, 3899, 102)]))
+    assert output.token_logits.shape == (1, sum(map(len, output.anchors)), 5)
+    assert all(torch.isfinite(part).all() for part in (output.token_logits, output.deltas, output.centerness))
+    assert output.token_logits.std() > 0
