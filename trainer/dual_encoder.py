@@ -13,7 +13,9 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from trainer.distributed import gather, rank
+from trainer import chunked
+from trainer.blocks import Comparison
+from trainer.distributed import gather, rank, world_size
 from trainer.encoders.image import ImageConfig, build_image_encoder
 from trainer.encoders.text import TextConfig, TextEncoder
 from trainer.losses import contrastive
@@ -21,7 +23,7 @@ from trainer.preprocess import to_pixels
 from trainer.syntax import Syntax
 
 Ranking = Literal["released", "metric"]
-Part = Literal["image", "text", "box_image", "box_text"]
+Part = Literal["image", "text", "box_image", "box_text", "child", "head", "word_alone", "word"]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -31,14 +33,17 @@ class ModelConfig:
 
     image: ImageConfig = field(default_factory=ImageConfig)
     text: TextConfig = field(default_factory=TextConfig)
-    embed_dim: int = 512
-    temperature_init: float = 0.07
+    embed_dim: int = 512  # width of the space that images and texts share
+    temperature_init: float = 0.07  # of the contrastive loss; learned
     max_logit_scale: float = 100.0  # of 1/temperature
+    # Numbers (queries x candidates x factors) that the contrastive loss has at hand at a time; null: all of them, by the
+    # plain formula. Values and gradients are the same.
+    loss_chunk: int | None = 2**21
     # Boxes and their phrases as further pairs, 2b in all: the papers' CLIP and MERU "with boxes", as PHyCLIP trains them.
     boxes_as_pairs: bool = False
-    # HyCoCLIP's released training passed the standard deviation as the mean; its checkpoints carry their own buffer.
+    # Of images in [0, 1]. HyCoCLIP's released training passed the standard deviation here; its checkpoints carry their own buffer.
     pixel_mean: tuple[float, float, float] = IMAGENET_MEAN
-    pixel_std: tuple[float, float, float] = IMAGENET_STD
+    pixel_std: tuple[float, float, float] = IMAGENET_STD  # by which they are divided after that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +81,7 @@ class Pairs:
     text: Tensor
     box_image: Tensor | None = None
     box_text: Tensor | None = None
+    box_owner: Tensor | None = None  # [m] as in `Batch`
     word_initial: Tensor | None = None  # [b w d]
     word_contextual: Tensor | None = None  # [b w d]
     word_head: Tensor | None = None  # [b w] as Syntax.head
@@ -146,6 +152,10 @@ class DualEncoder(nn.Module, ABC):
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         """[b n] of lifted inputs: larger is more alike. The contrastive loss multiplies it by the logit scale."""
 
+    @abstractmethod
+    def comparison(self, queries: Tensor, candidates: Tensor) -> Comparison:
+        """The same similarity, for a loss that never holds all of it."""
+
     def scores(self, queries: Tensor, candidates: Tensor, ranking: Ranking) -> Tensor:
         """[b n] to rank candidates by. "metric" is the similarity that was trained; "released" what the authors'
         evaluation ranks by, where that differs."""
@@ -154,6 +164,10 @@ class DualEncoder(nn.Module, ABC):
     def entailments(self) -> tuple[Entails, ...]:
         """What entails what. None in a space without cones."""
         return ()
+
+    def word_points(self, token_ids: Tensor, syntax: Syntax) -> dict[Part, Tensor]:
+        """Lifted parts [n d] of `entailments` that are words of captions [b l]; asked where `needs` has "parse"."""
+        return {}
 
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
         """Exterior angles and half-apertures [*k b] of lifted points, pair by pair. Asked for `entailments` alone."""
@@ -206,25 +220,38 @@ class DualEncoder(nn.Module, ABC):
                 )
             return Pairs(image=images, **captions | {"text": torch.cat([captions["text"], box_text])})
         image, box_image = images.split([len(batch.images), len(batch.box_images)])
-        return Pairs(image=image, box_image=box_image, box_text=box_text, **captions)
+        return Pairs(image=image, box_image=box_image, box_text=box_text, box_owner=batch.box_owner, **captions)
 
     def caption_features(self, batch: Batch) -> dict[str, Tensor]:
         """The fields of `Pairs` that come from the captions."""
         return {"text": self.text_features(batch.token_ids)}
 
-    def contrast(self, queries: Tensor, candidates: Tensor) -> Tensor:
-        """Contrastive loss of lifted queries of this rank against lifted candidates of all."""
-        offset = rank() * queries.shape[-2]
-        return contrastive(self.logit_scale.exp() * self.similarity(queries, candidates), offset=offset)
+    def contrast(self, queries: Tensor, candidates: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Contrastive loss of lifted queries of this rank against lifted candidates of all.
+
+        `targets` [b] say which candidate is a query's own; without them that of the same place on this rank.
+        """
+        if targets is None:
+            targets = torch.arange(queries.shape[-2], device=queries.device) + rank() * queries.shape[-2]
+        scale, chunk = self.logit_scale.exp(), self.config.loss_chunk
+        if chunk is None:
+            return contrastive(scale * self.similarity(queries, candidates), targets=targets)
+        return chunked.contrastive(self.comparison(queries, candidates), scale, targets, chunk, queries.dtype)
 
     def contrast_wholes(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        """Symmetric contrastive loss of images and captions, then both lifted: MERU, section 3.1.
+        """Symmetric contrastive loss of images and captions, then both lifted, of all ranks: MERU, section 3.1.
 
         Lifting what was gathered costs little, and gives queries and candidates from one computation.
         """
         images, texts = self.lift_image(gather(pairs.image)), self.lift_text(gather(pairs.text))
-        image, text = own_rows(images, len(pairs.image)), own_rows(texts, len(pairs.text))
-        return (self.contrast(image, texts) + self.contrast(text, images)) / 2, image, text
+        chunk = self.config.loss_chunk
+        if chunk is None or world_size() > 1:
+            image, text = own_rows(images, len(pairs.image)), own_rows(texts, len(pairs.text))
+            return (self.contrast(image, texts) + self.contrast(text, images)) / 2, images, texts
+        loss = chunked.symmetric_contrastive(
+            self.comparison(images, texts), self.logit_scale.exp(), chunk, images.dtype
+        )
+        return loss, images, texts
 
     @torch.no_grad()
     def clamp_parameters(self) -> None:

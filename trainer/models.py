@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.distributed import gather
-from trainer.dual_encoder import DualEncoder, Entails, Losses, ModelConfig, Pairs, Ranking, in_float32
+from trainer.blocks import Comparison, cosine, lorentz_distance, poincare_distance
+from trainer.distributed import counts_of_ranks, gather, rank, world_size
+from trainer.dual_encoder import DualEncoder, Entails, Losses, ModelConfig, Pairs, Ranking, in_float32, own_rows
 from trainer.geometry import lorentz, poincare, product
 from trainer.losses import Entropy, entailment, entropy, regularised_entailment
 
@@ -33,6 +34,9 @@ class CLIP(DualEncoder):
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         return queries @ candidates.T
 
+    def comparison(self, queries: Tensor, candidates: Tensor) -> Comparison:
+        return cosine(queries, candidates)
+
     def losses(self, pairs: Pairs) -> Losses:
         loss, _, _ = self.contrast_wholes(pairs)
         return Losses(loss=loss, terms={"contrastive": loss.detach(), "logit_scale": self.logit_scale.exp().detach()})
@@ -43,11 +47,11 @@ class HyperbolicConfig(ModelConfig):
     """MERU's, and what all hyperbolic models share."""
 
     curv_init: float = 1.0  # c; the space has curvature -c
-    curv_learnable: bool = True
+    curv_learnable: bool = True  # or as it begins
     curv_max_ratio: float = 10.0  # c stays within [curv_init / ratio, curv_init * ratio]
-    entail_weight: float = 0.2
+    entail_weight: float = 0.2  # of the entailment loss beside the contrastive one
     min_radius: float = 0.1  # K of the cones' apertures
-    eps: float = lorentz.EPS
+    eps: float = lorentz.EPS  # keeps roots and logarithms finite
 
 
 class Hyperbolic(DualEncoder):
@@ -95,6 +99,9 @@ class MERU(Hyperbolic):
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         return -lorentz.pairwise_distance(queries, candidates, self.curvature(), self.config.eps)
 
+    def comparison(self, queries: Tensor, candidates: Tensor) -> Comparison:
+        return lorentz_distance(queries, candidates, self.curvature(), self.config.eps)
+
     def entail(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
         """How far `specific` lies outside of the cone of `general`, whose aperture eta scales."""
         return entailment(*self.cone(general, specific), eta)
@@ -109,7 +116,8 @@ class MERU(Hyperbolic):
 
     def losses(self, pairs: Pairs) -> Losses:
         """Contrastive + 0.2 * entailment of image by text (section 3.2)."""
-        contrastive, image, text = self.contrast_wholes(pairs)
+        contrastive, images, texts = self.contrast_wholes(pairs)
+        image, text = own_rows(images, len(pairs.image)), own_rows(texts, len(pairs.text))
         entailed = self.entail(general=text, specific=image)
         return Losses(
             loss=contrastive + self.config.entail_weight * entailed,
@@ -121,7 +129,7 @@ class MERU(Hyperbolic):
 class HyCoCLIPConfig(HyperbolicConfig):
     """`entail_weight` multiplies half the sum of four terms, as released; the paper writes 0.1 times the sum."""
 
-    use_boxes: bool = True
+    use_boxes: bool = True  # false: wholes alone
     eta_inter: float = 0.7  # aperture scale between modalities
     eta_intra: float = 1.2  # aperture scale within one
     # What box images and box phrases are contrasted with. "released": the whole captions and whole images, in both
@@ -143,18 +151,24 @@ class HyCoCLIP(MERU):
         return frozenset({"boxes"}) if self.config.use_boxes else super().needs
 
     def losses(self, pairs: Pairs) -> Losses:
-        """Eq. 6 and 11. Without boxes, MERU's two terms with the aperture scaled."""
-        contrastive, image, text = self.contrast_wholes(pairs)
+        """Eq. 6 and 11. Without boxes, MERU's two terms with the aperture scaled.
+
+        Terms of boxes are means over the boxes; where ranks have different numbers of them, over those of all ranks.
+        """
+        contrastive, images, texts = self.contrast_wholes(pairs)
+        image, text = own_rows(images, len(pairs.image)), own_rows(texts, len(pairs.text))
         inter, intra = self.config.eta_inter, self.config.eta_intra
         entailed = {"text_image": self.entail(text, image, inter)}
         if not self.config.use_boxes:
             total = entailed["text_image"]
         else:
-            box_image, box_text, box_contrastive = self.contrast_boxes(pairs)
+            box_image, box_text, box_contrastive, share = self.contrast_boxes(pairs, images, texts)
             contrastive = (contrastive + box_contrastive) / 2
-            entailed["box_text_image"] = self.entail(box_text, box_image, inter)
-            entailed["cross_image"] = self.entail(box_image, image, intra)
-            entailed["cross_text"] = self.entail(box_text, text, intra)
+            if pairs.box_owner is not None:
+                image, text = image.index_select(-2, pairs.box_owner), text.index_select(-2, pairs.box_owner)
+            entailed["box_text_image"] = share * self.entail(box_text, box_image, inter)
+            entailed["cross_image"] = share * self.entail(box_image, image, intra)
+            entailed["cross_text"] = share * self.entail(box_text, text, intra)
             total = torch.stack(list(entailed.values())).sum() / 2
         terms = {"contrastive": contrastive.detach(), "entailment": total.detach(), **self.scalars()}
         terms |= {f"entailment/{name}": value.detach() for name, value in entailed.items()}
@@ -172,26 +186,37 @@ class HyCoCLIP(MERU):
             Entails(name="cross_text", general="box_text", specific="text", eta=intra),
         )
 
-    def contrast_boxes(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        """Lifted box images and box phrases, and their half of the contrastive loss."""
+    def contrast_boxes(self, pairs: Pairs, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+        """Lifted box images and box phrases, their half of the contrastive loss, and the weight of a mean over them.
+
+        `images` and `texts` are the lifted wholes of all ranks. The weight is this rank's number of boxes over the
+        ranks' mean number, so that averaged gradients count every box alike.
+        """
         if pairs.box_image is None or pairs.box_text is None:
             raise ValueError(f"{type(self).__name__} needs a box and its phrase in each pair, or use_boxes=false")
         box_image, box_text = self.lift_image(pairs.box_image), self.lift_text(pairs.box_text)
+        m, device = len(pairs.box_image), pairs.box_image.device
+        counts = [m] * world_size() if pairs.box_owner is None else counts_of_ranks(m, device)
+        own = torch.arange(m, device=device)
         match self.config.box_candidates:
             case "released":
-                images, texts = self.lift_image(gather(pairs.image)), self.lift_text(gather(pairs.text))
+                targets = (own if pairs.box_owner is None else pairs.box_owner) + rank() * len(pairs.image)
             case "paper":
-                images, texts = self.lift_image(gather(pairs.box_image)), self.lift_text(gather(pairs.box_text))
-        return box_image, box_text, (self.contrast(box_image, texts) + self.contrast(box_text, images)) / 2
+                images = self.lift_image(gather(pairs.box_image, counts))
+                texts = self.lift_text(gather(pairs.box_text, counts))
+                targets = own + sum(counts[: rank()])
+        share = m * world_size() / sum(counts)
+        loss = (self.contrast(box_image, texts, targets) + self.contrast(box_text, images, targets)) / 2
+        return box_image, box_text, share * loss, share
 
 
 @dataclass(frozen=True, kw_only=True)
 class PHyCLIPConfig(HyCoCLIPConfig):
     """The embedding's width is a product of factors of width `factor_dim`."""
 
-    factor_dim: int = 8
-    metric: product.Metric = "l1"
-    eps: float = 1e-6
+    factor_dim: int = 8  # width of a factor; embed_dim holds embed_dim / factor_dim of them
+    metric: product.Metric = "l1"  # l1: mean of the factors' distances; l2: root of the mean of squares
+    eps: float = 1e-6  # keeps roots and logarithms finite
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,6 +246,9 @@ class PHyCLIP(HyCoCLIP):
         apart = lorentz.pairwise_distance(queries, candidates, self.curvature(), self.config.eps)
         return -product.combine(apart, self.config.metric)
 
+    def comparison(self, queries: Tensor, candidates: Tensor) -> Comparison:
+        return lorentz_distance(queries, candidates, self.curvature(), self.config.eps, self.config.metric)
+
     def scores(self, queries: Tensor, candidates: Tensor, ranking: Ranking) -> Tensor:
         """The released evaluation sums Lorentz inner products over the factors, which is not monotone in eq. 2."""
         match ranking:
@@ -234,8 +262,8 @@ class PHyCLIP(HyCoCLIP):
 class PoinCLIPConfig(HyperbolicConfig):
     entail_weight: float = 0.1  # lambda
     entail_reward: float = 0.1  # lambda_reg, below 1: else the loss has no floor
-    entropy: Entropy = "abs"
-    lift: poincare.Lift = "conformal"
+    entropy: Entropy = "abs"  # abs, normalised or softmax: what of a coordinate counts as its probability
+    lift: poincare.Lift = "conformal"  # or that of MERU, seen on the ball
 
     def __post_init__(self) -> None:
         if not 0 <= self.entail_reward < 1:
@@ -256,9 +284,13 @@ class PoinCLIP(Hyperbolic):
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         return -poincare.pairwise_distance(queries, candidates, self.curv.exp(), self.config.eps)
 
+    def comparison(self, queries: Tensor, candidates: Tensor) -> Comparison:
+        return poincare_distance(queries, candidates, self.curv.exp(), self.config.eps)
+
     def losses(self, pairs: Pairs) -> Losses:
         """Contrastive + lambda * entailment (eq. 9), apex by entropy; at a tie the text is the apex."""
-        contrastive, image, text = self.contrast_wholes(pairs)
+        contrastive, images, texts = self.contrast_wholes(pairs)
+        image, text = own_rows(images, len(pairs.image)), own_rows(texts, len(pairs.text))
         entailed = regularised_entailment(*self.cone(text, image), self.config.entail_reward)
         return Losses(
             loss=contrastive + self.config.entail_weight * entailed,

@@ -16,10 +16,10 @@ def test_compatible_candidates_are_left_out_but_never_the_own_one() -> None:
     assert contrastive(logits, compatible).item() == pytest.approx((math.log(2) + math.log(4)) / 2)
 
 
-def test_offset_points_each_query_at_the_candidates_of_its_rank() -> None:
-    logits = torch.full((2, 4), -20.0)
-    logits[0, 2] = logits[1, 3] = 20.0
-    assert contrastive(logits, offset=2).item() == pytest.approx(0, abs=1e-6)
+def test_targets_point_each_query_at_its_own_candidate() -> None:
+    logits = torch.full((3, 4), -20.0)
+    logits[0, 2] = logits[1, 3] = logits[2, 3] = 20.0
+    assert contrastive(logits, targets=torch.tensor([2, 3, 3])).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_entailment_counts_only_what_lies_outside_the_scaled_cone() -> None:

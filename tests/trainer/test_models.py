@@ -9,7 +9,8 @@ import torch
 
 from tests.parity import models as parity
 from tests.trainer.small import NAMES, rows, small_batch, small_model
-from trainer.models import PHyCLIP
+from trainer.losses import contrastive
+from trainer.models import MERU, PHyCLIP
 from trainer.optim import OptimConfig, build_optimizer
 
 DATA = Path(__file__).parents[1] / "parity" / "data"
@@ -67,6 +68,39 @@ def test_paper_contrasts_boxes_with_each_other_and_the_code_with_wholes() -> Non
     paper, released = (small_model("phyclip", box_candidates=kind)(batch) for kind in ("paper", "released"))
     assert paper.terms["contrastive"] != released.terms["contrastive"]
     assert paper.terms["entailment"] == released.terms["entailment"]
+
+
+def test_several_boxes_of_a_pair_count_like_that_pair_so_often() -> None:
+    """Only in the terms of boxes: queries and cones; a whole stays one candidate."""
+    batch = small_batch(4)
+    owner = torch.tensor([0, 0, 0, 1, 2, 3, 3])
+    boxes = small_batch(7, seed=1)
+    several = dataclasses.replace(
+        batch, box_images=boxes.box_images, box_token_ids=boxes.box_token_ids, box_owner=owner
+    )
+    model = small_model("hycoclip")
+    assert isinstance(model, MERU)
+    pairs = model.features(several)
+    assert pairs.box_image is not None
+    assert pairs.box_text is not None
+    image, text = model.lift_image(pairs.image), model.lift_text(pairs.text)
+    box_image, box_text = model.lift_image(pairs.box_image), model.lift_text(pairs.box_text)
+    one_by_one = [model.entail(box_image[i : i + 1], image[owner[i] : owner[i] + 1], 1.2) for i in range(7)]
+    terms = model.losses(pairs).terms
+    torch.testing.assert_close(terms["entailment/cross_image"], torch.stack(one_by_one).mean().detach())
+    scale = model.logit_scale.exp()
+    ways = [
+        contrastive(scale * model.similarity(image, text)),
+        contrastive(scale * model.similarity(text, image)),
+        contrastive(scale * model.similarity(box_image, text), targets=owner),
+        contrastive(scale * model.similarity(box_text, image), targets=owner),
+    ]
+    torch.testing.assert_close(terms["contrastive"], torch.stack(ways).mean().detach())
+
+
+def test_box_models_need_boxes_of_a_sample() -> None:
+    assert small_model("hycoclip").needs == {"boxes"}
+    assert small_model("phyclip", use_boxes=False).needs == small_model("meru").needs == frozenset()
 
 
 def test_clamps_keep_scalars_in_range() -> None:
