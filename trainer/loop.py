@@ -30,6 +30,7 @@ from trainer.run_state import newest, restore, save
 
 logger = logging.getLogger(__name__)
 
+HEADLINES = ("/accuracy", "/recall@5", "/satisfied")
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -168,7 +169,8 @@ def record(run: Run, metrics: Metrics | None) -> dict[str, float]:
     run.model.train()
     if metrics and values:
         metrics.write(run.step, values)
-        logger.info("step %d: %s", run.step, ", ".join(f"{name} {value:.3f}" for name, value in values.items()))
+        headlines = [f"{name} {value:.3f}" for name, value in values.items() if name.endswith(HEADLINES)]
+        logger.info("step %d: %s", run.step, ", ".join(headlines))
     return values
 
 

@@ -84,14 +84,12 @@ def plan(config: TrainConfig, cpus: float, gpus: float) -> ScalingConfig:
 def connect(config: TrainConfig) -> None:
     """Join the cluster, or start a Ray of our own. Workers find this checkout also when the job was started from another folder."""
     address = config.ray.address or (None if "RAY_ADDRESS" in os.environ else "local")
-    options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     root = str(Path(__file__).resolve().parent.parent)
     try:
         ray.init(
             address=address,
             runtime_env={"env_vars": {"PYTHONPATH": root}},
             logging_level=logging.WARNING,
-            **options,
         )
     except ConnectionError as error:
         raise UserError(f"no Ray cluster at {address!r}: {error}. Start one, or leave ray.address out.") from None

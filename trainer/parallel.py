@@ -103,7 +103,7 @@ def wrap(model: DualEncoder, config: ParallelConfig, place: Place) -> nn.Module:
     if place.world_size == 1:
         return model
     if config.strategy == "ddp":
-        return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+        return DistributedDataParallel(model, gradient_as_bucket_view=True)
     mesh = init_device_mesh(place.device.type, (place.world_size,))
     for block in blocks(model):
         fully_shard(block, mesh=mesh)

@@ -18,6 +18,7 @@ class Progress:
     def __init__(self, step: int, steps: int, shown: bool) -> None:
         self.step, self.steps, self.shown = step, steps, shown
         self.began_at, self.start, self.last = step, time.monotonic(), time.monotonic()
+        self.row: dict[str, float] = {}
         self.terminal = sys.stderr.isatty()
         self.bar = tqdm(
             total=steps, initial=step, unit=" steps", disable=not (shown and self.terminal), dynamic_ncols=True
@@ -32,13 +33,14 @@ class Progress:
         self.bar.close()
 
     def advance(self, step: int, values: dict[str, float]) -> None:
-        """`values` are those of the newest row of the metrics."""
+        """`values` of the step; speeds are those of the newest step that has them."""
+        self.row |= values
         self.bar.update(step - self.step)
         self.step = step
         now = time.monotonic()
         text = (
-            f"loss {values.get('loss/total', float('nan')):.4f}, {values.get('samples_per_s', 0):.1f} samples/s, "
-            f"{values.get('data_wait_share', 0):.0%} waiting for data"
+            f"loss {self.row.get('loss/total', float('nan')):.4f}, {self.row.get('samples_per_s', 0):.1f} samples/s, "
+            f"{self.row.get('data_wait_share', 0):.0%} waiting for data"
         )
         self.bar.set_postfix_str(text, refresh=False)
         if self.shown and not self.terminal and (now - self.last >= SECONDS_BETWEEN_LINES or step == self.steps):
