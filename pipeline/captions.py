@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import ftfy
 import pyarrow as pa
 
+from pipeline.errors import UserError
 from schemas.rows import CAPTIONED
 from schemas.table import Drop, add_columns, drop_rows, kept_indices
 
@@ -22,6 +23,10 @@ RAW_FACTOR = 8
 class CaptionsConfig:
     redcaps: bool = False  # also clean as RedCaps does: lower case, Latin letters only, no brackets, @handles as <usr>
     max_characters: int = 1000  # longest caption kept, after cleaning
+
+    def __post_init__(self) -> None:
+        if self.max_characters < 1:
+            raise UserError(f"captions.max_characters is {self.max_characters}; give 1 or more")
 
 
 def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:

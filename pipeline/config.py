@@ -41,6 +41,11 @@ class RayConfig:
     def __post_init__(self) -> None:
         if self.runner not in ("ray", "local"):
             raise UserError(f"ray.runner is {self.runner!r}; it is 'ray' or 'local'")
+        for name in ("cpu_workers", "model_workers"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UserError(f"ray.{name} is {getattr(self, name)}; give 1 or more, or leave it out")
+        if self.retries < 0:
+            raise UserError(f"ray.retries is {self.retries}; give 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

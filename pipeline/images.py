@@ -16,6 +16,8 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
+from pipeline.errors import UserError
+
 Image = NDArray[np.uint8]
 Reason = Literal["not_an_image", "undecodable", "too_many_pixels", "too_small", "extreme_aspect_ratio"]
 ResizeMode = Literal["keep_ratio", "border", "none"]
@@ -24,6 +26,8 @@ MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*
 JPEG_END = b"\xff\xd9"
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
 ORIENTATION_TAG = 0x0112
+MAX_SIDE_PX = 65_500
+"""A JPEG's longest side, as libjpeg has it."""
 TRANSPOSES = {
     2: PIL.Image.Transpose.FLIP_LEFT_RIGHT,
     3: PIL.Image.Transpose.ROTATE_180,
@@ -57,6 +61,11 @@ class ImageLimits:
     min_side_px: int = 1  # least shorter side, in pixels of the image as it arrived
     max_aspect_ratio: float = 20.0  # longest allowed side, as a multiple of the shorter one
 
+    def __post_init__(self) -> None:
+        for name in ("max_pixels", "min_side_px", "max_aspect_ratio"):
+            if not getattr(self, name) >= 1:
+                raise UserError(f"download.limits.{name} is {getattr(self, name)}; give 1 or more")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeConfig:
@@ -64,6 +73,12 @@ class ResizeConfig:
     size: int = 256  # pixels
     enlarge: bool = False  # whether keep_ratio also enlarges small images
     jpeg_quality: int = 95  # of the stored image, 1 to 100
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.jpeg_quality <= 100:
+            raise UserError(f"download.resize.jpeg_quality is {self.jpeg_quality}; give 1 to 100")
+        if not 1 <= self.size <= MAX_SIDE_PX:
+            raise UserError(f"download.resize.size is {self.size}; give 1 to {MAX_SIDE_PX} pixels")
 
 
 class ImageRejected(Exception):  # noqa: N818 (a verdict on the input, no error of the program)

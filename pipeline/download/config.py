@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from pipeline.errors import UserError
 from pipeline.images import ImageLimits, ResizeConfig
 
 
@@ -30,3 +31,19 @@ class DownloadConfig:
     decode_threads: int = 1  # threads in one worker for decoding; with 1, small images are done between requests
     limits: ImageLimits = field(default_factory=ImageLimits)
     resize: ResizeConfig = field(default_factory=ResizeConfig)
+
+    def __post_init__(self) -> None:
+        # With nobody allowed through, the stage would wait for ever.
+        for name in ("concurrency", "concurrency_per_host", "decode_threads", "max_bytes"):
+            if getattr(self, name) < 1:
+                raise UserError(f"download.{name} is {getattr(self, name)}; give 1 or more")
+        for name in ("connect_timeout_s", "timeout_s", "deadline_s"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"download.{name} is {getattr(self, name)}; give more than 0 seconds")
+        for name in ("retries", "backoff_s", "max_redirects"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"download.{name} is {getattr(self, name)}; give 0 or more")
+        if not f"{self.user_agent_token}{self.contact}".isprintable() or not self.user_agent_token:
+            raise UserError(
+                "download.user_agent_token and contact go into a header; give printable characters in one line"
+            )

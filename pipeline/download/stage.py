@@ -12,7 +12,7 @@ import uvloop
 
 from pipeline.download.config import DownloadConfig
 from pipeline.download.fetch import FetchError, Request, fetch, new_session, parse_url
-from pipeline.images import ImageRejected, decode_reduced, encode_jpeg, resize_as
+from pipeline.images import MAX_SIDE_PX, ImageRejected, decode_reduced, encode_jpeg, resize_as
 from schemas.rows import DOWNLOADED
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
@@ -89,6 +89,8 @@ def prepare_image(data: bytes, config: DownloadConfig) -> Outcome:
         return Outcome(fields, drop=Drop(error.reason, error.detail))
     pixels = resize_as(decoded.pixels, config.resize)
     height, width = pixels.shape[:2]
+    if max(height, width) > MAX_SIDE_PX:  # with resize.mode=none and generous limits
+        return Outcome(fields, drop=Drop("too_many_pixels", f"{width} x {height} px, more than a JPEG's side"))
     fields |= {
         "width": width,
         "height": height,

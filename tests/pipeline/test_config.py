@@ -1,6 +1,7 @@
 """The configuration: defaults, YAML, overrides, and what it refuses."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,29 @@ def test_a_wrong_key_or_value_is_named(override: str, named: str) -> None:
 def test_a_run_without_input_or_output_says_which_is_missing() -> None:
     with pytest.raises(UserError, match="output is not set"):
         load_config(None, ["input=x"])
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        "download.concurrency=0",  # would wait for ever
+        "download.concurrency_per_host=0",
+        "download.decode_threads=0",
+        "download.timeout_s=0",
+        "download.deadline_s=.nan",
+        "download.retries=-1",
+        'download.contact="a\\nb"',
+        "download.limits.min_side_px=0",
+        "download.resize.size=0",
+        "download.resize.jpeg_quality=101",
+        "captions.max_characters=0",
+        "ray.model_workers=0",
+        "ray.retries=-1",
+    ],
+)
+def test_a_number_that_cannot_work_is_named_before_anything_starts(wish: str) -> None:
+    with pytest.raises(UserError, match=re.escape(wish.split("=")[0].split(".")[-1])):
+        load_config(None, [*PLACES, wish])
 
 
 @pytest.mark.parametrize("text", ["just words", "a: [", "- 1\n- 2\n"])

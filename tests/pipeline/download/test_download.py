@@ -1,10 +1,12 @@
 """The download stage against a small web: one short test for every reason a row ends there."""
 
+import io
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+import PIL.Image
 import pyarrow as pa
 import pytest
 
@@ -258,6 +260,13 @@ def test_decompression_bomb_has_too_many_pixels(web: TinyWeb) -> None:
 def test_tiny_and_stretched_images_are_dropped(web: TinyWeb) -> None:
     assert end(web.url("/size/8x80"), limits=ImageLimits(min_side_px=16)) == ("too_small", "8 px")
     assert end(web.url("/size/20x500"), limits=ImageLimits(max_aspect_ratio=8))[0] == "extreme_aspect_ratio"
+
+
+def test_image_longer_than_a_jpeg_can_be_is_dropped(web: TinyWeb) -> None:
+    strip = io.BytesIO()
+    PIL.Image.new("L", (70_000, 4)).save(strip, "PNG")
+    limits, resize = ImageLimits(max_aspect_ratio=1e6), ResizeConfig(mode="none")
+    assert end(strip.getvalue(), limits=limits, resize=resize)[0] == "too_many_pixels"
 
 
 def test_same_image_with_the_same_caption_is_a_duplicate(web: TinyWeb) -> None:
