@@ -4,12 +4,12 @@ Shapes: b captions, l tokens, w words of the longest caption, d embedding width.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from trainer.dual_encoder import Batch, Losses, Pairs
+from trainer.dual_encoder import Batch, Entails, Losses, Pairs, Part
 from trainer.encoders.text import Places
 from trainer.losses import Reduction, outside_cone, over_captions
 from trainer.models import MERU, HyperbolicConfig
@@ -43,6 +43,16 @@ class SyntaxMERUConfig(HyperbolicConfig):
         return Places(kind=self.word_states, block=self.word_block)
 
 
+class Words(NamedTuple):
+    """Lifted words of captions. Where there is no word or no edge, points mean nothing."""
+
+    initial: Tensor  # [b w d]
+    contextual: Tensor  # [b w d]
+    head: Tensor  # [b w d] the contextual one of each word's head
+    is_word: Tensor  # [b w]
+    is_child: Tensor  # [b w] has an edge
+
+
 class SyntaxMERU(MERU):
     """MERU + mu * syntax: a word entails its head, and what it means alone entails what it means in its caption."""
 
@@ -60,10 +70,12 @@ class SyntaxMERU(MERU):
 
     def caption_features(self, batch: Batch) -> dict[str, Tensor]:
         """Captions and their words in one pass of the text tower."""
-        syntax = batch.syntax
-        if syntax is None:
+        if batch.syntax is None:
             raise ValueError("syntax_meru needs a parse of each caption; train/ shards of the pipeline hold it")
-        states = self.textual(batch.token_ids, self.config.places())
+        return self.word_features(batch.token_ids, batch.syntax)
+
+    def word_features(self, token_ids: Tensor, syntax: Syntax) -> dict[str, Tensor]:
+        states = self.textual(token_ids, self.config.places())
         return {
             "text": self.textual_proj(states.sentence),
             "word_initial": self.words(states.initial, syntax),
@@ -100,19 +112,41 @@ class SyntaxMERU(MERU):
             raise ValueError("syntax_meru needs the words of each caption; their features are missing")
         if pairs.word_head is None or pairs.word_relation is None:
             raise ValueError("syntax_meru needs the tree of each caption; its heads or relations are missing")
-        initial, contextual = self.lift_text(pairs.word_initial), self.lift_text(pairs.word_contextual)
-        is_word = pairs.word_head >= 0
-        itself = torch.arange(is_word.shape[1], device=is_word.device)
-        is_child = is_word & (pairs.word_head != itself)
-        # Where there is no edge the word stands for its head: finite, and left out of the sums.
-        head = torch.where(is_child, pairs.word_head, itself)[..., None].expand_as(contextual)
-        upward = outside_cone(*self.cone(general=contextual, specific=contextual.gather(1, head)))
-        inward = outside_cone(*self.cone(general=initial, specific=contextual))
+        words = self.lift_words(pairs.word_initial, pairs.word_contextual, pairs.word_head)
+        upward = outside_cone(*self.cone(general=words.contextual, specific=words.head))
+        inward = outside_cone(*self.cone(general=words.initial, specific=words.contextual))
         reduction = self.config.syntax_reduction
-        satisfied = ((upward == 0) & is_child).sum() / is_child.sum().clamp(min=1)
+        satisfied = ((upward == 0) & words.is_child).sum() / words.is_child.sum().clamp(min=1)
         weighted = upward * self.relation_weights[pairs.word_relation]
         return (
-            over_captions(weighted, is_child, reduction),
-            over_captions(inward, is_word, reduction),
+            over_captions(weighted, words.is_child, reduction),
+            over_captions(inward, words.is_word, reduction),
             satisfied,
+        )
+
+    def lift_words(self, initial: Tensor, contextual: Tensor, head: Tensor) -> Words:
+        """Of word vectors [b w d] and `Syntax.head`."""
+        initial, contextual = self.lift_text(initial), self.lift_text(contextual)
+        is_word = head >= 0
+        itself = torch.arange(head.shape[1], device=head.device)
+        is_child = is_word & (head != itself)
+        # Where there is no edge the word stands for its head: finite, and left out of the sums.
+        places = torch.where(is_child, head, itself)[..., None].expand_as(contextual)
+        return Words(initial, contextual, contextual.gather(1, places), is_word, is_child)
+
+    def word_points(self, token_ids: Tensor, syntax: Syntax) -> dict[Part, Tensor]:
+        features = self.word_features(token_ids, syntax)
+        words = self.lift_words(features["word_initial"], features["word_contextual"], features["word_head"])
+        return {
+            "child": words.contextual[words.is_child],
+            "head": words.head[words.is_child],
+            "word_alone": words.initial[words.is_word],
+            "word": words.contextual[words.is_word],
+        }
+
+    def entailments(self) -> tuple[Entails, ...]:
+        return (
+            *super().entailments(),
+            Entails(name="syntax_edge", general="child", specific="head"),
+            Entails(name="syntax_word", general="word_alone", specific="word"),
         )

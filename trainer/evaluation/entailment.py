@@ -12,7 +12,8 @@ from torch import Tensor
 
 from trainer.dual_encoder import DualEncoder, Entails
 
-DRAWS = 8  # mismatched partners for each pair
+DRAWS = 8  # mismatched partners for each pair,
+MAX_MISMATCHED = 50_000  # as long as they are not more than this, or one each
 
 
 @torch.no_grad()
@@ -21,11 +22,12 @@ def entailment_shares(
 ) -> dict[str, float]:
     """Shares by name: NAME/satisfied and NAME/chance, and NAME/satisfied_plain, NAME/chance_plain with eta 1.
 
-    `lifted` holds the points [*k n d] of "image", "text" and, with `owner` [m], those [*k m d] of "box_image", "box_text".
+    `lifted` holds the points [*k n d] of "image", "text" and, with `owner` [m], those [*k m d] of "box_image", "box_text";
+    those of words pair by pair.
     """
     shares: dict[str, float] = {}
     for entails in model.entailments():
-        if not {entails.general, entails.specific} <= lifted.keys():
+        if not {entails.general, entails.specific} <= lifted.keys() or not lifted[entails.general].shape[-2]:
             continue
         general, specific, owners = aligned(entails, lifted, owner)
         right = of_pairs(model, entails, general, specific, "satisfied")
@@ -59,10 +61,11 @@ def aligned(entails: Entails, lifted: dict[str, Tensor], owner: Tensor | None) -
 
 
 def mismatched(owners: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows and partners of other owners, drawn at random: about `DRAWS` for each row."""
+    """Rows and partners of other owners, drawn at random: about `DRAWS` for each row, or fewer of many rows."""
     generator = torch.Generator().manual_seed(seed)
     n = len(owners)
-    rows = torch.arange(n).repeat(DRAWS)
-    partners = torch.randint(n, (n * DRAWS,), generator=generator)
+    draws = min(DRAWS, max(1, MAX_MISMATCHED // max(n, 1)))
+    rows = torch.arange(n).repeat(draws)
+    partners = torch.randint(n, (n * draws,), generator=generator)
     apart = owners.cpu()[rows] != owners.cpu()[partners]
     return rows[apart].to(owners.device), partners[apart].to(owners.device)

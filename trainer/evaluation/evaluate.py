@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.dual_encoder import DualEncoder
 from trainer.evaluation.config import EvaluationConfig
-from trainer.evaluation.embed import embed_images, embed_texts
+from trainer.evaluation.embed import embed_images, embed_texts, embed_words
 from trainer.evaluation.entailment import entailment_shares
 from trainer.evaluation.folders import read_folder, read_images
 from trainer.evaluation.held_out import HeldOut, read_held_out
@@ -19,6 +19,7 @@ from trainer.evaluation.zero_shot import classifier, predict
 from trainer.tokenizer import Tokenizer
 
 RECALL_AT = (1, 5, 10)
+PARSED = 1000  # captions whose words are looked at
 
 
 @torch.no_grad()
@@ -58,7 +59,7 @@ def zero_shot_figures(
 def pair_figures(
     model: DualEncoder, tokenizer: Tokenizer, held_out: HeldOut, config: EvaluationConfig
 ) -> dict[str, float]:
-    """Retrieval among whole images and captions, and entailments of them and of the boxes."""
+    """Retrieval among whole images and captions, and entailments of them, of the boxes, and of words."""
     image_features = embed_images(model, held_out.images, config.batch_size)
     text_features = embed_texts(model, tokenizer, held_out.captions, config.batch_size)
     lifted = {"image": model.lift_image(image_features), "text": model.lift_text(text_features)}
@@ -69,6 +70,9 @@ def pair_figures(
         phrases = embed_texts(model, tokenizer, held_out.box_texts, config.batch_size)
         lifted |= {"box_image": model.lift_image(boxes), "box_text": model.lift_text(phrases)}
         owner = torch.tensor(held_out.box_owner, device=boxes.device)
+    if "parse" in model.needs:
+        parsed = [(caption, words) for caption, words in zip(held_out.captions, held_out.words, strict=True) if words]
+        lifted |= embed_words(model, tokenizer, parsed[:PARSED], config.batch_size)
     shares = entailment_shares(model, lifted, owner, config.seed)
     return figures | {f"entailment/{name}": share for name, share in shares.items()}
 

@@ -19,11 +19,13 @@ from trainer.data.index import build_index
 from trainer.data.loader import probe
 from trainer.data.samples import BadSample, Box, Sample, key_of, open_picture, read_sample
 from trainer.data.shards import SpanReader, list_shards
+from trainer.syntax import Word
 
 logger = logging.getLogger(__name__)
 
 WHOLE: Final = (1.0, 1.0)  # share of the area and ratio of the sides of a "random" crop that is all of a square
 NO_NEEDS: Final = frozenset[str]()
+ALL_NEEDS: Final = frozenset({"boxes", "parse"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,7 @@ class HeldOut:
 
     images: list[Tensor] = field(default_factory=list)
     captions: list[str] = field(default_factory=list)
+    words: list[tuple[Word, ...] | None] = field(default_factory=list)  # parse of each caption, if there is one
     box_images: list[Tensor] = field(default_factory=list)
     box_texts: list[str] = field(default_factory=list)
     box_owner: list[int] = field(default_factory=list)  # the whole of each box
@@ -47,7 +50,7 @@ def read_held_out(shards: str, size_px: int, limit: int = 0) -> HeldOut:
             break
         span = reader.read([index.span(number)])[0]
         try:
-            add(held_out, with_boxes(span, layout), size_px)
+            add(held_out, with_all_it_has(span, layout), size_px)
         except (BadSample, ImageError) as error:
             n_bad += 1
             logger.warning("%s: %s: %s; left out", index.locate(number)[0].url, key_of(span), error)
@@ -59,13 +62,14 @@ def read_held_out(shards: str, size_px: int, limit: int = 0) -> HeldOut:
     return held_out
 
 
-def with_boxes(span: bytes, layout: Layout) -> Sample:
-    """The sample with its boxes, if it has any."""
-    try:
-        return read_sample(span, layout, frozenset({"boxes"}))
-    except BadSample as bad:
-        if bad.reason not in ("no_boxes", "missing_member"):
-            raise
+def with_all_it_has(span: bytes, layout: Layout) -> Sample:
+    """The sample with boxes and parse, or with one of them, or none."""
+    for needs in (ALL_NEEDS, frozenset({"boxes"}), frozenset({"parse"})):
+        try:
+            return read_sample(span, layout, needs)
+        except BadSample as bad:
+            if bad.reason not in ("no_boxes", "no_parse", "missing_member"):
+                raise
     return read_sample(span, layout, NO_NEEDS)
 
 
@@ -78,6 +82,7 @@ def add(held_out: HeldOut, sample: Sample, size_px: int) -> None:
     held_out.box_owner.extend([len(held_out.images)] * len(boxes))
     held_out.images.append(image)
     held_out.captions.append(sample.caption)
+    held_out.words.append(sample.words)
 
 
 def box_image(sample: Sample, box: Box, size_px: int) -> Tensor:

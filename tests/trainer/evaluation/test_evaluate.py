@@ -13,12 +13,14 @@ import torch
 from settings.errors import UserError
 from tests.trainer.small import small_model
 from trainer.checkpoint import build_model, save_model
-from trainer.dual_encoder import DualEncoder
+from trainer.dual_encoder import DualEncoder, Pairs
 from trainer.evaluate import main
 from trainer.evaluation import EvaluationConfig, evaluate
 from trainer.evaluation.held_out import read_held_out
 from trainer.preprocess import PreprocessConfig
-from trainer.tokenizer import Tokenizer
+from trainer.syntax import align, collate_trees
+from trainer.syntax_meru import SyntaxMERU
+from trainer.tokenizer import Tokenizer, pad
 
 SIDE = 16
 N = 5
@@ -41,7 +43,7 @@ def picture(shade: int, kind: str = "JPEG") -> bytes:
     return file.getvalue()
 
 
-def write_shard(folder: Path, broken: int | None = None, boxes: bool = True) -> str:
+def write_shard(folder: Path, broken: int | None = None, boxes: bool = True, parse: bool = False) -> str:
     folder.mkdir(parents=True)
     with tarfile.open(folder / "00000.tar", "w") as tar:
         for i in range(N):
@@ -49,6 +51,12 @@ def write_shard(folder: Path, broken: int | None = None, boxes: bool = True) -> 
             members["numparents.txt"] = b"2" if boxes else b"0"
             for box in range(2 if boxes else 0):
                 members |= {f"parent{box:03d}.jpg": picture(20 * i), f"parent{box:03d}.txt": f"box {box}".encode()}
+            if parse and i != 1:  # one caption has none
+                tokens = [
+                    {"start": 0, "end": 7, "head": 0, "dep": "ROOT"},
+                    {"start": 8, "end": 9, "head": 0, "dep": "nummod"},
+                ]
+                members["json"] = json.dumps({"caption": f"caption {i}", "tokens": tokens}).encode()
             if i == broken:
                 members["child.jpg"] = b"no picture"
             for name, content in members.items():
@@ -99,6 +107,23 @@ def test_every_figure_stands_beside_chance(name: str, tmp_path: Path) -> None:
     entailments = {key.split("/")[1] for key in figures if key.startswith("entailment/")}
     boxed = {"text_image", "box_text_image", "cross_image", "cross_text"}
     assert entailments == {"clip": set(), "poinclip": {"text_image"}}.get(name, boxed)
+
+
+def test_words_that_entail_their_heads_stand_beside_chance_where_there_is_a_parse(tmp_path: Path) -> None:
+    model, tokenizer = model_and_tokenizer("syntax_meru")
+    config = EvaluationConfig(shards=write_shard(tmp_path / "shards", parse=True), batch_size=3)
+    held_out = read_held_out(config.shards, size_px=8)
+    assert [words is not None for words in held_out.words] == [True, False, True, True, True]
+    figures = evaluate(model, tokenizer, config, "cpu")
+    for name in ("text_image", "syntax_edge", "syntax_word"):
+        assert {f"entailment/{name}/satisfied", f"entailment/{name}/chance"} <= figures.keys()
+    ids, trees = zip(*(align(tokenizer, f"caption {i}", held_out.words[i] or ()) for i in (0, 2, 3, 4)), strict=True)
+    assert isinstance(model, SyntaxMERU)
+    features = model.word_features(pad(ids), collate_trees(trees))
+    trained = model.syntax(Pairs(image=features["text"], **features))[2].item()
+    assert figures["entailment/syntax_edge/satisfied"] == pytest.approx(trained), "as the training logs it"
+    bare = evaluate(model, tokenizer, EvaluationConfig(shards=write_shard(tmp_path / "bare")), "cpu")
+    assert {key.split("/")[1] for key in bare if key.startswith("entailment/")} == {"text_image"}
 
 
 def test_shards_without_boxes_are_enough_for_captions(tmp_path: Path) -> None:
