@@ -103,9 +103,6 @@ def ours(shards: str, tokenizer: Tokenizer, needs: frozenset[str]) -> Loader:
     return Loader(config, tokenizer=tokenizer, size_px=SIZE_PX, batch=BATCH, needs=needs)
 
 
-Mapper = Callable[[dict[str, Any]], dict[str, Any]]
-
-
 def theirs(shards: str, tokenizer: Tokenizer, decode: Callable[[dict[str, Any]], dict[str, Any]]) -> Batches:
     """Batches as a webdataset pipeline makes them."""
     crop = transforms.RandomResizedCrop(

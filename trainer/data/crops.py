@@ -1,7 +1,7 @@
 """Random crops of JPEGs: decoded no larger than needed, cut out and resized in one step, written where they belong.
 
 torchvision's RandomResizedCrop draws the same regions. The pixels differ a little from those it makes of them (levels
-of 255 in the mean and at most, on the demo's pictures):
+of 255 in the mean and at most, as the tests measure them):
 
     0.4, 12   enlarged: OpenCV's bicubic kernel (a = -0.75) for Pillow's (a = -0.5)
     0.03, 2   shrunk: torch's anti-aliased bicubic kernel, which is Pillow's up to rounding
