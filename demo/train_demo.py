@@ -6,7 +6,6 @@ prints what it can do beside what chance would. The shards are made once for all
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -64,8 +63,7 @@ def train(model: str, folder: Path, overrides: list[str]) -> None:
     ]
     command = [sys.executable, "-m", "trainer.train", f"jobs/train_demo_{model}.yaml", *places, *overrides]
     say(f"python {' '.join(command[1:])}")
-    env = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
-    if subprocess.run(command, cwd=ROOT, env=env, check=False).returncode != 0:
+    if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
         raise RuntimeError("training failed; its message is above")
 
 

@@ -55,7 +55,10 @@ def make_data(folder: Path, config: DataConfig) -> None:
             shutil.rmtree(shards, ignore_errors=True)
             write_pairs(pairs, n_rows, seeds, config.styles)
             mark_made(pairs, settings)
-        make_shards(pairs, shards)
+        settings["job"] = (ROOT / JOB).read_text("utf-8")
+        if not is_made(shards, settings):
+            make_shards(pairs, shards)
+            mark_made(shards, settings)
     pictures, seed = folder / "zero_shot", HELD_OUT_SEEDS[len(HELD_OUT_SEEDS) // 2]
     settings = {"seed": seed, **asdict(config), "styles": list(config.styles)}
     if not is_made(pictures, settings):

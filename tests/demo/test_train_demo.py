@@ -1,0 +1,119 @@
+"""The trainer's demo: its data, its jobs, its table. Training itself is tested in tests/trainer."""
+
+import io
+import itertools
+import tarfile
+from pathlib import Path
+
+import PIL.Image
+import pytest
+
+from demo.train_demo import MODELS, table
+from demo.train_demo_data import (
+    DataConfig,
+    is_made,
+    make_data,
+    mark_made,
+    objects_of,
+    stamp,
+    write_pairs,
+    write_pictures,
+)
+from demo.world.scenes import DEMO_SEEDS, HELD_OUT_SEEDS, SHARD_SEEDS, TEST_SEEDS, TRAIN_SEEDS, make_scene
+from demo.world.vocabulary import CONCEPTS
+from trainer.build import build_tokenizer, new_model
+from trainer.config import load_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_seeds_of_no_two_purposes_meet() -> None:
+    ranges = sorted((TRAIN_SEEDS, TEST_SEEDS, DEMO_SEEDS, SHARD_SEEDS, HELD_OUT_SEEDS), key=lambda seeds: seeds.start)
+    assert all(before.stop <= after.start for before, after in itertools.pairwise(ranges))
+
+
+def test_pairs_are_pictures_with_their_captions(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "pairs.tar", 3, HELD_OUT_SEEDS, ("openmoji",))
+    with tarfile.open(tmp_path / "pairs.tar") as tar:
+        assert tar.getnames() == [f"{i:05d}.{kind}" for i in range(3) for kind in ("jpg", "txt")]
+        image, text = tar.extractfile("00001.jpg"), tar.extractfile("00001.txt")
+        assert image and text  # noqa: PT018 (two halves of one sample)
+        assert text.read().decode() == make_scene(HELD_OUT_SEEDS[1], "openmoji").caption
+        assert PIL.Image.open(io.BytesIO(image.read())).size == (224, 224)
+
+
+def test_there_is_a_square_picture_of_every_concept(tmp_path: Path) -> None:
+    write_pictures(tmp_path, HELD_OUT_SEEDS[0], DataConfig(pictures=1, picture_px=32))
+    found = sorted(tmp_path.glob("*/*.png"))
+    assert [path.parent.name for path in found] == sorted(concept.name for concept in CONCEPTS)
+    assert {PIL.Image.open(path).size for path in found} == {(32, 32)}
+
+
+def test_a_picture_shows_an_object_that_is_large_enough() -> None:
+    config = DataConfig(min_side_px=60)
+    scene = make_scene(HELD_OUT_SEEDS[5], "openmoji")
+    sides = {thing.concept: max(thing.box[2] - thing.box[0], thing.box[3] - thing.box[1]) for thing in scene.objects}
+    shown = [name for name, _ in objects_of(scene, config)]
+    assert all(sides[name] >= 60 for name in shown)
+    assert len(shown) < len(scene.objects)
+
+
+def test_what_was_made_with_other_settings_is_not_taken_for_made(tmp_path: Path) -> None:
+    place = tmp_path / "pairs.tar"
+    mark_made(place, {"rows": 3})
+    assert not is_made(place, {"rows": 3})  # the stamp alone is not enough
+    place.write_bytes(b"")
+    assert is_made(place, {"rows": 3})
+    assert not is_made(place, {"rows": 4})
+
+
+def test_shards_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, made = DataConfig(train_rows=2, held_out_rows=1, pictures=1, picture_px=16), []
+
+    def make_shards(pairs: Path, output: Path) -> None:
+        output.mkdir(parents=True)
+        made.append(output.name)
+
+    monkeypatch.setattr("demo.train_demo_data.make_shards", make_shards)
+    make_data(tmp_path, config)
+    make_data(tmp_path, config)
+    assert made == ["train", "held_out"]
+    make_data(tmp_path, DataConfig(train_rows=3, held_out_rows=1, pictures=1, picture_px=16))
+    assert made == ["train", "held_out", "train"]
+    stamp(tmp_path / "shards" / "held_out").unlink()  # cut off
+    (tmp_path / "shards" / "held_out").rmdir()
+    make_data(tmp_path, DataConfig(train_rows=3, held_out_rows=1, pictures=1, picture_px=16))
+    assert made[3:] == ["held_out"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_job_builds_its_model(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    config = load_config(f"jobs/train_demo_{model}.yaml")
+    assert config.model_name == model
+    assert config.output == f"out/train_demo/{model}"
+    assert build_tokenizer(config).vocab_size == config.model.text.vocab_size
+    assert sum(parameter.numel() for parameter in new_model(config).parameters()) < 3_000_000
+
+
+def test_the_table_puts_each_figure_beside_its_chance() -> None:
+    figures = {
+        "zero_shot/zero_shot/accuracy": 0.5,
+        "zero_shot/zero_shot/accuracy_micro": 0.4,
+        "zero_shot/zero_shot/chance": 0.01,
+        "retrieval/text_to_image/recall@5": 0.75,
+        "retrieval/text_to_image/chance@5": 0.02,
+        "entailment/cross_image/satisfied": 0.9,
+        "entailment/cross_image/chance": 0.3,
+        "entailment/cross_image/satisfied_plain": 0.8,
+        "entailment/cross_image/chance_plain": 0.2,
+    }
+    header, *rows = table("hycoclip", figures).splitlines()
+    assert header.split() == ["hycoclip", "model", "chance"]
+    assert [row.split()[-4:] for row in rows] == [
+        ["50.0", "%", "1.0", "%"],
+        ["75.0", "%", "2.0", "%"],
+        ["90.0", "%", "30.0", "%"],
+        ["80.0", "%", "20.0", "%"],
+    ]
+    assert rows[2].startswith("box entails its image") and "plain cone" in rows[3]  # noqa: PT018
