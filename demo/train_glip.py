@@ -17,16 +17,17 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from safetensors.torch import load_file
-from tokenizers import BertWordPieceTokenizer
 
 from demo.world.scenes import TRAIN_SEEDS, Curriculum, Scene, corpus, scene_stream
 from demo.world.sprites import Style
 from demo.world.vocabulary import CONCEPTS
 from pipeline.ground.glip.backbone import ConvBackbone
 from pipeline.ground.glip.config import MINIATURE
+from pipeline.ground.glip.examples import Example, LabelledPhrase, batches
 from pipeline.ground.glip.model import Glip
 from pipeline.ground.glip.text import Prompter
-from pipeline.ground.glip.train import Example, LabelledPhrase, TrainConfig, batches, next_step, train
+from pipeline.ground.glip.training import TrainConfig, next_step, train
+from pipeline.ground.glip.vocabulary import write_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -103,16 +104,10 @@ def example(scene: Scene) -> Example:
 
 
 def make_vocabulary(path: Path, size: int) -> None:
-    """Word pieces of the world's captions, one a line; single characters among them, so no word is all unknown."""
-    characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
-    characters += [f"##{character}" for character in characters if character.isalnum()]
+    """Word pieces of the world's captions, one a line."""
     captions = corpus(N_CAPTIONS, TRAIN_SEEDS.start)
     names = (text for concept in CONCEPTS for text in (concept.name, concept.plural))
-    tokenizer = BertWordPieceTokenizer(lowercase=True)
-    tokenizer.train_from_iterator(chain(captions, names), size - len(characters), min_frequency=1, show_progress=False)
-    ids = tokenizer.get_vocab()
-    pieces = dict.fromkeys([*sorted(ids, key=lambda piece: ids[piece]), *characters])
-    path.write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
+    write_vocabulary(path, chain(captions, names), size)
 
 
 def copy_image_tower(model: Glip, clip: Path) -> int:

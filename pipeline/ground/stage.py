@@ -28,10 +28,7 @@ class GroundConfig:
         "miniature"  # miniature; a GLIP folder or weight file; a folder of transformers' Grounding DINO or OWLv2;
         # owner/name@commit of any of these on the hub, with /file.pth behind it where a repository holds several
     )
-    vocabulary: str | None = (
-        None  # GLIP's word pieces: a vocab.txt, or owner/name@commit of a hub repository that holds
-    )
-    # one; none: vocab.txt beside the weights
+    vocabulary: str | None = None  # GLIP's vocab.txt, or owner/name@commit that holds one; none: beside the weights
     device: str | None = None  # torch device; none: cuda where there is one, else cpu
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: bfloat16 on a GPU where it is safe
     compiled: bool = False  # torch.compile: worth its minutes for long runs on a GPU

@@ -39,8 +39,8 @@ def resize(image: Image, size: tuple[int, int]) -> Image:
 
 
 def batch_images(images: list[Image]) -> Tensor:
-    """float32 [b, 3, h, w] of images whose padded sizes agree; zeros right and below, after the normalisation."""
-    height, width = padded_size((images[0].shape[0], images[0].shape[1]))
+    """float32 [b, 3, h, w], as large as the largest needs; zeros right and below, after the normalisation."""
+    height, width = padded_size((max(image.shape[0] for image in images), max(image.shape[1] for image in images)))
     batch = torch.zeros(len(images), 3, height, width)
     mean, std = torch.tensor(MEAN_BGR).view(3, 1, 1), torch.tensor(STD_BGR).view(3, 1, 1)
     for row, image in zip(batch, images, strict=True):

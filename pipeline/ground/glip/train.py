@@ -1,263 +1,165 @@
-"""Training and fine-tuning: steps of AdamW on GLIP's loss, on one or several processes whose weights are averaged.
+"""Fine-tune GLIP, or train a new one, on the pipeline's own shards: `python -m pipeline.ground.glip.train SHARDS key=value ...`."""
 
-The schedule goes by steps, never by the clock, so a run can be repeated.
-"""
-
-import json
 import logging
-import math
-import os
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
 
-from pipeline.ground.glip.config import GlipConfig
-from pipeline.ground.glip.images import Image, batch_images, network_size, resize
-from pipeline.ground.glip.load import save_glip
-from pipeline.ground.glip.loss import Target, glip_loss
+from pipeline.errors import UserError
+from pipeline.ground.glip.config import CONFIGS, GlipConfig
+from pipeline.ground.glip.examples import Batch, Example, collate
+from pipeline.ground.glip.load import VOCAB, CheckpointError, find, find_vocabulary, load_glip
 from pipeline.ground.glip.model import Glip
-from pipeline.ground.glip.text import Prompter, Span, pad_prompts, positive_map
+from pipeline.ground.glip.shards import Row, batches_from, captions, find_shards, index_rows, load_example
+from pipeline.ground.glip.text import Prompter
+from pipeline.ground.glip.training import TrainConfig, next_step, train
+from pipeline.ground.glip.vocabulary import write_vocabulary
+from pipeline.ground.grounder import ahead
+from pipeline.ground.load import default_device, grounder_path
+from settings.help import describe
+from settings.load import merge, read_layers, to_yaml
 
 logger = logging.getLogger(__name__)
 
+USAGE = """\
+usage: python -m pipeline.ground.glip.train SHARDS [CONFIG.yaml] [key=value ...]
+
+SHARDS is an output folder of the pipeline, its arrow/ or grit/, or a glob of their files. The same command goes on where a killed
+run stopped. The folder `out` is a grounder at every checkpoint: grounder=OUT.
+
+  python -m pipeline.ground.glip.train out/mine out=out/my_glip start=models/glip_t steps=2000
+  python -m pipeline.ground.glip.train out/mine out=out/my_mini start=new:miniature lr=2e-3
+"""
+NEW = "new:"
+SHORT = {"steps": "train.steps", "batch_size": "train.batch_size", "lr": "train.lr"}
+SETTINGS = "training.yaml"
+
+
+def fine_tuning() -> TrainConfig:
+    """Rates that keep what a released model knows; a new one wants lr=2e-3 and train.language_lr_ratio=1."""
+    return TrainConfig(lr=1e-4, language_lr_ratio=0.1, max_gradient_norm=1.0)
+
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """The defaults are the miniature's; fine-tuning a released model wants `lr=1e-4`, `language_lr_ratio=0.1`."""
+class Config:
+    """One training run."""
 
-    steps: int = 2500
-    batch_size: int = 16  # per process
-    lr: float = 2e-3
-    language_lr_ratio: float = 1.0
-    final_lr_ratio: float = 0.01
-    warmup_steps: int = 100
-    weight_decay: float = 1e-4  # not on biases and gains
-    max_gradient_norm: float = 5.0
-    ema: float = 0.992
-    average_every: int = 6  # steps between averages of the processes' weights
-    log_every: int = 20
-    checkpoint_s: float = 180.0
+    shards: str = ""  # what to learn from; the first argument
+    out: str = ""  # folder of the weights, the log and the checkpoint
+    start: str = "miniature"  # weights to begin with, named as for `grounder`; new:miniature, new:glip_t, ...: none
+    vocabulary: str | None = None  # word pieces; none: those beside the weights; of a new model: made from the captions
+    device: str | None = None  # torch device; none: cuda where there is one, else cpu
+    seed: int = 0  # of the order, the flips and a new model's weights
+    short_sides: tuple[int, ...] = ()  # one is drawn for each batch (GLIP: 480 to 800 by 80); none: the model's own
+    flip: float = 0.0  # share of images that are mirrored (GLIP: 0.5, which makes "left" and "right" wrong)
+    train: TrainConfig = field(default_factory=fine_tuning)
 
     def __post_init__(self) -> None:
-        if self.steps <= self.warmup_steps:
-            raise ValueError(f"steps={self.steps} must exceed warmup_steps={self.warmup_steps}")
+        for key in ("shards", "out"):
+            if not getattr(self, key):
+                raise UserError(f"{key} is not set; see --help")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabelledPhrase:
-    """A phrase of a caption and the boxes that it names; none if the image does not show it."""
-
-    span: Span
-    boxes: tuple[int, ...]  # indices into the example's boxes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Example:
-    """An image, its caption, and the truth about its phrases. Boxes are xyxy pixels, the far side exclusive."""
-
-    image: Image
-    caption: str
-    phrases: Sequence[LabelledPhrase]
-    boxes: Sequence[tuple[float, float, float, float]]
+def main(arguments: Sequence[str]) -> int:
+    """Exit status: 0 done, 2 something the user can mend."""
+    if not arguments or "--help" in arguments or "-h" in arguments:
+        print(describe(USAGE, Config, SHORT))
+        return 0 if arguments else 2
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    try:
+        run(load_config(arguments))
+    except (UserError, CheckpointError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """What one step reads."""
+def load_config(arguments: Sequence[str]) -> Config:
+    """The configuration of a command line.
 
-    images: Tensor
-    ids: Tensor
-    mask: Tensor
-    targets: list[Target]
-
-
-def collate(examples: Sequence[Example], prompter: Prompter, config: GlipConfig) -> Batch:
-    """A batch of examples of one network size. Phrases past the first prompt's word pieces teach nothing."""
-    images, prompts, rows = [], [], []
-    for example in examples:
-        size = network_size(example.image.shape[0], example.image.shape[1], config.detect)
-        images.append(resize(example.image, size))
-        plan = prompter.plan(example.caption, [phrase.span for phrase in example.phrases], "caption")
-        if not plan.prompts:
-            raise ValueError(f"no phrase of the caption {example.caption!r} can be tokenised: {plan.dropped}")
-        prompts.append(plan.prompts[0])
-        scale = torch.tensor([size[1] / example.image.shape[1], size[0] / example.image.shape[0]] * 2)
-        rows.append(torch.tensor(example.boxes, dtype=torch.float32).view(-1, 4) * scale)
-    ids, mask = pad_prompts([prompt.ids for prompt in prompts])
-    targets = []
-    for example, prompt, boxes in zip(examples, prompts, rows, strict=True):
-        tokens = torch.zeros(len(boxes), ids.shape[1], dtype=torch.bool)
-        maps = positive_map([positions for _, positions in prompt.phrases], ids.shape[1])
-        for (index, _), row in zip(prompt.phrases, maps, strict=True):
-            for box in example.phrases[index].boxes:
-                tokens[box] |= row
-        named = tokens.any(dim=1)
-        inclusive = boxes - torch.tensor([0.0, 0.0, 1.0, 1.0])
-        targets.append(Target(boxes=inclusive[named], tokens=tokens[named]))
-    return Batch(images=batch_images(images), ids=ids, mask=mask, targets=targets)
-
-
-def batches(examples: Iterable[Example], prompter: Prompter, config: GlipConfig, size: int) -> Iterator[Batch]:
-    """Batches of `size` consecutive examples; an incomplete last one is left out."""
-    waiting: list[Example] = []
-    for example in examples:
-        waiting.append(example)
-        if len(waiting) == size:
-            yield collate(waiting, prompter, config)
-            waiting = []
-
-
-def learning_rate(step: int, config: TrainConfig) -> float:
-    """Factor of the base rate: linear warm-up, then a cosine."""
-    if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / (config.steps - config.warmup_steps)
-    cosine = (1 + math.cos(math.pi * min(progress, 1.0))) / 2
-    return config.final_lr_ratio + (1 - config.final_lr_ratio) * cosine
-
-
-def make_optimizer(model: Glip, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW; matrices decay, vectors do not; the language tower has its own rate."""
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        groups.setdefault((parameter.ndim > 1, name.startswith("language_backbone")), []).append(parameter)
-    parts = [
-        {
-            "params": parameters,
-            "weight_decay": config.weight_decay * is_matrix,
-            "lr": config.lr * (config.language_lr_ratio if is_language else 1.0),
-        }
-        for (is_matrix, is_language), parameters in groups.items()
-    ]
-    for part in parts:
-        part["initial_lr"] = part["lr"]
-    return torch.optim.AdamW(parts, fused=True)
-
-
-class Averaged:
-    """Exponential average of a model's floating state; early on the horizon grows with the steps."""
-
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay = decay
-        self.state = {key: value.detach().clone() for key, value in model.state_dict().items()}
-
-    @torch.no_grad()
-    def update(self, model: nn.Module, step: int) -> None:
-        decay = min(self.decay, (1 + step) / (10 + step))
-        pairs = [(self.state[key], value) for key, value in model.state_dict().items() if value.is_floating_point()]
-        torch._foreach_lerp_([old for old, _ in pairs], [new for _, new in pairs], 1 - decay)
-
-
-@torch.no_grad()
-def average_processes(model: nn.Module) -> None:
-    """Replace the floating state by its mean over all processes."""
-    if not dist.is_initialized():
-        return
-    tensors = [value for value in model.state_dict().values() if value.is_floating_point()]
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(part.view_as(tensor))
-
-
-def train(
-    model: Glip, data: Iterator[Batch], vocab: Path, out: Path, config: TrainConfig, *, resume: bool = False
-) -> None:
-    """Train until `config.steps`; `out` always holds the averaged weights of the last checkpoint.
-
-    With `resume`, `data` must begin at the batch that `next_step(out)` names.
+    Raises UserError naming the argument and the mend.
     """
-    device = next(model.parameters()).device
-    model.train()  # planes, not channels last: GroupNorm's backward pass on a CPU in bfloat16 is 12 times faster so
-    optimizer = make_optimizer(model, config)
-    averaged = Averaged(model, config.ema)
-    start = _restore(out, model, optimizer, averaged) if resume else 0
-    is_first = not dist.is_initialized() or dist.get_rank() == 0
-    sums = torch.zeros(3)
-    began = saved = time.monotonic()
-    for step in range(start, config.steps):
-        sums += train_step(model, next(data), optimizer, learning_rate(step, config), config, device)
-        if (step + 1) % config.average_every == 0 or step + 1 == config.steps:
-            average_processes(model)
-        averaged.update(model, step)
-        if is_first and (step + 1) % config.log_every == 0:
-            now = time.monotonic()
-            _log(out, step + 1, config, sums / config.log_every, now - began)
-            sums, began = torch.zeros(3), now
-        is_average = (step + 1) % config.average_every == 0
-        if is_first and (step + 1 == config.steps or (is_average and time.monotonic() - saved > config.checkpoint_s)):
-            _save(out, step + 1, model, optimizer, averaged, vocab)
-            saved = time.monotonic()
+    named = list(arguments) if "=" in arguments[0] else [f"shards={arguments[0]}", *arguments[1:]]
+    path = next((argument for argument in named if "=" not in argument), None)
+    config = merge(Config, read_layers(path, [argument for argument in named if argument != path], SHORT))
+    assert isinstance(config, Config)
+    return config
 
 
-def train_step(
-    model: Glip, batch: Batch, optimizer: torch.optim.Optimizer, rate: float, config: TrainConfig, device: torch.device
-) -> Tensor:
-    """One step at `rate` times the base rates; the token, box and centerness losses."""
-    for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * rate
-    mask = batch.mask.to(device)
-    with torch.autocast(device.type, dtype=torch.bfloat16):
-        output = model(batch.images.to(device), batch.ids.to(device), mask)
-    targets = [Target(boxes=target.boxes.to(device), tokens=target.tokens.to(device)) for target in batch.targets]
-    losses = glip_loss(output, mask, targets, model.config)
-    if not torch.isfinite(losses.total):
-        raise FloatingPointError(f"the loss is not finite: {losses}")
-    optimizer.zero_grad(set_to_none=True)
-    losses.total.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm)
-    optimizer.step()
-    return torch.stack([losses.token, losses.box, losses.centerness]).detach().cpu()
-
-
-def next_step(out: Path) -> int:
-    """The step at which a run in `out` goes on; 0 without a checkpoint."""
-    path = out / "state.pt"
-    return int(torch.load(path, weights_only=True, map_location="cpu", mmap=True)["step"]) if path.exists() else 0
-
-
-def _restore(out: Path, model: Glip, optimizer: torch.optim.Optimizer, averaged: Averaged) -> int:
-    path = out / "state.pt"
-    if not path.exists():
-        return 0
-    state = torch.load(path, weights_only=True, map_location=next(model.parameters()).device)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    averaged.state = state["averaged"]
-    return int(state["step"])
-
-
-def _save(out: Path, step: int, model: Glip, optimizer: torch.optim.Optimizer, averaged: Averaged, vocab: Path) -> None:
-    save_glip(out, averaged.state, model.config, vocab)
-    state: Mapping[str, object] = {
-        "step": step,
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "averaged": averaged.state,
-    }
-    temporary = out / "state.pt.tmp"
-    torch.save(state, temporary)
-    os.replace(temporary, out / "state.pt")
-    logger.info("step %d: checkpoint in %s", step, out)
-
-
-def _log(out: Path, step: int, config: TrainConfig, losses: Tensor, seconds: float) -> None:
-    n_processes = dist.get_world_size() if dist.is_initialized() else 1
-    images_per_s = config.log_every * config.batch_size * n_processes / seconds
-    token, box, centerness = (round(value, 4) for value in losses.tolist())
-    left_s = (config.steps - step) * seconds / config.log_every
-    logger.info(
-        "step %d/%d  token %.3f  box %.3f  centerness %.3f  lr %.2e  %.1f images/s  %.0f min left",
-        step, config.steps, token, box, centerness, config.lr * learning_rate(step - 1, config), images_per_s,
-        left_s / 60,
-    )  # fmt: skip
-    line = {"step": step, "loss/token": token, "loss/box": box, "loss/centerness": centerness}
+def run(config: Config) -> None:
+    """Train from the start, or from the checkpoint in `config.out`."""
+    out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "metrics.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line | {"images_per_s": round(images_per_s, 1)}) + "\n")
+    first = next_step(out)
+    check_settings(out / SETTINGS, config, is_begun=first > 0)
+    shards = find_shards(config.shards)
+    torch.manual_seed(config.seed)
+    model, vocab = make_model(config, out, shards)
+    prompter = Prompter(vocab, model.config.text)
+    rows, skipped = index_rows(shards, prompter, model.config)
+    logger.info("%d rows of %d shards; skipped: %s", len(rows), len(shards), dict(skipped) or "none")
+    data = batch_stream(rows, prompter, model.config, config, first)
+    model.to(config.device or default_device())
+    train(model, data, vocab, out, config.train, resume=first > 0)
+    logger.info("done: grounder=%s", out)
+
+
+def check_settings(path: Path, config: Config, *, is_begun: bool) -> None:
+    """Keep the settings beside the weights, and refuse to go on with others."""
+    text = to_yaml(config)
+    if is_begun and path.exists() and path.read_text(encoding="utf-8") != text:
+        raise UserError(f"{path.parent} holds a run with other settings ({path.name}); give another out, or delete it")
+    path.write_text(text, encoding="utf-8")
+
+
+def make_model(config: Config, out: Path, shards: Sequence[Path]) -> tuple[Glip, Path]:
+    """The network to train, and the vocabulary that belongs to it.
+
+    Raises UserError or CheckpointError naming what is missing.
+    """
+    if not config.start.startswith(NEW):
+        path = find(grounder_path(config.start))
+        beside = (path if path.is_dir() else path.parent) / VOCAB
+        return load_glip(path), find_vocabulary(config.vocabulary) if config.vocabulary else beside
+    name = config.start.removeprefix(NEW)
+    if name not in CONFIGS:
+        raise UserError(f"start={config.start!r}: no such graph; choose one of {', '.join(NEW + n for n in CONFIGS)}")
+    graph = CONFIGS[name]
+    if config.vocabulary:
+        return Glip(graph), find_vocabulary(config.vocabulary)
+    vocab = out / VOCAB
+    if not vocab.exists():
+        write_vocabulary(vocab, captions(shards), graph.text.vocab_size)
+    return Glip(graph), vocab
+
+
+def batch_stream(
+    rows: Sequence[Row], prompter: Prompter, model: GlipConfig, config: Config, first: int
+) -> Iterator[Batch]:
+    """Batches from the `first` on; the next one is read while the network works."""
+
+    def load(item: tuple[int, list[Row]]) -> Batch:
+        number, chosen = item
+        rng = np.random.default_rng([config.seed, 1, number])
+        size = int(rng.choice(config.short_sides)) if config.short_sides else model.detect.short_side_px
+        examples = [load_example(row) for row in chosen]
+        examples = [mirror(example) if rng.random() < config.flip else example for example in examples]
+        sized = replace(model, detect=replace(model.detect, short_side_px=size))
+        return collate(examples, prompter, sized)
+
+    return ahead(load, enumerate(batches_from(rows, config.train.batch_size, config.seed, first), start=first))
+
+
+def mirror(example: Example) -> Example:
+    """Left and right exchanged."""
+    width = example.image.shape[1]
+    boxes = [(width - x_max, y_min, width - x_min, y_max) for x_min, y_min, x_max, y_max in example.boxes]
+    return replace(example, image=np.ascontiguousarray(example.image[:, ::-1]), boxes=boxes)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,119 +1,178 @@
-"""Training: it learns, it resumes, and several processes agree."""
+"""Training from the command line, on shards that the pipeline's own writer wrote."""
 
 import json
-from collections.abc import Iterator
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
-from itertools import cycle
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from pipeline.ground.glip.load import load_glip
+from pipeline.errors import UserError
+from pipeline.ground.glip import train as command
+from pipeline.ground.glip.examples import Example, LabelledPhrase
+from pipeline.ground.glip.load import load_glip, save_glip
+from pipeline.ground.glip.shards import batches_from, find_shards, index_rows, load_example
 from pipeline.ground.glip.text import Prompter
-from pipeline.ground.glip.train import (
-    Batch,
-    Example,
-    LabelledPhrase,
-    TrainConfig,
-    batches,
-    collate,
-    learning_rate,
-    next_step,
-    train,
-)
+from pipeline.ground.glip.train import main, mirror
+from pipeline.ground.glip.training import next_step
+from pipeline.write import WriteConfig, write_shard
 from tests.pipeline.ground.glip.tiny import TINY, tiny_model, write_vocab
-
-CONFIG = TrainConfig(steps=30, batch_size=2, lr=3e-3, warmup_steps=3, log_every=10, checkpoint_s=1e9)
-MODEL = replace(TINY, text=replace(TINY.text, ignored_words=("a",)))
+from tests.pipeline.write.shards import CAPTION, PROVENANCE, dropped_row, jpeg, kept_row, plan, table
 
 
-def example(seed: int) -> Example:
-    """A red or blue square on black, and a caption that names it."""
-    colour = seed % 2
-    x, y = 8 + 16 * (seed % 3), 8 + 16 * (seed % 2)
-    image = np.zeros((96, 96, 3), np.uint8)
-    image[y : y + 40, x : x + 40, 2 * colour] = 255
-    caption = f"a {('red', 'blue')[colour]} cat"
-    phrase = LabelledPhrase(span=(0, len(caption)), boxes=(0,))
-    return Example(image=image, caption=caption, phrases=[phrase], boxes=[(x, y, x + 40.0, y + 40.0)])
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pipeline leaves: two shards of two usable rows and a dropped one."""
+    folder = tmp_path_factory.mktemp("output")
+    for index in (1, 2):
+        rows = [kept_row(10), dropped_row(11), kept_row(12) | {"image": jpeg(200, 300), "width": 200, "height": 300}]
+        write_shard(table(rows), plan(index, 3), WriteConfig(image_bytes=True), str(folder), PROVENANCE)
+    return folder
 
 
-def data(prompter: Prompter, start: int = 0) -> Iterator[Batch]:
-    examples = cycle([example(seed) for seed in range(6)])
-    stream = batches(examples, prompter, MODEL, CONFIG.batch_size)
-    for _ in range(start):
-        next(stream)
-    return stream
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GLIP to fine-tune."""
+    folder = tmp_path_factory.mktemp("start")
+    save_glip(folder, tiny_model().state_dict(), TINY, write_vocab(folder))
+    return folder
 
 
-@pytest.fixture
-def vocab(tmp_path: Path) -> Path:
-    return write_vocab(tmp_path)
+def arguments(output: Path, start: Path, out: Path, steps: int = 4, **more: object) -> list[str]:
+    settings = {"out": out, "start": start, "steps": steps, "batch_size": 2, "train.warmup_steps": 1, "device": "cpu"}
+    settings |= {"train.log_every": 1, "train.average_every": 1, "train.checkpoint_s": 0.0}
+    return [str(output), *(f"{key}={value}" for key, value in {**settings, **more}.items())]
 
 
-def test_losses_fall_and_the_weights_can_be_loaded(tmp_path: Path, vocab: Path) -> None:
+def losses(out: Path) -> dict[int, float]:
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return {line["step"]: line["loss/token"] for line in map(json.loads, lines)}
+
+
+@pytest.mark.parametrize("kind", ["grit", "arrow"])
+def test_both_kinds_of_shards_give_the_same_examples(output: Path, start: Path, kind: str) -> None:
+    rows, skipped = index_rows(find_shards(str(output / kind)), Prompter(start / "vocab.txt", TINY.text), TINY)
+    assert len(rows) == 4
+    assert not skipped
+    example = load_example(rows[0])
+    assert example.image.shape == (200, 300, 3)
+    assert example.caption == CAPTION
+    named = {CAPTION[slice(*phrase.span)]: len(phrase.boxes) for phrase in example.phrases}
+    assert named == {"a small dog": 1, "a café": 1, "🐈 dog": 1}
+    assert len(example.phrases) == 4  # "a café" stands there twice
+    assert len(example.boxes) == 4  # the removed box teaches nothing
+    assert example.boxes[0] == pytest.approx((30, 50, 270, 150))
+
+
+def test_every_epoch_holds_every_row_once_in_an_order_of_its_own(output: Path, start: Path) -> None:
+    rows, _ = index_rows(find_shards(str(output)), Prompter(start / "vocab.txt", TINY.text), TINY)
+    rows = [replace(row, place=i) for i, row in enumerate(rows * 5)]
+    places = [[row.place for row in batch] for batch in islice(batches_from(rows, 4, 0, 0), 10)]
+    for epoch in (places[:5], places[5:]):
+        assert sorted(place for batch in epoch for place in batch) == list(range(20))
+    assert places[:5] != places[5:]
+    assert [[row.place for row in batch] for batch in islice(batches_from(rows, 4, 0, 7), 3)] == places[7:]
+
+
+def test_one_command_fine_tunes_and_the_result_is_a_grounder(output: Path, start: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    train(tiny_model(MODEL), data(Prompter(vocab, MODEL.text)), vocab, out, CONFIG)
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [10, 20, 30]
-    assert lines[-1]["loss/token"] < 0.6 * lines[0]["loss/token"]
-    assert next_step(out) == 30
-    assert load_glip(out).config == MODEL
+    assert main(arguments(output, start, out, flip=0.5, short_sides="[64,96]")) == 0
+    assert sorted(losses(out)) == [1, 2, 3, 4]
+    assert load_glip(out).config == TINY
+    assert "steps: 4" in (out / "training.yaml").read_text()
 
 
-def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path, vocab: Path) -> None:
-    prompter = Prompter(vocab, MODEL.text)
-    config = replace(CONFIG, steps=6, warmup_steps=1, average_every=3)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(tiny_model(MODEL), data(prompter), vocab, whole, config)
-    interrupted = data(prompter)
-    with pytest.raises(RuntimeError):
-        train(tiny_model(MODEL), fail_after(interrupted, 4), vocab, parts, replace(config, checkpoint_s=0.0))
-    assert next_step(parts) == 3
-    train(tiny_model(MODEL, seed=9), data(prompter, 3), vocab, parts, config, resume=True)
-    first, second = (torch.load(folder / "state.pt", weights_only=True)["model"] for folder in (whole, parts))
-    for key, value in first.items():
-        torch.testing.assert_close(value, second[key], rtol=1e-3, atol=1e-4)
+def test_one_command_trains_a_new_model_with_a_vocabulary_of_its_own(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "CONFIGS", {"small": replace(TINY, text=replace(TINY.text, vocab_size=256))})
+    assert main(arguments(output, Path("new:small"), tmp_path / "out", steps=2)) == 0
+    assert "dog" in (tmp_path / "out" / "vocab.txt").read_text().split()
 
 
-def fail_after(stream: Iterator[Batch], n: int) -> Iterator[Batch]:
-    for _ in range(n):
-        yield next(stream)
-    raise RuntimeError("power cut")
+@pytest.mark.slow
+def test_a_killed_run_goes_on_where_it_stopped(output: Path, start: Path, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert main(arguments(output, start, whole, steps=8)) == 0
+    again = arguments(output, start, broken, steps=8)
+    process = subprocess.Popen([sys.executable, "-m", "pipeline.ground.glip.train", *again], stderr=subprocess.DEVNULL)
+    while next_step(broken) < 3:
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    stopped = next_step(broken)
+    assert 3 <= stopped < 8
+    assert main(again) == 0
+    assert losses(broken).keys() == losses(whole).keys()
+    for step, loss in losses(whole).items():
+        assert losses(broken)[step] == pytest.approx(loss, rel=0.02), step
 
 
-def test_boxes_follow_the_resized_image_and_lose_the_exclusive_pixel(vocab: Path) -> None:
-    item = example(0)
-    small = replace(item, image=item.image[::2, ::2], boxes=[(4.0, 4.0, 24.0, 24.0)])
-    batch = collate([small, item], Prompter(vocab, MODEL.text), MODEL)
-    assert batch.images.shape == (2, 3, 96, 96)
-    assert batch.targets[0].boxes.tolist() == batch.targets[1].boxes.tolist() == [[8, 8, 47, 47]]
-    assert batch.targets[0].tokens.tolist() == [[False, False, True, True, False]]  # [CLS] a red cat [SEP]
+def test_a_run_with_other_settings_is_not_overwritten(
+    output: Path, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(output, start, tmp_path, steps=2)) == 0
+    assert main(arguments(output, start, tmp_path, steps=2, lr=0.5)) == 2
+    assert "other settings" in capsys.readouterr().err
 
 
-def test_a_box_that_no_phrase_names_is_no_target(vocab: Path) -> None:
-    item = replace(example(0), boxes=[(8.0, 8.0, 48.0, 48.0), (0.0, 0.0, 5.0, 5.0)])
-    assert len(collate([item], Prompter(vocab, MODEL.text), MODEL).targets[0].boxes) == 1
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"start": "new:glip_x"}, "no such graph"),
+        ({"start": "/no/such/model"}, "is not there"),
+        ({"batch_size": 100}, "4 usable rows, fewer than"),
+        ({"colour": "red"}, "colour"),
+        ({"train.warmup_steps": 9}, "must exceed warmup_steps"),
+    ],
+)
+def test_what_a_user_can_mend_is_said_in_a_line(
+    output: Path, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: dict, message: str
+) -> None:
+    assert main([*arguments(output, start, tmp_path / "out"), *(f"{key}={value}" for key, value in wrong.items())]) == 2
+    assert message in capsys.readouterr().err
 
 
-def test_a_caption_without_a_usable_phrase_stops_the_training(vocab: Path) -> None:
-    item = replace(example(0), caption="\U0001f600", phrases=[LabelledPhrase(span=(0, 1), boxes=(0,))])
-    with pytest.raises(ValueError, match="unknown_words"):
-        collate([item], Prompter(vocab, MODEL.text), MODEL)
+def test_shards_that_cannot_be_learned_from_are_named(tmp_path: Path, start: Path) -> None:
+    prompter = Prompter(start / "vocab.txt", TINY.text)
+    with pytest.raises(UserError, match=r"no \.arrow or \.tar file"):
+        find_shards(str(tmp_path / "nothing"))
+    (tmp_path / "cut.tar").write_bytes(b"no tar at all")
+    (tmp_path / "cut.arrow").write_bytes(b"no arrow at all")
+    with pytest.raises(UserError, match=r"cut\.tar is no shard"):
+        index_rows([tmp_path / "cut.tar"], prompter, TINY)
+    with pytest.raises(UserError, match=r"cut\.arrow is no Arrow file"):
+        index_rows([tmp_path / "cut.arrow"], prompter, TINY)
+    write_shard(table([kept_row(10)]), plan(1, 1), WriteConfig(formats=("arrow",)), str(tmp_path), PROVENANCE)
+    with pytest.raises(UserError, match=r"holds no images"):
+        index_rows(find_shards(str(tmp_path / "arrow")), prompter, TINY)
 
 
-def test_the_rate_warms_up_and_falls_by_a_cosine() -> None:
-    config = TrainConfig(steps=110, warmup_steps=10, final_lr_ratio=0.01)
-    assert learning_rate(0, config) == pytest.approx(0.1)
-    assert learning_rate(10, config) == pytest.approx(1.0)
-    assert learning_rate(60, config) == pytest.approx(0.505)
-    assert learning_rate(110, config) == pytest.approx(0.01)
+def test_rows_without_a_usable_phrase_are_counted_and_left_out(tmp_path: Path, start: Path) -> None:
+    emoji = kept_row(10) | {"caption": "\U0001f600 " * 20}
+    write_shard(table([emoji, kept_row(11)]), plan(1, 2), WriteConfig(formats=("grit",)), str(tmp_path), PROVENANCE)
+    rows, skipped = index_rows(find_shards(str(tmp_path)), Prompter(start / "vocab.txt", TINY.text), TINY)
+    assert (len(rows), skipped) == (1, {"unknown_words": 1})
 
 
-def test_a_loss_that_is_not_finite_stops_the_training(tmp_path: Path, vocab: Path) -> None:
-    model = tiny_model(MODEL)
-    torch.nn.init.constant_(model.rpn.head.bbox_pred.weight, float("nan"))
-    with pytest.raises(FloatingPointError, match="not finite"):
-        train(model, data(Prompter(vocab, MODEL.text)), vocab, tmp_path / "out", CONFIG)
+def test_a_mirrored_image_takes_its_boxes_along() -> None:
+    image = np.zeros((4, 10, 3), np.uint8)
+    image[:, 1:3] = 255
+    phrase = LabelledPhrase(span=(0, 1), boxes=(0,))
+    found = mirror(Example(image=image, caption="x", phrases=[phrase], boxes=[(1.0, 0.0, 3.0, 4.0)]))
+    (box,) = found.boxes
+    assert found.image[0, int(box[0]) : int(box[2])].min() == 255
+    assert box == (7.0, 0.0, 9.0, 4.0)
+
+
+def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(key in text for key in ("train.steps", "short_sides", "start = miniature"))
