@@ -1,0 +1,65 @@
+"""Training by Ray Train: plans that fit, places that mean the same everywhere, and a run that outlives a worker."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from settings.errors import UserError
+from tests.trainer.data.samples import train_files, write_tar
+from tests.trainer.small_run import overrides, small_config
+from trainer.on_ray import plan, with_absolute_places
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_wish_that_would_wait_for_ever_is_refused(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", "ray.workers=4", "ray.cpus_per_worker=2", "device=auto")
+    assert plan(config, cpus=8, gpus=0).use_gpu is False
+    assert plan(config, cpus=8, gpus=4).use_gpu is True
+    with pytest.raises(UserError, match="need 8 CPUs, the cluster has 7"):
+        plan(config, cpus=7, gpus=0)
+    with pytest.raises(UserError, match="4 GPUs"):
+        plan(config, cpus=8, gpus=3)
+
+
+def test_places_are_those_of_the_submitter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = with_absolute_places(small_config(Path("run"), "shards=a,s3://b/c"))
+    assert config.output == str(tmp_path / "run")
+    assert config.data.shards == f"{tmp_path / 'a'},s3://b/c"
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    with pytest.raises(UserError, match="output=run is relative"):
+        with_absolute_places(small_config(Path("run")))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_run_on_ray_goes_on_after_a_worker_was_killed(tmp_path: Path) -> None:
+    shards, output = tmp_path / "shards", tmp_path / "run"
+    shards.mkdir()
+    for number in range(2):
+        write_tar(shards / f"{number:05d}.tar", [(f"{number}-{i}", train_files(i)) for i in range(16)])
+    arguments = overrides(
+        output, f"shards={shards}", "steps=30", "data.workers=0", "ray.workers=2", "ray.cpus_per_worker=0.5",
+        "parallel.timeout_s=60",
+    )  # fmt: skip
+    command = [sys.executable, "-m", "trainer.train", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "log").open("w") as log:
+        run = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+        rows = output / "metrics.jsonl"
+        while run.poll() is None and (not rows.is_file() or len(rows.read_text().splitlines()) < 7):
+            time.sleep(0.05)
+        workers = [
+            child for child in psutil.Process(run.pid).children(recursive=True) if "RayTrainWorker" in child.name()
+        ]
+        workers[-1].kill()
+        assert run.wait(timeout=240) == 0, (tmp_path / "log").read_text()
+    assert [json.loads(line)["step"] for line in rows.read_text().splitlines()] == list(range(1, 31))
+    assert "checkpoints/step_000000" in (tmp_path / "log").read_text()
