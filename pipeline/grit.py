@@ -25,6 +25,7 @@ from pipeline.read import ShardPlan, plan_shards  # noqa: E402
 from pipeline.report import build_stats, summary_table, write_report  # noqa: E402
 from pipeline.run import run_local  # noqa: E402
 from pipeline.write import is_finished  # noqa: E402
+from schemas.files import FILES  # noqa: E402
 from settings.load import to_yaml  # noqa: E402
 
 logger = logging.getLogger("hypergrit")
@@ -52,6 +53,7 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     """
     config = with_absolute_places(config)
     plans = plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
+    refuse_output_in_input(config, plans)
     check_writable(config.output)
     refuse_foreign_shards(config.output, len(plans))
     provenance = make_provenance(config)
@@ -117,6 +119,22 @@ def with_absolute_places(config: PipelineConfig) -> PipelineConfig:
 def absolute(place: str) -> str:
     """A path from the root; a URL as it is."""
     return place if "://" in place else os.path.abspath(place)
+
+
+def refuse_output_in_input(config: PipelineConfig, plans: Sequence[ShardPlan]) -> None:
+    """Raise UserError if the output is, or would become, a part of the input: the next run would read its own shards."""
+    filesystem, folder = fsspec.core.url_to_fs(config.input)
+    try:
+        _, output = fsspec.core.url_to_fs(config.output)
+    except (ValueError, ImportError):
+        return  # `check_writable` says what is wrong with it
+    inside = f"{output}/".startswith(f"{folder.rstrip('/')}/") and filesystem.isdir(folder)
+    own = tuple(f"{place}/{kind}/" for place in (config.output, output) for kind in FILES)
+    if inside or any(piece.path.startswith(own) for plan in plans for piece in plan.pieces):
+        raise UserError(
+            f"output {config.output!r} lies within the input {config.input!r}: a second run would read the shards of the first; "
+            f"give an output= outside"
+        )
 
 
 def refuse_foreign_shards(output: str, n_shards: int) -> None:

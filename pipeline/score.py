@@ -38,6 +38,10 @@ class ScoreConfig:
             raise UserError(
                 f"score.batch_size is {self.batch_size}, min_side_px {self.min_side_px}; give 1 or more, 0 or more"
             )
+        for name, most in (("min_score", 1.0), ("min_clip_score", CLIP_SCORE_WEIGHT)):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= most:
+                raise UserError(f"score.{name} is {value}; no box can reach more than {most:g}, give 0 to {most:g}")
 
 
 @dataclass(frozen=True, kw_only=True)

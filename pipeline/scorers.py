@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.errors import UserError
-from pipeline.ground.load import default_device, read_config
+from pipeline.ground.load import read_config, usable_device
 from pipeline.images import Image
 
 MINIATURE: Final = Path(__file__).parents[1] / "demo" / "weights" / "clip"
@@ -57,7 +57,7 @@ def load_scorer(scorer: str, device: str | None, batch_size: int) -> Scorer:
 
     Raises UserError if it is not there.
     """
-    device = device or default_device()
+    device = usable_device(device, "score.device")
     path = scorer_path(scorer)
     if scorer.startswith(OPEN_CLIP):
         images, texts = _open_clip(scorer.removeprefix(OPEN_CLIP), device)

@@ -28,7 +28,7 @@ def load_grounder(
 
     Raises UserError if it is not there.
     """
-    path, device = grounder_path(name), device or default_device()
+    path, device = grounder_path(name), usable_device(device, "ground.device")
     if is_transformers(path):
         from pipeline.ground.hf import load_hf_grounder
 
@@ -67,11 +67,24 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def usable_device(wish: str | None, key: str) -> str:
+    """The wanted torch device; without a wish CUDA where there is one, else the CPU. Raises UserError for one that is not there."""
+    if wish is None:
+        return default_device()
+    try:
+        torch.zeros(1, device=wish)
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        raise UserError(
+            f"{key}={wish} cannot be used on this machine: {str(error).splitlines()[0]} Leave it out, or give cpu or cuda"
+        ) from error
+    return wish
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """A model folder's config.json, {} without one."""
     try:
         loaded = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a weight file has none
         return {}
     except ValueError as error:
         raise UserError(f"{folder / 'config.json'} is not valid JSON: {error}") from error

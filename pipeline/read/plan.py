@@ -48,7 +48,7 @@ def list_files(input: str) -> list[tuple[str, int]]:
     """
     try:
         fs, root = fsspec.url_to_fs(input)
-        if any(sign in root for sign in "*?["):
+        if any(sign in root for sign in "*?[") and not fs.exists(root):
             found = fs.glob(root)
         elif format_of(root) is None and fs.isdir(root):
             found = [path for path in fs.find(root) if not _is_hidden(path[len(root) :])]

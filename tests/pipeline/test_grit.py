@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,25 @@ def test_smaller_input_into_a_larger_output_is_refused(
     assert "beyond this run's 1" in capsys.readouterr().err
 
 
+def test_a_broken_weight_file_is_named(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = tmp_path / "glip.pth"
+    weights.write_bytes(b"nope")
+    (tmp_path / "vocab.txt").write_text("a\n")
+    assert run(tars, tmp_path / "out", f"grounder={weights}") == 2
+    assert str(weights) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", [".", "out", "a/b"])
+def test_an_output_within_the_input_is_refused(
+    tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    folder = tmp_path / "in"
+    shutil.copytree(tars, folder)
+    assert run(folder, folder / place) == 2
+    assert "within the input" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["00000.tar"]
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -106,6 +126,10 @@ def test_smaller_input_into_a_larger_output_is_refused(
         ("parse.model=xx_none", "xx_none"),
         ("rows_per_shardd=4", "rows_per_shardd"),
         ("output=/proc/nothing/out", "/proc/nothing/out"),
+        ("output=foo://bucket/out", "foo"),
+        ("ground.device=banana", "ground.device"),
+        ("score.device=cuda:99", "score.device"),
+        ("score.min_score=7", "score.min_score"),
     ],
 )
 def test_what_the_user_can_mend_is_one_line_and_exit_code_2(
