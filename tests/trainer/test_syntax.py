@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,10 +14,8 @@ from trainer.syntax import (
     collate_trees,
     largest_overlap,
     read_words,
-    word_vectors,
-    word_weights,
 )
-from trainer.tokenizer import Tokenizer, clean, openai_tokenizer
+from trainer.tokenizer import clean, openai_tokenizer
 
 OPENAI = openai_tokenizer()
 
@@ -216,17 +213,6 @@ def test_any_text_has_its_ids_and_offsets_inside_and_in_order(text: str, data: s
     assert all(0 <= head < len(tree.head) for head in tree.head)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.text(alphabet=st.characters(codec="utf-8", categories=("L", "N")), min_size=1, max_size=12))
-def test_where_cleaning_changes_nothing_offsets_are_those_of_the_characters(text: str) -> None:
-    if clean(text) != text or len(text.lower()) != len(text):
-        return
-    tokenizer = Tokenizer([])  # bytes: the finest pieces there are
-    _, spans = tokenizer.encode_with_offsets(text)
-    expected = [(i, i + 1) for i, char in enumerate(text.lower()) for _ in char.encode()]
-    assert spans[1:-1] == expected
-
-
 @pytest.mark.parametrize(
     ("token", "message"),
     [
@@ -255,11 +241,3 @@ def test_collated_trees_are_padded_and_their_rows_are_the_captions() -> None:
     assert syntax.word_of_token.tolist()[0] == [NONE, 0, 1, NONE, NONE, NONE, NONE]
     assert syntax.head.tolist() == [[0, 0, NONE, NONE, NONE], [0, 0, 1, 2, 3]]
     assert syntax.map(lambda tensor: tensor[1:]).head.tolist() == [[0, 0, 1, 2, 3]]
-
-
-def test_word_vectors_are_the_mean_or_the_last_of_their_tokens() -> None:
-    states = torch.tensor([[[9.0], [1.0], [2.0], [6.0], [9.0]]])
-    word_of_token = torch.tensor([[NONE, 0, 1, 1, NONE]])
-    mean, last = (word_vectors(states, word_weights(word_of_token, 3, kind)) for kind in ("mean", "last"))
-    assert mean.squeeze(-1).tolist() == [[1, 4, 0]]
-    assert last.squeeze(-1).tolist() == [[1, 6, 0]]

