@@ -44,6 +44,8 @@ def batch_images(images: list[Image]) -> Tensor:
     batch = torch.zeros(len(images), 3, height, width)
     mean, std = torch.tensor(MEAN_BGR).view(3, 1, 1), torch.tensor(STD_BGR).view(3, 1, 1)
     for row, image in zip(batch, images, strict=True):
-        bgr = torch.from_numpy(image[:, :, ::-1].copy()).permute(2, 0, 1)
-        row[:, : image.shape[0], : image.shape[1]] = (bgr - mean) / std
+        part = row[:, : image.shape[0], : image.shape[1]]
+        for channel, plane in enumerate(part):  # RGB to BGR
+            plane.copy_(torch.from_numpy(image[:, :, 2 - channel]))
+        part.sub_(mean).div_(std)
     return batch
