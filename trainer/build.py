@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from settings.errors import UserError
 from trainer.accumulate import blocks, checkpoint_blocks, set_micro_batch
-from trainer.checkpoint import MODELS, build_model
+from trainer.checkpoint import MODELS, build_model, load_state, read_weights
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader
 from trainer.dual_encoder import DualEncoder
@@ -69,10 +71,17 @@ def build(config: TrainConfig, place: Place) -> Run:
 
 
 def new_model(config: TrainConfig) -> DualEncoder:
+    """The model at its start: drawn from the seed, or with the weights of `init`."""
     try:
-        return build_model(config.model_name, config.model).train()
+        model = build_model(config.model_name, config.model).train()
     except (ValueError, TypeError, AssertionError, RuntimeError) as error:  # timm names wrong sizes in all these ways
         raise UserError(f"model_name={config.model_name} cannot be built from model.*: {error}") from error
+    if config.init:
+        try:
+            load_state(model, read_weights(Path(config.init)), Path(config.init))
+        except (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
+            raise UserError(f"init={config.init}: {error}") from error
+    return model
 
 
 def build_tokenizer(config: TrainConfig) -> Tokenizer:

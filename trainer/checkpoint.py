@@ -144,6 +144,15 @@ def load_folder(folder: Path, name: ModelName | None) -> LoadedModel:
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, preprocess=preprocess, config=config)
 
 
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of one of our folders or of a released `.pth` file, for a model that is already there."""
+    if path.is_dir():
+        return load_file(path / "model.safetensors")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such checkpoint; give a folder with model.safetensors, or a .pth file")
+    return read_released(path)
+
+
 def read_config(name: str, values: dict[str, Any], where: Path) -> ModelConfig:
     """A model's configuration from the dictionary of `dataclasses.asdict`; an unknown key is an error."""
     if name not in MODELS:

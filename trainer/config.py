@@ -73,6 +73,7 @@ class TrainConfig:
     output: str = (
         ""  # folder of the run: checkpoints/, metrics.jsonl, tensorboard/, model/, evaluation.json, config.yaml
     )
+    init: str | None = None  # start from these weights: a folder that the trainer wrote, or a released .pth file
     tokenizer: str = "openai"  # openai, or a merges.txt in its format
     batch: int = 768  # pairs of one step, over all processes
     micro_batch: int | None = None  # rows that go through a tower together, for less memory; same gradient; none: all

@@ -1,0 +1,45 @@
+"""What a run begins with."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from settings.errors import UserError
+from tests.trainer.small_run import small_config
+from trainer.build import build_tokenizer, new_model
+from trainer.checkpoint import save_model
+from trainer.preprocess import PreprocessConfig
+from trainer.released import write_released
+
+
+@pytest.mark.parametrize("layout", ["folder", "released.pth"])
+def test_a_run_begins_with_the_weights_it_is_given(tmp_path: Path, layout: str) -> None:
+    config = small_config(tmp_path / "run")
+    torch.manual_seed(1)
+    source, start = new_model(config), tmp_path / layout
+    if layout == "folder":
+        save_model(start, source, tokenizer=build_tokenizer(config), preprocess=PreprocessConfig(size_px=16), record={})
+    else:
+        write_released(start, source)
+    torch.manual_seed(2)
+    begun = new_model(small_config(tmp_path / "run", f"init={start}"))
+    assert all(torch.equal(value, begun.state_dict()[key]) for key, value in source.state_dict().items())
+
+
+def test_weights_of_another_size_are_refused_by_name(tmp_path: Path) -> None:
+    write_released(tmp_path / "wide.pth", new_model(small_config(tmp_path / "run")))
+    with pytest.raises(UserError, match=r"init=.*wide\.pth.*textual_proj\.weight is \[16, 32\]"):
+        new_model(small_config(tmp_path / "run", f"init={tmp_path / 'wide.pth'}", "model.embed_dim=32"))
+
+
+def test_weights_that_are_code_are_not_run(tmp_path: Path) -> None:
+    (tmp_path / "evil.pth").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
+    with pytest.raises(UserError, match=r"evil\.pth"):
+        new_model(small_config(tmp_path / "run", f"init={tmp_path / 'evil.pth'}"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere: no such checkpoint"):
+        new_model(small_config(tmp_path / "run", f"init={tmp_path / 'nowhere'}"))
