@@ -146,32 +146,6 @@ STORED = ImageLimits(max_pixels=2**31, max_aspect_ratio=float("inf"))
 """No limits: for bytes that passed those of the configuration in `download`."""
 
 
-class StoredImages:
-    """Pixels of the images that `download` stored, for stages of one process that look at the same ones.
-
-    Decoded images are kept until `max_bytes` of pixels are held; what comes after is decoded anew each time.
-    """
-
-    def __init__(self, max_bytes: int = 256_000_000) -> None:
-        self.max_bytes = max_bytes
-        self._held: dict[bytes, Image] = {}
-        self._free = max_bytes
-
-    def __call__(self, data: bytes) -> Image:
-        pixels = self._held.get(data)
-        if pixels is None:
-            pixels = decode(data, STORED)
-            if pixels.nbytes <= self._free:
-                self._held[data] = pixels
-                self._free -= pixels.nbytes
-        return pixels
-
-    def clear(self) -> None:
-        """Hold nothing: the shard they belong to is done."""
-        self._held.clear()
-        self._free = self.max_bytes
-
-
 def _decode_jpeg(data: bytes) -> Image:
     """A whole, upright RGB JPEG at full size: libjpeg-turbo as in Pillow, the same pixels, in three quarters of the time."""
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)

@@ -19,10 +19,10 @@ from pipeline.captions import clean_captions
 from pipeline.config import PipelineConfig
 from pipeline.download import Download
 from pipeline.ground.stage import Ground
-from pipeline.images import StoredImages
 from pipeline.parse import Parse
 from pipeline.read import ShardPlan, read_shard
 from pipeline.score import Score
+from pipeline.stored_images import StoredImages
 from pipeline.write import write_shard
 from schemas.rows import BOUNDARIES
 from schemas.table import kept_indices

@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from pipeline.errors import UserError
 from pipeline.ground.load import score_threshold
-from pipeline.images import Image, StoredImages, crop_box
+from pipeline.images import Image, crop_box
 from pipeline.scorers import Scorer, clip_score_threshold, load_scorer
+from pipeline.stored_images import StoredImages
 from schemas.rows import SCORED
 from schemas.status import BOX_REMOVALS
 from schemas.table import Drop, add_columns, drop_rows, kept_indices

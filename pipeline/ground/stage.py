@@ -13,7 +13,7 @@ from pipeline.errors import UserError
 from pipeline.given import move_span
 from pipeline.ground.grounder import Detection, Grounder, ahead
 from pipeline.ground.load import load_grounder
-from pipeline.images import StoredImages
+from pipeline.stored_images import StoredImages
 from schemas.rows import GROUNDED
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline import images
 from pipeline.images import ImageLimits, ImageRejected, ResizeConfig
+from pipeline.stored_images import StoredImages
 from tests.pipeline.download.server import png_header
 
 
@@ -164,7 +165,7 @@ def test_equal_pixels_give_equal_jpeg_bytes() -> None:
 
 def test_stored_images_are_decoded_once_while_there_is_room() -> None:
     data = [images.encode_jpeg(np.full((10, 10, 3), grey, np.uint8)) for grey in (0, 100, 200)]
-    decode = images.StoredImages(max_bytes=600)
+    decode = StoredImages(max_bytes=600)
     first = [decode(one) for one in data]
     again = [decode(bytes(bytearray(one))) for one in data]  # equal bytes, another object
     assert [a is b for a, b in zip(first, again, strict=True)] == [True, True, False]
