@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from textwrap import shorten
 
 import torch
 import torch.distributed as dist
@@ -93,7 +94,7 @@ def noticing_lost_processes(place: Place, last_checkpoint: str) -> Iterator[None
         if place.world_size == 1 or not (isinstance(error, dist.DistError) or any(word in said for word in LOST)):
             raise
         raise LostProcessError(
-            f"process {place.rank} of {place.world_size} lost touch with another one ({str(error).splitlines()[0]}). A process or a "
+            f"process {place.rank} of {place.world_size} lost touch with another one ({shorten(str(error), 160)}). A process or a "
             f"machine ended, or was silent for longer than parallel.timeout_s. {last_checkpoint}; the same command goes on from there"
         ) from error
 
