@@ -25,7 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=MODELS, default="hycoclip")
     parser.add_argument(
-        "--out", type=Path, default=OUTPUT, help="pairs/, shards/, zero_shot/ and MODEL/ are made in it"
+        "--out", type=Path, default=OUTPUT, help="pairs/, shards/, concepts/ and MODEL/ are made in it"
     )
     parser.add_argument("--rows", type=int, default=DataConfig.train_rows, help="rows of the training input")
     parser.add_argument("--fresh", action="store_true", help="train again, from the start")
@@ -59,7 +59,7 @@ def train(model: str, folder: Path, overrides: list[str]) -> None:
         f"output={folder / model}",
         f"data.shards={folder / 'shards' / 'train'}",
         f"evaluation.shards={folder / 'shards' / 'held_out'}",
-        f"evaluation.image_folders=[{folder / 'zero_shot'}]",
+        f"evaluation.image_folders=[{folder / 'concepts'}]",
     ]
     command = [sys.executable, "-m", "trainer.train", f"jobs/train_demo_{model}.yaml", *places, *overrides]
     say(f"python {' '.join(command[1:])}")

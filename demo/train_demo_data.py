@@ -2,7 +2,7 @@
 
     pairs/train.tar, pairs/held_out.tar     NNNNN.jpg and NNNNN.txt: what `python pipeline/grit.py` reads
     shards/train/, shards/held_out/         what it makes of them
-    zero_shot/CONCEPT/N.png                 one object each, cut out and padded as the pipeline does
+    concepts/CONCEPT/N.png                  one object each, cut out and padded as the pipeline does
 
 All of it is made once, for all models. Held-out scenes have seeds of their own, and so have the zero-shot pictures.
 """
@@ -59,7 +59,7 @@ def make_data(folder: Path, config: DataConfig) -> None:
         if not is_made(shards, settings):
             make_shards(pairs, shards)
             mark_made(shards, settings)
-    pictures, seed = folder / "zero_shot", HELD_OUT_SEEDS[len(HELD_OUT_SEEDS) // 2]
+    pictures, seed = folder / "concepts", HELD_OUT_SEEDS[len(HELD_OUT_SEEDS) // 2]
     settings = {"seed": seed, **asdict(config), "styles": list(config.styles)}
     if not is_made(pictures, settings):
         shutil.rmtree(pictures, ignore_errors=True)

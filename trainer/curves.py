@@ -3,13 +3,14 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from settings.errors import UserError
 
-COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6c", "#8a5fb0", "#c29b2f", "#5b6b7a", "#c0577f")
+COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6c", "#8a5fb0", "#c29b2f", "#c0577f", "#4aa3a8", "#7b8794")
+GREY = len(COLOURS) - 1
 GRID, TEXT, FAINT = "#e4e7eb", "#333f4d", "#7b8794"
 SMOOTH = 20  # a curve shows the running mean over a 20th of its points, over the points themselves
 WIDTH_IN, HEIGHT_IN = 4.6, 3.1  # of one panel
@@ -19,7 +20,7 @@ WIDTH_IN, HEIGHT_IN = 4.6, 3.1  # of one panel
 class Line:
     """Values of one name by step; `dashed` is what chance gives."""
 
-    label: str
+    label: str | None  # None: not in the legend
     steps: list[int]
     values: list[float]
     dashed: bool = False
@@ -65,6 +66,8 @@ def panels(rows: Sequence[dict[str, float]]) -> list[Panel]:
     names = list(dict.fromkeys(name for row in rows for name in row))
     terms = [name for name in names if name.startswith("loss/") and not name.endswith(("/min", "/max"))]
     main = [name for name in terms if name in ("loss/total", "loss/contrastive")]
+    if len(terms) == len(main):  # no other terms: both are the same curve
+        main = main[:1]
     shares = [name for name in terms if name.endswith(("satisfied", "image_entails"))]
     others = [name for name in terms if name not in main + shares]
     temperature = [
@@ -102,14 +105,17 @@ def beside_chance(rows: Sequence[dict[str, float]], names: list[str], head: str,
     chance = figure.replace("recall", "chance") if "recall" in figure else "chance"
     own = [name for name in names if name.startswith(head) and name.endswith(f"/{figure}")]
     found: list[Line | None] = []
+    by_chance: list[Line | None] = []
     for colour, name in enumerate(own):
         stem = name.removesuffix(f"/{figure}")
-        label = stem.removeprefix(head).replace("_", " ")
-        found += [
-            line(rows, name, label, colour),
-            line(rows, f"{stem}/{chance}", "chance" if head == "zero_shot/" else f"{label}, chance", colour, True),
-        ]
-    return [one for one in found if one]
+        found.append(line(rows, name, stem.removeprefix(head).replace("_", " "), colour))
+        by_chance.append(line(rows, f"{stem}/{chance}", "chance", colour, dashed=True))
+    chances = [one for one in by_chance if one]
+    if all(one.values == chances[0].values for one in chances):
+        chances = [replace(one, colour=GREY) for one in chances[:1]]
+    else:
+        chances = [replace(one, label=None) for one in chances[1:]] + [replace(chances[0], label="dashed: chance")]
+    return [one for one in found if one] + chances
 
 
 def smooth(values: list[float]) -> list[float]:
@@ -126,7 +132,7 @@ def draw(found: list[Panel], title: str, path: Path) -> None:
     except ImportError as error:
         raise UserError(f"curves need the package matplotlib ({error}): pip install matplotlib") from error
     mpl.rcParams.update({"font.size": 9, "text.color": TEXT, "axes.labelcolor": FAINT, "font.family": "sans-serif"})
-    columns = min(len(found), 4 if len(found) > 6 or len(found) == 4 else 3)
+    columns = min(len(found), 2 if len(found) == 4 else 4 if len(found) > 6 else 3)
     rows = -(-len(found) // columns)
     figure = Figure(figsize=(WIDTH_IN * columns, HEIGHT_IN * rows + 0.5), dpi=110, layout="constrained")
     figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
@@ -147,7 +153,7 @@ def draw_panel(axes: Any, panel: Panel) -> None:
         if one.low and one.high:
             axes.fill_between(one.steps, one.low, one.high, color=colour, alpha=0.15, linewidth=0)
         marker = {"marker": "o", "markersize": 3.5} if len(values) < 20 and not one.dashed else {}
-        axes.plot(one.steps, values, label=one.label, **style, **marker)
+        axes.plot(one.steps, values, label=one.label or "_", **style, **marker)
     axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold")
     axes.set_xlabel("step")
     axes.grid(color=GRID, linewidth=0.8)
@@ -156,8 +162,9 @@ def draw_panel(axes: Any, panel: Panel) -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(GRID)
+    axes.set_xlim(left=0)
     if panel.percent:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, min(100, 1.15 * max(scale * value for one in panel.lines for value in one.values)))
         axes.yaxis.set_major_formatter("{x:g} %")
     if len(panel.lines) > 1:
         axes.legend(frameon=False, fontsize=7.5, labelcolor=TEXT, loc="best")
@@ -166,7 +173,8 @@ def draw_panel(axes: Any, panel: Panel) -> None:
 def write_curves(output: Path) -> Path:
     """OUTPUT/curves.png of the run in `output`."""
     path = output / "curves.png"
-    draw(panels(read_rows(output / "metrics.jsonl")), output.name, path)
+    rows = read_rows(output / "metrics.jsonl")
+    draw(panels(rows), f"{output.name}, {rows[-1]['step']:,} steps", path)
     return path
 
 
