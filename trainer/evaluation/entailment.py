@@ -20,7 +20,7 @@ MAX_MISMATCHED = 50_000  # as long as they are not more than this, or one each
 def entailment_shares(
     model: DualEncoder, lifted: dict[str, Tensor], owner: Tensor | None, seed: int = 0
 ) -> dict[str, float]:
-    """Shares by name: NAME/satisfied and NAME/chance, and NAME/satisfied_plain, NAME/chance_plain with eta 1.
+    """Shares by name: NAME/satisfied and NAME/chance; where eta is not 1, NAME/satisfied_plain and NAME/chance_plain too.
 
     `lifted` holds the points [*k n d] of "image", "text" and, with `owner` [m], those [*k m d] of "box_image", "box_text";
     those of words pair by pair.
@@ -41,10 +41,8 @@ def entailment_shares(
 
 def of_pairs(model: DualEncoder, entails: Entails, general: Tensor, specific: Tensor, name: str) -> dict[str, float]:
     angle, aperture = model.cone(general, specific)
-    return {
-        name: (angle <= entails.eta * aperture).float().mean().item(),
-        f"{name}_plain": (angle <= aperture).float().mean().item(),
-    }
+    shares = {name: (angle <= entails.eta * aperture).float().mean().item()}
+    return shares if entails.eta == 1 else shares | {f"{name}_plain": (angle <= aperture).float().mean().item()}
 
 
 def aligned(entails: Entails, lifted: dict[str, Tensor], owner: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
