@@ -17,7 +17,6 @@ from torch import Tensor
 from trainer.blocks import Blocks, Comparison
 
 
-@torch.compiler.disable
 def contrastive(
     comparison: Comparison, scale: Tensor, targets: Tensor, chunk: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
@@ -25,7 +24,6 @@ def contrastive(
     return apply(comparison, scale, targets, chunk, dtype)
 
 
-@torch.compiler.disable
 def symmetric_contrastive(
     comparison: Comparison, scale: Tensor, chunk: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
