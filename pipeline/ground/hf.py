@@ -42,7 +42,7 @@ def load_hf_grounder(
         reason = str(error).split("\n", 1)[0][:300]
         raise UserError(f"ground.grounder={name!r} is no model folder and cannot be fetched: {reason}") from error
     if compiled:
-        model.compile(dynamic=True)
+        model.compile()
     if precision == "auto":  # Grounding DINO chooses queries by rank and refines boxes: half precision changes both
         is_safe = kind == "owlv2" and torch.device(device).type == "cuda"
         precision = "bfloat16" if is_safe else "float32"

@@ -31,7 +31,7 @@ class GroundConfig:
     vocabulary: str | None = None  # GLIP's vocab.txt, or owner/name@commit that holds one; none: beside the weights
     device: str | None = None  # torch device; none: cuda where there is one, else cpu
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: bfloat16 on a GPU where it is safe
-    compiled: bool = False  # torch.compile: worth its minutes for long runs on a GPU
+    compiled: bool = False  # torch.compile the image tower, each size once: worth its minutes for long runs on a GPU
     batch_size: int = 8  # images of one size in the network that go through it together
     floor: float = 0.1  # boxes with a lower score are not stored; the decision falls in `score`
     nms_iou: float = 0.6  # of two boxes of an image that overlap more, whatever their phrases, the better one stays

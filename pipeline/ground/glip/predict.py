@@ -17,6 +17,7 @@ from pipeline.ground.grounder import Detection, Grounded, Image, Span
 
 Size = tuple[int, int]  # height, width
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
+MAX_COMPILED_SIZES = 128  # more than the padded sizes between 800 x 800 and 800 x 1333, both ways up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +136,15 @@ def load_glip_grounder(
     vocab = find_vocabulary(vocabulary) if vocabulary else (path if path.is_dir() else path.parent) / VOCAB
     model = load_glip(path)
     prompter = Prompter(vocab, model.config.text)
-    if compiled:  # in place, so that keys and hooks stay
-        model.backbone.compile(dynamic=True)
-        model.rpn.compile(dynamic=True)
+    if compiled:
+        compile_image_tower(model)
     return GlipGrounder(model, prompter, device, floor, style, precision)
+
+
+def compile_image_tower(model: Glip) -> None:
+    """Have torch.compile make the backbone's code, once for each padded size and batch size.
+
+    Not the head: its shapes follow the prompt's length too, and tracing it with symbolic shapes takes minutes.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_COMPILED_SIZES)
+    model.backbone.compile(dynamic=False)  # in place, so that keys and hooks stay

@@ -1,12 +1,16 @@
 """The grounder: images, captions and spans in, boxes out."""
 
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from pipeline.ground.glip.config import CONFIGS
 from pipeline.ground.glip.images import MEAN_BGR, STD_BGR, batch_images, network_size, padded_size, resize
-from pipeline.ground.glip.predict import GlipGrounder, Precision, Prepared
+from pipeline.ground.glip.load import save_glip
+from pipeline.ground.glip.predict import GlipGrounder, Precision, Prepared, load_glip_grounder
 from pipeline.ground.glip.text import Plan, Prompter
 from pipeline.ground.grounder import Detection, Image
 from tests.pipeline.ground.glip.tiny import TINY, tiny_model, write_vocab
@@ -171,3 +175,14 @@ def test_resizing_keeps_an_image_of_the_right_size() -> None:
     image = picture(10, 12)
     assert resize(image, (10, 12)) is image
     assert resize(image, (20, 24)).shape == (20, 24, 3)
+
+
+def test_a_compiled_network_finds_the_same_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_glip(tmp_path, tiny_model().state_dict(), TINY, write_vocab(tmp_path))
+    plain = load_glip_grounder(tmp_path, "cpu", 0.0, "caption")
+    # Tracing is what our code can break; generating C++ for it takes minutes and is torch's own business.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    compiled = load_glip_grounder(tmp_path, "cpu", 0.0, "caption", compiled=True)
+    for size in ((96, 96), (96, 150)):
+        batch = ([picture(*size)], ["a red dog on a sofa"], [[(0, 9), (13, 19)]])
+        assert_close(ask(compiled, *batch)[0], ask(plain, *batch)[0])
