@@ -92,6 +92,8 @@ ENTAILMENTS = {
     "box_text_image": "phrase entails its box",
     "cross_image": "box entails its image",
     "cross_text": "phrase entails its caption",
+    "syntax_edge": "word entails its head",
+    "syntax_word": "word alone entails itself in its caption",
 }
 
 
