@@ -2,8 +2,8 @@
 
 Throughput at 800 x 1333 and at 480 x 640, with achieved TFLOP/s and peak memory, Grounding DINO tiny beside it; weights are made up,
 speed does not depend on them. Waiting: the grounding stage from JPEGs to boxes, and the share of its wall time in which the network
-has nothing to do. On a GPU both run GLIP-T in bfloat16, the first with its image tower compiled. `--tiny` asks the same of networks of a few thousand
-weights, to see that the command works. One JSON line a measurement.
+has nothing to do. On a GPU both run GLIP-T in bfloat16, the first with its image tower compiled. `--tiny` asks the same of networks of
+a few thousand weights, to see that the command works. One JSON line a measurement.
 """
 
 import argparse

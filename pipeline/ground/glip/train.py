@@ -19,7 +19,7 @@ from pipeline.ground.glip.text import Prompter
 from pipeline.ground.glip.training import TrainConfig, next_step, train
 from pipeline.ground.glip.vocabulary import write_vocabulary
 from pipeline.ground.grounder import ahead
-from pipeline.ground.load import default_device, grounder_path
+from pipeline.ground.load import grounder_path, usable_device
 from settings.help import describe
 from settings.load import merge, read_layers, to_yaml
 
@@ -103,7 +103,7 @@ def run(config: Config) -> None:
     rows, skipped = index_rows(shards, prompter, model.config)
     logger.info("%d rows of %d shards; skipped: %s", len(rows), len(shards), dict(skipped) or "none")
     data = batch_stream(rows, prompter, model.config, config, first)
-    model.to(config.device or default_device())
+    model.to(usable_device(config.device, "device"))
     train(model, data, vocab, out, config.train, resume=first > 0)
     logger.info("done: grounder=%s", out)
 

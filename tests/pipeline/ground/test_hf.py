@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,11 @@ def test_owlv2_finds_nearly_the_same_boxes_in_bfloat16(tmp_path: Path) -> None:
     assert len(exact) == len(half)
     scores = [[d.score for d in sorted(found, key=lambda d: (d.phrase, d.box))] for found in (exact, half)]
     assert sorted(scores[0]) == pytest.approx(sorted(scores[1]), abs=0.03)
+
+
+def test_owlv2_finds_the_same_boxes_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_owlv2(tmp_path)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # traced, without C++ made of it
+    (plain,) = ask(load_grounder(str(tmp_path), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
+    (found,) = ask(load_grounder(str(tmp_path), "cpu", 0.0, "caption", compiled=True), [image()], [CAPTION], [SPANS])
+    assert [d.score for d in found] == pytest.approx([d.score for d in plain], abs=1e-5)
