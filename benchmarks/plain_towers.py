@@ -1,8 +1,10 @@
 """The papers' model without our towers, for comparison: each input in a pass of its own, attention as torch and timm have it."""
 
 from collections import OrderedDict
+from functools import partial
 
 import torch
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from benchmarks.plain_losses import build
@@ -47,7 +49,9 @@ class PlainText(nn.Module):
 def plain_model(name: str) -> MERU:
     """A model of the papers' sizes: wholes and boxes apart, plain losses."""
     model = build(name, plain=True, full=True)
-    model.visual, model.textual = paper_vit(224, **PAPER_VITS["vit_small"]), PlainText()  # type: ignore[assignment]
+    vit = paper_vit(224, **PAPER_VITS["vit_small"])
+    vit.blocks[-1].forward = partial(Block.forward, vit.blocks[-1])  # type: ignore[method-assign,arg-type]
+    model.visual, model.textual = vit, PlainText()  # type: ignore[assignment]
 
     def features(batch: Batch) -> Pairs:
         image, text = model.image_features(batch.images), model.text_features(batch.token_ids)

@@ -9,8 +9,9 @@ from typing import Any
 
 import timm
 import torch
+import torch.nn.functional as F
 from timm.layers import GroupNorm
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 # The papers' sizes (MERU, appendix: the small one has 12 heads, as MoCo v3's, where timm's own has 6).
@@ -94,10 +95,35 @@ def paper_vit(size_px: int, embed_dim: int, depth: int, num_heads: int, patch_si
         num_heads=num_heads,
         num_classes=0,
         norm_layer=partial(nn.LayerNorm, eps=1e-5),  # timm's default is 1e-6
+        block_fn=lambda **kwargs: (ClassTokenBlock if kwargs["depth"] == depth - 1 else Block)(**kwargs),
     )
     # A parameter, though it never learns: it belongs to the released state dicts.
     vit.pos_embed = nn.Parameter(sincos_positions(size_px // patch_size, embed_dim), requires_grad=False)
     return vit
+
+
+class ClassTokenBlock(Block):
+    """The last block, of which nothing is read but the class token [b 1 w]: its numbers for a sixth of the work.
+
+    Keys and values come from all tokens; the query, the projection and the MLP from one.
+    """
+
+    attn: Any
+    mlp: Any
+    norm1: Any
+    norm2: Any
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        if attn_mask is not None or is_causal:
+            raise ValueError("the papers' vision transformer has no masks")
+        normed, qkv, w = self.norm1(x), self.attn.qkv, x.shape[-1]
+        query = F.linear(normed[:, :1], qkv.weight[:w], qkv.bias[:w])
+        key, value = F.linear(normed, qkv.weight[w:], qkv.bias[w:]).chunk(2, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.attn.num_heads, -1)).transpose(1, 2) for part in (query, key, value))
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = x[:, :1] + self.attn.proj(mixed)
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
 
 
 def sincos_positions(side: int, width: int) -> Tensor:

@@ -1,7 +1,9 @@
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from timm.models.vision_transformer import Block
 
 from trainer.encoders.image import ImageConfig, build_image_encoder, sincos_positions
 
@@ -51,3 +53,18 @@ def test_a_tower_of_open_clip_gives_one_vector_an_image_without_fetching_weights
 def test_a_tower_that_open_clip_does_not_list_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="no model of open_clip"):
         build_image_encoder(ImageConfig(name=name))
+
+
+def test_last_block_on_the_class_token_alone_has_the_numbers_and_gradients_of_the_whole_one() -> None:
+    torch.manual_seed(0)
+    kwargs = {"embed_dim": 32, "depth": 2, "num_heads": 4, "patch_size": 8}
+    vit = build_image_encoder(ImageConfig(size_px=32, kwargs=kwargs)).double()
+    images = torch.rand(3, 3, 32, 32, dtype=torch.float64)
+    found = []
+    for forward in (vit.blocks[-1].forward, partial(Block.forward, vit.blocks[-1])):  # type: ignore[index, union-attr]
+        vit.blocks[-1].forward = forward  # type: ignore[index, union-attr]
+        vit.zero_grad()
+        features = vit(images)
+        features.square().sum().backward()
+        found.append([features, *(p.grad for p in vit.parameters() if p.requires_grad)])
+    torch.testing.assert_close(found[0], found[1])
