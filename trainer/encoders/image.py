@@ -95,7 +95,7 @@ def paper_vit(size_px: int, embed_dim: int, depth: int, num_heads: int, patch_si
         num_heads=num_heads,
         num_classes=0,
         norm_layer=partial(nn.LayerNorm, eps=1e-5),  # timm's default is 1e-6
-        block_fn=lambda **kwargs: (ClassTokenBlock if kwargs["depth"] == depth - 1 else Block)(**kwargs),
+        block_fn=lambda **kwargs: (ClassTokenBlock if kwargs["depth"] == depth - 1 else Block)(**kwargs),  # type: ignore[arg-type]
     )
     # A parameter, though it never learns: it belongs to the released state dicts.
     vit.pos_embed = nn.Parameter(sincos_positions(size_px // patch_size, embed_dim), requires_grad=False)
