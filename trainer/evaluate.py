@@ -3,7 +3,8 @@
 MODEL_FOLDER holds config.json and model.safetensors, as a finished run leaves them in OUTPUT/model. Prints one figure a line,
 in percent, and writes nothing but `output=FILE.json`, if it is given.
 
-    python -m trainer.evaluate out/train_demo/hycoclip/model shards=out/train_demo/shards/held_out image_folders=[out/train_demo/concepts]
+    python -m trainer.evaluate out/train_demo/hycoclip/model shards=out/train_demo/shards/held_out \\
+        "image_folders=[out/train_demo/concepts]" 'prompts=["{}", "a {}", "the {}"]'
 """
 
 import json
