@@ -105,7 +105,9 @@ def main() -> None:
             ]
             print(f"{name:<10}{batch:>7}{cells[0]:>9}{cells[1]:>9}{cells[2]:>7}{cells[3]:>9.0f}", end="")
             print(f"{cells[4]:>10}{row.get('ratio_memory', '-'):>7}", flush=True)
-    print(json.dumps({"name": "loss", "ratio": rows[-1].get("ratio"), "threads": arguments.threads, "cases": rows}))
+    ratios = [row["ratio"] for row in rows if "ratio" in row]
+    result = {"name": "loss", "ratio": ratios[-1] if ratios else None, "threads": arguments.threads, "cases": rows}
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
