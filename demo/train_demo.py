@@ -24,9 +24,7 @@ def main() -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=MODELS, default="hycoclip")
-    parser.add_argument(
-        "--out", type=Path, default=OUTPUT, help="pairs/, shards/, concepts/ and MODEL/ are made in it"
-    )
+    parser.add_argument("--out", type=Path, default=OUTPUT, help="pairs/, shards/, concepts/ and MODEL/ are made in it")
     parser.add_argument("--rows", type=int, default=DataConfig.train_rows, help="rows of the training input")
     parser.add_argument("--fresh", action="store_true", help="train again, from the start")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job, such as optim.steps=100")
