@@ -12,6 +12,7 @@ from tests.parity.glip import DATA, run
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # up to nine passes forward and back, ten seconds each on two quiet cores
 @pytest.mark.parametrize("case", ["glip_t_a", "glip_t"])
 def test_every_tensor_loss_and_gradient_agrees(case: str) -> None:
     results = run(DATA / f"{case}.npz")
