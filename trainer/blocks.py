@@ -23,6 +23,7 @@ from trainer.geometry.poincare import rim_gap
 from trainer.geometry.product import Metric
 
 CACHED = 2**17  # numbers that stay in a core's own cache from one operation to the next
+ROWS = 64  # of a part: with fewer a product would do little else than read the candidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ class Distances:
         # On a CPU few factors, or rows of one factor, at a time: so one operation finds in the cache what the last wrote.
         cached = CACHED if x.device.type == "cpu" else self.n_factors * rows * self.n
         self.factor_step = min(self.n_factors, max(1, cached // (rows * self.n)))
-        self.row_step = min(rows, max(1, cached // self.n))
+        self.row_step = min(rows, max(ROWS, cached // self.n))
         self.products = self.long_x.new_empty(self.factor_step * self.row_step * self.n)
         self.angles, self.slants = (self.x.new_empty(self.n_factors * rows * self.n) for _ in range(2))
         self.grad_x, self.grad_y_t = torch.zeros_like(self.x), torch.zeros_like(self.y.mT.contiguous())

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from trainer.blocks import Blocks, Comparison
 
+ROWS = 16  # of a chunk, however many candidates: with fewer its products would do little else than read these
+
 
 def contrastive(
     comparison: Comparison, scale: Tensor, targets: Tensor, chunk: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """`losses.contrastive(scale * similarity, targets)`, about `chunk` numbers (r n k) at a time."""
+    """`losses.contrastive(scale * similarity, targets)`, about `chunk` numbers (r n k) at a time, 16 rows at least."""
     return apply(comparison, scale, targets, chunk, dtype)
 
 
@@ -56,7 +58,7 @@ class Contrastive(torch.autograd.Function):
         comparison = dataclasses.replace(comparison, queries=queries, candidates=candidates, curvature=curvature)
         b, n = queries.shape[-2], candidates.shape[-2]
         n_factors = 1 if curvature is None else len(curvature)
-        n_chunks = math.ceil(b / min(b, max(1, chunk // (n * n_factors))))
+        n_chunks = math.ceil(b / min(b, max(ROWS, chunk // (n * n_factors))))
         rows = math.ceil(b / n_chunks)
         blocks = comparison.blocks(rows, dtype)
         chunks = [slice(start, min(start + rows, b)) for start in range(0, b, rows)]

@@ -16,6 +16,13 @@ SPACES = ["cosine", "lorentz", "poincare", "factors l1", "factors l2"]
 B, N, K, D = 12, 17, 3, 5
 
 
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks and parts of chunks as small as a test wants them."""
+    monkeypatch.setattr(chunked, "ROWS", 1)
+    monkeypatch.setattr(blocks, "ROWS", 1)
+
+
 def draw(space: str, b: int, n: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
     """Queries, candidates, scale, curvature, targets. The last query lies on its own candidate, gap below its floor."""
     generator = torch.Generator().manual_seed(0)
