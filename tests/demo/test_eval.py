@@ -1,6 +1,7 @@
 """The evaluation goes through the pipeline's tables, and writes where the pipeline reads."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from demo.calibration import Point
 from demo.eval import BEGIN, CALIBRATION_SEEDS, CARD, END, REPORT_SEEDS, scenes, write_card, write_thresholds
 from demo.eval_tables import captioned, listed, read_predictions, without_weak_boxes
 from demo.world.scenes import DEMO_SEEDS, TRAIN_SEEDS, list_prompt
-from pipeline.ground.grounder import Detection
+from pipeline.ground.grounder import Detection, Grounded, Image, Span
 from pipeline.ground.load import score_threshold
 from pipeline.ground.stage import Ground, GroundConfig
 from pipeline.images import decode
@@ -33,10 +34,26 @@ def test_tables_have_the_schemas_of_their_stages_and_the_scenes_pictures() -> No
     assert listed([list_prompt(scene) for scene in items]).schema.equals(PARSED)
 
 
+class Answers:
+    """A grounder that finds the same in every image."""
+
+    def __init__(self, found: list[Detection]) -> None:
+        self.found = found
+
+    def bucket(self, height: int, width: int) -> tuple[int, int]:
+        return height, width
+
+    def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> int:
+        return len(images)
+
+    def predict(self, prepared: int) -> list[Grounded]:
+        return [Grounded(boxes=self.found) for _ in range(prepared)]
+
+
 def test_boxes_come_back_with_the_span_of_their_phrase_and_weak_ones_can_be_left_out() -> None:
     prompts = [list_prompt(scene) for scene in scenes("fluent", REPORT_SEEDS, 1)]
     answer = [Detection(0, (0.0, 0.0, 0.5, 0.5), 0.9), Detection(1, (0.5, 0.5, 1.0, 1.0), 0.2)]
-    table = Ground(GroundConfig(floor=0.1), grounder=lambda *_: [answer])(listed(prompts))
+    table = Ground(GroundConfig(floor=0.1), grounder=Answers(answer))(listed(prompts))
     (found,) = read_predictions(table)
     assert [(box.start, box.end) for box in found] == [(p.start, p.end) for p in prompts[0].phrases[:2]]
     assert [len(boxes) for boxes in read_predictions(without_weak_boxes(table, 0.5))] == [1]
