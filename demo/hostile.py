@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from demo.world.backgrounds import Image as Pixels
+from common.images import Image as Pixels
 
 EXIF_ORIENTATION = 0x0112
 TURN_RIGHT = 6  # EXIF: to be turned a quarter clockwise for display

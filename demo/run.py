@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from common.errors import UserError
 from demo.local_ray import local_ray, submit
 from demo.local_web import server, usable_port
 from demo.make_input import N_ROWS, write_input
 from demo.serve import HOST
 from demo.truth_report import read_truth, rows_of, table_of, truth_figures, unexpected_drops
-from pipeline.errors import UserError
 from pipeline.report import build_stats, summary_table, write_report
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from common.errors import UserError
 from demo.train_demo_data import ROOT, DataConfig, make_data
-from settings.errors import UserError
 from trainer.curves import write_curves
 
 MODELS = ("clip", "meru", "hycoclip", "phyclip", "poinclip", "syntax_meru")

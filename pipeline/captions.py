@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import ftfy
 import pyarrow as pa
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from schemas.rows import CAPTIONED
 from schemas.table import Drop, add_columns, drop_rows, kept_indices
 

@@ -1,6 +1,6 @@
 """The configuration of a run: frozen dataclasses, a YAML that holds what differs, `key.sub=value` on top.
 
-Each part lives beside what it configures; this file only nests them, and `settings/` loads them. Unknown keys and wrong types
+Each part lives beside what it configures; this file only nests them, and `common/` loads them. Unknown keys and wrong types
 stop the run before anything is loaded.
 """
 
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from common.errors import UserError
+from common.load import merge, read_layers
 from pipeline.captions import CaptionsConfig
 from pipeline.download import DownloadConfig
-from pipeline.errors import UserError
 from pipeline.ground.stage import GroundConfig
 from pipeline.parse import ParseConfig
 from pipeline.read import ReadConfig
 from pipeline.report.config import ReportConfig
 from pipeline.score import ScoreConfig
 from pipeline.write import WriteConfig
-from settings.load import merge, read_layers
 
 SHORT: Final = {"grounder": "ground.grounder", "scorer": "score.scorer", "formats": "write.formats"}
 """Short names for the keys users touch most."""

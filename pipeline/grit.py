@@ -17,8 +17,9 @@ if str(ROOT) not in sys.path:  # started as a file, from any folder
 import fsspec  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from common.errors import UserError  # noqa: E402
+from common.load import to_yaml  # noqa: E402
 from pipeline.config import PipelineConfig, load_config  # noqa: E402
-from pipeline.errors import UserError  # noqa: E402
 from pipeline.help import help_text  # noqa: E402
 from pipeline.provenance import make_provenance  # noqa: E402
 from pipeline.read import ShardPlan, plan_shards  # noqa: E402
@@ -26,7 +27,6 @@ from pipeline.report import build_stats, summary_table, write_report  # noqa: E4
 from pipeline.run import run_local  # noqa: E402
 from pipeline.write import is_finished  # noqa: E402
 from schemas.files import FILES  # noqa: E402
-from settings.load import to_yaml  # noqa: E402
 
 logger = logging.getLogger("hypergrit")
 

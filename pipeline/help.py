@@ -1,7 +1,7 @@
 """What `--help` says of the main job."""
 
+from common.help import describe
 from pipeline.config import SHORT, PipelineConfig
-from settings.help import describe
 
 USAGE = """\
 usage: python pipeline/grit.py [CONFIG.yaml] [key=value ...]

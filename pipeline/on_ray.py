@@ -17,8 +17,8 @@ import pyarrow as pa
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from common.errors import UserError
 from pipeline.config import PipelineConfig, RayConfig, repository_root
-from pipeline.errors import UserError
 from pipeline.read import ShardPlan
 from pipeline.run import Infer, Prepare, Timings, write
 

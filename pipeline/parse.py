@@ -17,7 +17,7 @@ from spacy.attrs import HEAD, IDX, LENGTH
 from spacy.language import Language
 from spacy.tokens import Doc
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.given import given_phrases
 from pipeline.phrases import ABSTRACT, SUFFIXES, Chunk, PhraseRules, RefExp, Token, referring_expressions
 from pipeline.token_table import COMPONENTS, TokenTable, read_annotations

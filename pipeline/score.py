@@ -7,9 +7,10 @@ from typing import Any, Final, Literal
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import UserError
+from common.errors import UserError
+from common.images import Image
 from pipeline.ground.load import score_threshold
-from pipeline.images import Image, crop_box
+from pipeline.images import crop_box
 from pipeline.scorers import Scorer, clip_score_threshold, load_scorer
 from pipeline.stored_images import StoredImages
 from schemas.rows import SCORED

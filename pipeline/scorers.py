@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.errors import UserError
+from common.errors import UserError
+from common.images import Image
 from pipeline.ground.load import read_config, usable_device
-from pipeline.images import Image
 
 MINIATURE: Final = Path(__file__).parents[1] / "demo" / "weights" / "clip"
 CLIP_SCORE_THRESHOLD: Final = 0.65  # HyCoCLIP's appendix A, read as CLIPScore (Hessel et al. 2021): cosine 0.26

@@ -1,6 +1,6 @@
 """Decoded images, shared by the stages of one process."""
 
-from pipeline.images import STORED, Image, decode
+from common.images import STORED, Image, decode
 
 
 class StoredImages:

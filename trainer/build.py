@@ -8,14 +8,14 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from settings.errors import UserError
+from common.errors import UserError
 from trainer.accumulate import blocks, checkpoint_blocks, set_micro_batch
-from trainer.checkpoint import MODELS, build_model, load_state, read_weights
+from trainer.checkpoint import build_model, load_state, read_weights
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader
 from trainer.dual_encoder import DualEncoder
 from trainer.optim import build_optimizer
-from trainer.parallel import Place, wrap
+from trainer.parallel import Place, whole, wrap
 from trainer.run_state import Trained
 from trainer.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
 
@@ -116,10 +116,7 @@ def whole_model(run: Run) -> DualEncoder:
     """The model on this rank with all its parameters, to evaluate and to save. Every rank has to ask."""
     if run.wrapped is not run.model or run.place.world_size == 1:
         return run.model
-    state = {
-        name: getattr(value, "full_tensor", lambda value=value: value)()
-        for name, value in run.model.state_dict().items()
-    }
-    model = MODELS[run.config.model_name][0](run.config.model).to(run.place.device)
+    state = {name: whole(value) for name, value in run.model.state_dict().items()}
+    model = build_model(run.config.model_name, run.config.model).to(run.place.device)
     model.load_state_dict(state)
     return model

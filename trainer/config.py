@@ -10,9 +10,9 @@ from typing import Any, Final, Literal
 
 from omegaconf import OmegaConf
 
-from settings.errors import UserError
-from settings.help import describe
-from settings.load import Layer, merge, read_layers
+from common.errors import UserError
+from common.help import describe
+from common.load import Layer, merge, read_layers
 from trainer.checkpoint import MODELS
 from trainer.data.config import DataConfig
 from trainer.dual_encoder import ModelConfig

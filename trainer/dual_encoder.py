@@ -106,6 +106,16 @@ class Entails:
     eta: float = 1.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wholes:
+    """Lifted images and captions: `image` and `text` [* b d] of this rank, `images` and `texts` [* n d] of all."""
+
+    image: Tensor
+    text: Tensor
+    images: Tensor
+    texts: Tensor
+
+
 class DualEncoder(nn.Module, ABC):
     """Parameter names are those of the released checkpoints."""
 
@@ -238,20 +248,21 @@ class DualEncoder(nn.Module, ABC):
             return contrastive(scale * self.similarity(queries, candidates), targets=targets)
         return chunked.contrastive(self.comparison(queries, candidates), scale, targets, chunk, queries.dtype)
 
-    def contrast_wholes(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        """Symmetric contrastive loss of images and captions, then both lifted, of all ranks: MERU, section 3.1.
+    def contrast_wholes(self, pairs: Pairs) -> tuple[Tensor, Wholes]:
+        """Symmetric contrastive loss of images and captions, and both lifted: MERU, section 3.1.
 
         Lifting what was gathered costs little, and gives queries and candidates from one computation.
         """
         images, texts = self.lift_image(gather(pairs.image)), self.lift_text(gather(pairs.text))
+        image, text = own_rows(images, len(pairs.image)), own_rows(texts, len(pairs.text))
         chunk = self.config.loss_chunk
         if chunk is None or world_size() > 1:
-            image, text = own_rows(images, len(pairs.image)), own_rows(texts, len(pairs.text))
-            return (self.contrast(image, texts) + self.contrast(text, images)) / 2, images, texts
-        loss = chunked.symmetric_contrastive(
-            self.comparison(images, texts), self.logit_scale.exp(), chunk, images.dtype
-        )
-        return loss, images, texts
+            loss = (self.contrast(image, texts) + self.contrast(text, images)) / 2
+        else:
+            loss = chunked.symmetric_contrastive(
+                self.comparison(images, texts), self.logit_scale.exp(), chunk, images.dtype
+            )
+        return loss, Wholes(image=image, text=text, images=images, texts=texts)
 
     @torch.no_grad()
     def clamp_parameters(self) -> None:

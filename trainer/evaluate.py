@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from settings.errors import UserError
-from settings.help import describe
-from settings.load import merge, read_layers
+from common.errors import UserError
+from common.help import describe
+from common.load import merge, read_layers
 from trainer.checkpoint import load_model
 from trainer.evaluation import EvaluationConfig, evaluate
+from trainer.parallel import pick_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +53,7 @@ def run(folder: str, config: EvaluateConfig) -> dict[str, float]:
         loaded = load_model(folder)
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
-    auto = "cuda" if torch.cuda.is_available() else "cpu"
-    figures = evaluate(loaded.model, loaded.tokenizer, config, auto if config.device == "auto" else config.device)
+    figures = evaluate(loaded.model, loaded.tokenizer, config, pick_device(config.device))
     if config.output:
         Path(config.output).parent.mkdir(parents=True, exist_ok=True)
         Path(config.output).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from settings.errors import UserError
-from settings.load import to_yaml
+from common.errors import UserError
+from common.load import to_yaml
 from trainer.build import Run, build, whole_model
 from trainer.checkpoint import save_model
 from trainer.config import TrainConfig, as_dict

@@ -53,7 +53,7 @@ def regularised_entailment(angle: Tensor, aperture: Tensor, reward: float) -> Te
 
     It rests on the cone's rim: outside the slope in the angle is 1 - reward, inside -reward.
     """
-    return ((angle - aperture).clamp(min=0) - reward * angle).mean()
+    return (outside_cone(angle, aperture) - reward * angle).mean()
 
 
 def entropy(points: Tensor, kind: Entropy = "abs") -> Tensor:

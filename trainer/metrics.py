@@ -5,7 +5,6 @@ A row holds `step` and then names such as loss/total, loss/contrastive, geometry
 """
 
 import json
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,7 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from settings.errors import UserError
+from common.errors import UserError
+from common.rows_file import truncate
 from trainer.config import LogConfig, TrainConfig, as_dict
 from trainer.dual_encoder import Losses
 
@@ -93,24 +93,6 @@ class Metrics:
 
 Sink = tuple[Callable[[int, dict[str, float]], None], Callable[[], None]]
 """What takes a row, and what closes it."""
-
-
-def truncate(path: Path, step: int) -> None:
-    """Keep the rows up to a step: those after the checkpoint that a run goes on from are written again."""
-    if not path.is_file():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:  # the last line of a killed run
-            break
-        if row["step"] > step:
-            break
-        kept.append(line + "\n")
-    draft = path.with_suffix(".draft")
-    draft.write_text("".join(kept), encoding="utf-8")
-    os.replace(draft, path)
 
 
 def tensorboard(output: Path, config: LogConfig, step: int) -> Sink | None:

@@ -4,6 +4,7 @@ Shapes: b pairs here, n pairs on all ranks, d embedding width, k factors. Curvat
 """
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from trainer.blocks import Comparison, cosine, lorentz_distance, poincare_distance
 from trainer.distributed import counts_of_ranks, gather, rank, world_size
-from trainer.dual_encoder import DualEncoder, Entails, Losses, ModelConfig, Pairs, Ranking, in_float32, own_rows
+from trainer.dual_encoder import DualEncoder, Entails, Losses, ModelConfig, Pairs, Ranking, Wholes, in_float32
 from trainer.geometry import lorentz, poincare, product
 from trainer.losses import Entropy, entailment, entropy, regularised_entailment
 
@@ -38,7 +39,7 @@ class CLIP(DualEncoder):
         return cosine(queries, candidates)
 
     def losses(self, pairs: Pairs) -> Losses:
-        loss, _, _ = self.contrast_wholes(pairs)
+        loss, _ = self.contrast_wholes(pairs)
         return Losses(loss=loss, terms={"contrastive": loss.detach(), "logit_scale": self.logit_scale.exp().detach()})
 
 
@@ -67,6 +68,16 @@ class Hyperbolic(DualEncoder):
         self.visual_alpha = nn.Parameter(torch.full(shape, alpha))
         self.textual_alpha = nn.Parameter(torch.full(shape, alpha))
 
+    @abstractmethod
+    def lift(self, features: Tensor, log_alpha: Tensor) -> Tensor:
+        """Features [b d], scaled by exp(log_alpha), into the space."""
+
+    def lift_image(self, features: Tensor) -> Tensor:
+        return self.lift(features, self.visual_alpha)
+
+    def lift_text(self, features: Tensor) -> Tensor:
+        return self.lift(features, self.textual_alpha)
+
     @torch.no_grad()
     def clamp_parameters(self) -> None:
         super().clamp_parameters()
@@ -82,12 +93,6 @@ class Hyperbolic(DualEncoder):
 
 class MERU(Hyperbolic):
     """Lorentz model; a caption entails its image (Desai et al. 2023, arXiv 2304.09172)."""
-
-    def lift_image(self, features: Tensor) -> Tensor:
-        return self.lift(features, self.visual_alpha)
-
-    def lift_text(self, features: Tensor) -> Tensor:
-        return self.lift(features, self.textual_alpha)
 
     def lift(self, features: Tensor, log_alpha: Tensor) -> Tensor:
         return lorentz.exp_map0(in_float32(features) * log_alpha.exp(), self.curvature(), self.config.eps)
@@ -116,9 +121,8 @@ class MERU(Hyperbolic):
 
     def losses(self, pairs: Pairs) -> Losses:
         """Contrastive + 0.2 * entailment of image by text (section 3.2)."""
-        contrastive, images, texts = self.contrast_wholes(pairs)
-        image, text = own_rows(images, len(pairs.image)), own_rows(texts, len(pairs.text))
-        entailed = self.entail(general=text, specific=image)
+        contrastive, wholes = self.contrast_wholes(pairs)
+        entailed = self.entail(general=wholes.text, specific=wholes.image)
         return Losses(
             loss=contrastive + self.config.entail_weight * entailed,
             terms={"contrastive": contrastive.detach(), "entailment": entailed.detach(), **self.scalars()},
@@ -155,14 +159,14 @@ class HyCoCLIP(MERU):
 
         Terms of boxes are means over the boxes; where ranks have different numbers of them, over those of all ranks.
         """
-        contrastive, images, texts = self.contrast_wholes(pairs)
-        image, text = own_rows(images, len(pairs.image)), own_rows(texts, len(pairs.text))
+        contrastive, wholes = self.contrast_wholes(pairs)
+        image, text = wholes.image, wholes.text
         inter, intra = self.config.eta_inter, self.config.eta_intra
         entailed = {"text_image": self.entail(text, image, inter)}
         if not self.config.use_boxes:
             total = entailed["text_image"]
         else:
-            box_image, box_text, box_contrastive, share = self.contrast_boxes(pairs, images, texts)
+            box_image, box_text, box_contrastive, share = self.contrast_boxes(pairs, wholes)
             contrastive = (contrastive + box_contrastive) / 2
             if pairs.box_owner is not None:
                 image, text = image.index_select(-2, pairs.box_owner), text.index_select(-2, pairs.box_owner)
@@ -186,10 +190,10 @@ class HyCoCLIP(MERU):
             Entails(name="cross_text", general="box_text", specific="text", eta=intra),
         )
 
-    def contrast_boxes(self, pairs: Pairs, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+    def contrast_boxes(self, pairs: Pairs, wholes: Wholes) -> tuple[Tensor, Tensor, Tensor, float]:
         """Lifted box images and box phrases, their half of the contrastive loss, and the weight of a mean over them.
 
-        `images` and `texts` are the lifted wholes of all ranks. The weight is this rank's number of boxes over the
+        The weight is this rank's number of boxes over the
         ranks' mean number, so that averaged gradients count every box alike.
         """
         if pairs.box_image is None or pairs.box_text is None:
@@ -200,6 +204,7 @@ class HyCoCLIP(MERU):
         own = torch.arange(m, device=device)
         match self.config.box_candidates:
             case "released":
+                images, texts = wholes.images, wholes.texts
                 targets = (own if pairs.box_owner is None else pairs.box_owner) + rank() * len(pairs.image)
             case "paper":
                 images = self.lift_image(gather(pairs.box_image, counts))
@@ -275,11 +280,8 @@ class PoinCLIP(Hyperbolic):
 
     config: PoinCLIPConfig
 
-    def lift_image(self, features: Tensor) -> Tensor:
-        return poincare.exp_map0(in_float32(features) * self.visual_alpha.exp(), self.curv.exp(), self.config.lift)
-
-    def lift_text(self, features: Tensor) -> Tensor:
-        return poincare.exp_map0(in_float32(features) * self.textual_alpha.exp(), self.curv.exp(), self.config.lift)
+    def lift(self, features: Tensor, log_alpha: Tensor) -> Tensor:
+        return poincare.exp_map0(in_float32(features) * log_alpha.exp(), self.curv.exp(), self.config.lift)
 
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         return -poincare.pairwise_distance(queries, candidates, self.curv.exp(), self.config.eps)
@@ -289,8 +291,8 @@ class PoinCLIP(Hyperbolic):
 
     def losses(self, pairs: Pairs) -> Losses:
         """Contrastive + lambda * entailment (eq. 9), apex by entropy; at a tie the text is the apex."""
-        contrastive, images, texts = self.contrast_wholes(pairs)
-        image, text = own_rows(images, len(pairs.image)), own_rows(texts, len(pairs.text))
+        contrastive, wholes = self.contrast_wholes(pairs)
+        image, text = wholes.image, wholes.text
         entailed = regularised_entailment(*self.cone(text, image), self.config.entail_reward)
         return Losses(
             loss=contrastive + self.config.entail_weight * entailed,

@@ -11,7 +11,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
-from settings.errors import UserError
+from common.errors import UserError
 from trainer.config import TrainConfig
 from trainer.parallel import LostProcessError
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
-from settings.errors import UserError
+from common.errors import UserError
 from trainer.accumulate import blocks
 from trainer.config import ParallelConfig
 from trainer.dual_encoder import DualEncoder, Losses

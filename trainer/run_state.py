@@ -10,7 +10,6 @@ disk, so one that is there is complete.
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from settings.errors import UserError
+from common.disk import sync
+from common.errors import UserError
 from trainer.config import differences
 from trainer.dual_encoder import DualEncoder
 from trainer.parallel import Place, all_agree, fill, whole
@@ -133,15 +133,6 @@ def begin(draft: Path) -> None:
     for left in draft.parent.glob(".draft_*"):
         shutil.rmtree(left)
     draft.mkdir()
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def gather_state(trained: Trained) -> dict[str, Tensor]:

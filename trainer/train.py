@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from settings.errors import UserError
+from common.errors import UserError
 from trainer.config import help_text, load_config
 
 USAGE = """\

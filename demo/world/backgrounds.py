@@ -8,7 +8,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-Image = NDArray[np.uint8]
+from common.images import Image
+
 FAMILIES = ("flat", "gradient", "noise", "stripes", "landscape", "blobs")
 
 

@@ -11,7 +11,8 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from demo.world.backgrounds import Image, background, finish
+from common.images import Image
+from demo.world.backgrounds import background, finish
 from demo.world.captions import Kind, Phrase, tell
 from demo.world.layout import Slot, WorldConfig, draw_grid, draw_layout
 from demo.world.sprites import VISIBLE_ALPHA, Style, draw_sprite

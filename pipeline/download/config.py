@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from pipeline.errors import UserError
-from pipeline.images import ImageLimits, ResizeConfig
+from common.errors import UserError
+from common.images import ImageLimits
+from pipeline.images import ResizeConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+from common.images import Image
 
-Image = NDArray[np.uint8]  # RGB [h w 3]
 Span = tuple[int, int]  # characters [start, end) of the caption
 Box = tuple[float, float, float, float]  # x_min, y_min, x_max, y_max in [0, 1]
 PhraseDrop = Literal["bad_span", "no_word_piece", "unknown_words", "too_many_word_pieces"]

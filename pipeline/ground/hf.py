@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_convert
 
-from pipeline.errors import UserError
-from pipeline.ground.grounder import Detection, Grounded, Image, PhraseDrop, Span
+from common.errors import UserError
+from common.images import Image
+from pipeline.ground.grounder import Detection, Grounded, PhraseDrop, Span
 from pipeline.ground.hub import fetch, parse_hub_name
 
 SEPARATOR = " . "  # Grounding DINO's, between the phrases of a prompt; its words see only their own phrase

@@ -11,7 +11,7 @@ from typing import Final
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
-from pipeline.errors import UserError
+from common.errors import UserError
 
 HUB_NAME: Final = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>\w*)(/(?P<file>[\w./-]+))?)?")
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")

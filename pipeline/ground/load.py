@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 import torch
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.ground.grounder import Grounder
 from pipeline.ground.hub import HubName, fetch, parse_hub_name
 

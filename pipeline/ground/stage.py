@@ -9,7 +9,7 @@ import pyarrow as pa
 import torch
 from torchvision.ops import nms
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.given import move_span
 from pipeline.ground.grounder import Detection, Grounder, ahead
 from pipeline.ground.load import load_grounder

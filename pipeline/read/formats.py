@@ -16,7 +16,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.read.config import Piece
 
 Format = Literal["parquet", "jsonl", "csv", "tsv", "tar"]

@@ -4,7 +4,7 @@ import fsspec
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.read.config import Piece, ReadConfig, ShardPlan
 from pipeline.read.formats import SUFFIXES, Format, columns, csv_header, format_of, opened, raw_rows
 from pipeline.read.rows import check_columns

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.read.config import ReadConfig, ShardPlan
 from pipeline.read.formats import IMAGE, BadRecord, Record, records
 from schemas.rows import GIVEN_BOX, READ

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.report import build_stats, summary_table, write_report
 from pipeline.report.stats import STATS_FILE
 from pipeline.write.store import Store

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pipeline.errors import UserError
+from common.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from omegaconf import OmegaConf
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.report.cards import make_card
 from pipeline.report.charts import Chart, histogram_chart, number, short
 from pipeline.report.config import ReportConfig

@@ -8,7 +8,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.images import STORED, decode, encode_jpeg, resize
+from common.images import STORED, decode
+from pipeline.images import encode_jpeg, resize
 from pipeline.report.config import ReportConfig
 from pipeline.report.shards import Manifest, read_batches, read_images
 from pipeline.write.store import Store

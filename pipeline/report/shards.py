@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.write.store import Store
 from schemas.files import FILES, MANIFEST_FILE
 

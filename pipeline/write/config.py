@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from schemas.files import FILES
 
 

@@ -18,7 +18,8 @@ from typing import IO, Any, BinaryIO, Final, cast
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import UserError
+from common.disk import sync
+from common.errors import UserError
 
 _SPACE: Final = "free some space and run the same command again; finished shards are kept"
 _RIGHTS: Final = "give this user the right to write there, or choose another output="
@@ -148,18 +149,9 @@ class Staging:
             with explained(final):
                 if self.store.is_local:
                     os.replace(path, final)
-                    sync_folder(os.path.dirname(final))
+                    sync(os.path.dirname(final))
                 else:
                     self.store.fs.makedirs(final.rsplit("/", 1)[0], exist_ok=True)
                     self.store.fs.put_file(path, final)
                     os.remove(path)
         self._staged.clear()
-
-
-def sync_folder(path: str) -> None:
-    """Make a rename in the folder survive a power cut."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -7,7 +7,8 @@ expressions; a text that was seen already is skipped, so each text has its best 
 from collections.abc import Iterator
 from typing import Any, Final
 
-from pipeline.images import STORED, Image, border_square, crop_box, decode, encode_jpeg
+from common.images import STORED, Image, decode
+from pipeline.images import border_square, crop_box, encode_jpeg
 from pipeline.write.config import WriteConfig
 from pipeline.write.samples import Phrase, Row, grounded_phrases, kept_boxes, shorten, shortest, to_json
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from common.images import Image, decode
 from demo.calibration import Point
 from demo.eval import BEGIN, CALIBRATION_SEEDS, CARD, END, REPORT_SEEDS, scenes, write_card, write_thresholds
 from demo.eval_tables import captioned, listed, read_predictions, without_weak_boxes
 from demo.world.scenes import DEMO_SEEDS, TRAIN_SEEDS, list_prompt
-from pipeline.ground.grounder import Detection, Grounded, Image, Span
+from pipeline.ground.grounder import Detection, Grounded, Span
 from pipeline.ground.load import score_threshold
 from pipeline.ground.stage import Ground, GroundConfig
-from pipeline.images import decode
 from pipeline.scorers import clip_score_threshold
 from schemas.rows import CAPTIONED, PARSED
 

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docker/README.md")]
 NAMED = re.compile(
-    r"(?<![\w/.])(?:schemas|settings|pipeline|trainer|demo|jobs|docs|docker|benchmarks|tests|\.ci)/[\w./]*\w/?"
+    r"(?<![\w/.])(?:schemas|common|pipeline|trainer|demo|jobs|docs|docker|benchmarks|tests|\.ci)/[\w./]*\w/?"
 )
 MODULE = re.compile(r"-m ((?:schemas|demo|benchmarks|pipeline|trainer)\.[\w.]+)")
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from common.errors import UserError
 from pipeline.config import PipelineConfig, load_config
-from pipeline.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 # Those of the pipeline: a training job names its model.

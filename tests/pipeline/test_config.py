@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from common.errors import UserError
+from common.help import keys
+from common.load import to_yaml
 from pipeline.config import SHORT, PipelineConfig, content_hash, load_config
-from pipeline.errors import UserError
 from pipeline.help import help_text
-from settings.help import keys
-from settings.load import to_yaml
 
 PLACES = ["input=in.parquet", "output=out"]
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.images import ImageLimits, ImageRejected
 from pipeline import images
-from pipeline.images import ImageLimits, ImageRejected, ResizeConfig
+from pipeline.images import ResizeConfig
 from pipeline.stored_images import StoredImages
 from tests.pipeline.download.server import png_header
 

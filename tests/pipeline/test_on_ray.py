@@ -2,8 +2,8 @@
 
 import pytest
 
+from common.errors import UserError
 from pipeline.config import RayConfig
-from pipeline.errors import UserError
 from pipeline.on_ray import Crew, plan_crew
 
 

@@ -3,9 +3,9 @@ import spacy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.errors import UserError
 from demo.world.scenes import corpus
 from demo.world.vocabulary import CATEGORY_NOUNS, CONCEPTS
-from pipeline.errors import UserError
 from pipeline.parse import Parse, ParseConfig, spacy_package
 from pipeline.phrases import PhraseRules
 from tests.pipeline.rows import table_after

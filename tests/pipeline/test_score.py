@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.images import Image, encode_jpeg
+from common.images import Image
+from pipeline.images import encode_jpeg
 from pipeline.score import Score, ScoreConfig, clip_score
 from pipeline.scorers import Scorer
 from tests.pipeline.rows import table_after

@@ -6,10 +6,11 @@ import open_clip
 import pytest
 import torch
 from numpy.typing import NDArray
-from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizerFast
+from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.scorers import MINIATURE, Scorer, clip_score_threshold, load_scorer
+from tests.pipeline.clip_tokenizer import small_clip_tokenizer
 
 TEXTS = ["a red dog", "a", "a very long phrase about a blue house near a tree"]
 
@@ -21,17 +22,11 @@ def images() -> list[NDArray[np.uint8]]:
 
 
 def small_transformers_clip(folder: Path) -> None:
-    merges = ["a n", "d o", "do g</w>"]
-    letters = [chr(c) for c in range(97, 123)]
-    pieces = [*letters, *(c + "</w>" for c in letters), *(m.replace(" ", "") for m in merges)]
-    vocab = {piece: i for i, piece in enumerate([*pieces, "<|startoftext|>", "<|endoftext|>"])}
-    (folder / "vocab.json").write_text(json.dumps(vocab))
-    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
-    tokenizer = CLIPTokenizerFast(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=16)
-    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    tokenizer = small_clip_tokenizer(folder)
+    ends = {f"{end}_token_id": getattr(tokenizer, f"{end}_token_id") for end in ("bos", "eos")}
     size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = CLIPConfig(
-        text_config={**size, "vocab_size": len(vocab), "max_position_embeddings": 16, **ends},
+        text_config={**size, "vocab_size": len(tokenizer), "max_position_embeddings": 16, **ends},
         vision_config={**size, "image_size": 16, "patch_size": 8},
         projection_dim=8,
     )

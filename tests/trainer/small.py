@@ -6,9 +6,10 @@ from typing import Any
 import torch
 
 from trainer.checkpoint import MODELS, build_model
-from trainer.dual_encoder import Batch, DualEncoder
+from trainer.dual_encoder import Batch, DualEncoder, Losses
 from trainer.encoders.image import ImageConfig
 from trainer.encoders.text import TextConfig
+from trainer.optim import OptimConfig, build_optimizer
 from trainer.syntax import NONE, RELATIONS, Syntax
 
 NAMES = tuple(MODELS)
@@ -57,3 +58,15 @@ def rows(batch: Batch, chosen: slice | list[int]) -> Batch:
     tensors = {name: value[chosen] for name, value in values.items() if isinstance(value, torch.Tensor)}
     syntax = None if batch.syntax is None else batch.syntax.map(lambda tensor: tensor[chosen])
     return dataclasses.replace(batch, **tensors, syntax=syntax)
+
+
+def overfit(model: DualEncoder, batch: Batch, steps: int = 60) -> Losses:
+    """Train on one batch alone; the losses of the last step."""
+    optimizer = build_optimizer(model, OptimConfig(lr=3e-3))
+    for _ in range(steps):
+        losses: Losses = model(batch)
+        optimizer.zero_grad()
+        losses.loss.backward()
+        optimizer.step()
+        model.clamp_parameters()
+    return losses

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from settings.errors import UserError
+from common.errors import UserError
 from tests.trainer.small_run import small_config
 from trainer.build import build_tokenizer, new_model
 from trainer.checkpoint import save_model

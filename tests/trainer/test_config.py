@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from settings.errors import UserError
-from settings.help import keys
+from common.errors import UserError
+from common.help import keys
 from tests.trainer.small_run import small_config
 from trainer.checkpoint import MODELS
 from trainer.config import FREE, TrainConfig, as_dict, differences, help_text, load_config

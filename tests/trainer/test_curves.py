@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from settings.errors import UserError
+from common.errors import UserError
 from trainer.curves import panels, write_curves
 
 ROWS = [

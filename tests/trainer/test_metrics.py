@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from settings.errors import UserError
+from common.errors import UserError
+from common.rows_file import truncate
 from tests.trainer.small_run import small_config
 from trainer.dual_encoder import Losses
-from trainer.metrics import Meter, Metrics, named_values, truncate
+from trainer.metrics import Meter, Metrics, named_values
 from trainer.progress import Progress
 
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from tests.parity import models as parity
-from tests.trainer.small import NAMES, rows, small_batch, small_model
+from tests.trainer.small import NAMES, overfit, rows, small_batch, small_model
 from trainer.losses import contrastive
 from trainer.models import MERU, PHyCLIP
-from trainer.optim import OptimConfig, build_optimizer
 
 DATA = Path(__file__).parents[1] / "parity" / "data"
 
@@ -35,13 +34,7 @@ def test_vit_s16_agrees_with_the_authors_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_model_learns_eight_pairs_by_heart(name: str) -> None:
     model, batch = small_model(name), small_batch()
-    optimizer = build_optimizer(model, OptimConfig(lr=3e-3))
-    for _ in range(60):
-        losses = model(batch)
-        optimizer.zero_grad()
-        losses.loss.backward()
-        optimizer.step()
-        model.clamp_parameters()
+    losses = overfit(model, batch)
     with torch.no_grad():
         similarity = model.similarity(model.encode_image(batch.images), model.encode_text(batch.token_ids))
     assert (similarity.argmax(1) == torch.arange(8)).all()

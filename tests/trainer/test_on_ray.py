@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from settings.errors import UserError
+from common.errors import UserError
 from tests.trainer.data.samples import train_files, write_tar
 from tests.trainer.small_run import overrides, small_config
 from trainer.on_ray import plan, with_absolute_places

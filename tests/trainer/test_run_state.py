@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from settings.errors import UserError
+from common.errors import UserError
 from tests.trainer.memory_loader import MemoryLoader
 from tests.trainer.small_run import small_config
 from trainer import build, loop

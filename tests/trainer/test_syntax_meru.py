@@ -9,11 +9,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.trainer.small import rows, small_batch, small_model
+from tests.trainer.small import overfit, rows, small_batch, small_model
 from trainer.dual_encoder import Batch, Pairs
 from trainer.encoders.text import Places
 from trainer.models import MERU
-from trainer.optim import OptimConfig, build_optimizer
 from trainer.released import from_released, to_released
 from trainer.syntax import NONE, RELATIONS, Syntax, word_vectors, word_weights
 from trainer.syntax_meru import SyntaxMERU
@@ -150,14 +149,8 @@ def test_overfitting_eight_pairs_teaches_their_trees() -> None:
     assert isinstance(model, SyntaxMERU)
     with torch.no_grad():
         model.textual_alpha += 1.0  # beyond the half spaces around the origin
-    optimizer = build_optimizer(model, OptimConfig(lr=3e-3))
     first = model(batch)
-    for _ in range(60):
-        losses = model(batch)
-        optimizer.zero_grad()
-        losses.loss.backward()
-        optimizer.step()
-        model.clamp_parameters()
+    losses = overfit(model, batch)
     turned_round = shuffled_heads(model.features(batch))
     chance = model.syntax(turned_round)[2]
     assert losses.terms["syntax"] < first.terms["syntax"] / 2

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from settings.errors import UserError
+from common.errors import UserError
 
 Layout = Literal["train", "hycoclip", "grit", "pairs"]
 Boxes = Literal["random", "all"]

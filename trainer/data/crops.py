@@ -10,24 +10,18 @@ of 255 in the mean and at most, as the tests measure them):
               most, which is not in these figures
 """
 
-import io
 import math
 import random
-import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import cv2
 import numpy as np
-import PIL.Image
-import PIL.ImageOps
 import torch
-from numpy.typing import NDArray
 
+from common.images import Image, ImageLimits, ImageRejected, check_header, decode
 from trainer.preprocess import resize
 
-Image = NDArray[np.uint8]
-MAX_PIXELS: Final = 100_000_000
 WHITE: Final = 255
 REDUCED: Final = {
     1: cv2.IMREAD_COLOR_RGB,
@@ -42,24 +36,7 @@ START_OF_SCAN: Final = 0xDA
 APP1: Final = 0xE1
 TRIES: Final = 10
 
-# What Pillow's parsers let through on damaged files, besides their own OSError.
-CODEC_ERRORS: Final = (
-    PIL.Image.DecompressionBombError,
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    struct.error,
-    RuntimeError,
-)
-
-
-class ImageError(Exception):
-    """Bytes that are no image, or too large a one."""
+LIMITS: Final = ImageLimits(max_pixels=100_000_000, max_aspect_ratio=math.inf)
 
 
 class Region(NamedTuple):
@@ -186,7 +163,7 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 class Picture:
-    """An encoded image; its pixels are decoded when they are asked for. Raises ImageError for what is none."""
+    """An encoded image; its pixels are decoded when they are asked for. Raises ImageRejected for what is none."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -194,10 +171,10 @@ class Picture:
         self.is_plain = size is not None
         self.pixels: Image | None = None
         if size is None:
-            self.pixels = decode_any(data)
+            self.pixels = decode(data, LIMITS)
             size = self.pixels.shape[1], self.pixels.shape[0]
         self.width, self.height = size
-        check_size(self.width, self.height)
+        check_header(self.width, self.height, LIMITS)
 
     @property
     def whole(self) -> Region:
@@ -209,7 +186,7 @@ class Picture:
             return self.pixels
         pixels = cv2.imdecode(np.frombuffer(self.data, np.uint8), REDUCED[factor])
         if pixels is None or pixels.shape[:2] != (-(-self.height // factor), -(-self.width // factor)):
-            raise ImageError("broken JPEG")
+            raise ImageRejected("undecodable", "broken JPEG")
         return np.asarray(pixels, np.uint8)
 
     def write(self, cuts: Sequence[Cut | None], outs: Sequence[Image]) -> None:
@@ -222,25 +199,3 @@ class Picture:
                 out[:] = WHITE
             else:
                 show(image, factor, cut, out)
-
-
-def check_size(width: int, height: int) -> None:
-    if width * height > MAX_PIXELS:
-        raise ImageError(f"{width} x {height} px; {MAX_PIXELS} in all are allowed")
-
-
-def decode_any(data: bytes) -> Image:
-    """Any image that Pillow knows: upright, RGB, transparent parts on white."""
-    try:
-        with PIL.Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP", "GIF", "BMP")) as file:
-            check_size(*file.size)
-            image = PIL.ImageOps.exif_transpose(file)
-            if image.mode == "RGB":
-                return np.array(image)
-            if image.mode == "CMYK":
-                return np.array(image.convert("RGB"))
-            image = image.convert("RGBA")
-            white = PIL.Image.new("RGBA", image.size, "white")
-            return np.array(PIL.Image.alpha_composite(white, image).convert("RGB"))
-    except CODEC_ERRORS as error:
-        raise ImageError(str(error)) from error

@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from common.images import Image, ImageRejected
 from trainer.data.config import DataConfig, Layout
-from trainer.data.crops import Image, ImageError, draw_cut
+from trainer.data.crops import draw_cut
 from trainer.data.index import Index
 from trainer.data.samples import BadSample, Box, Sample, key_of, open_picture, read_sample
 from trainer.data.shards import SpanReader
@@ -151,7 +152,7 @@ class Maker:
                     own = open_picture(box.image)
                     own.write([draw(own.whole)], [out])
             picture.write(cuts, places)
-        except ImageError as error:
+        except ImageRejected as error:
             raise BadSample("undecodable_image", str(error)) from error
 
     def encode(self, text: str) -> list[int]:

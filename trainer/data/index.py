@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from settings.errors import UserError
+from common.errors import UserError
 from trainer.data.shards import ShardFile, Span, stamp
 from trainer.data.tar import BLOCK, TarError, padded, walk
 

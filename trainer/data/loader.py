@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from settings.errors import UserError
+from common.errors import UserError
 from trainer.data.config import DataConfig, Layout
 from trainer.data.examples import Maker, Report
 from trainer.data.index import Index, build_index

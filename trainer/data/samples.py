@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from common.images import ImageRejected
 from trainer.data.config import Layout
-from trainer.data.crops import ImageError, Picture, Region
+from trainer.data.crops import Picture, Region
 from trainer.data.index import members
 from trainer.data.tar import TarError
 from trainer.syntax import Word, read_words
@@ -213,7 +214,7 @@ def image_of(files: Members) -> bytes:
 def open_picture(data: bytes) -> Picture:
     try:
         return Picture(data)
-    except ImageError as error:
+    except ImageRejected as error:
         raise BadSample("undecodable_image", str(error)) from error
 
 

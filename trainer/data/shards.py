@@ -13,7 +13,7 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from settings.errors import UserError
+from common.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from settings.errors import UserError
+from common.errors import UserError
 from trainer.dual_encoder import Ranking
 
 

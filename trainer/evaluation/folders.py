@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from settings.errors import UserError
-from trainer.data.crops import ImageError, decode_any
+from common.errors import UserError
+from common.images import ImageRejected, decode
+from trainer.data.crops import LIMITS
 from trainer.preprocess import PreprocessConfig, fit
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
@@ -56,7 +57,7 @@ def read_images(paths: list[Path], size_px: int) -> Iterator[Tensor]:
     preprocess = PreprocessConfig(size_px=size_px, mode="crop")
     for path in paths:
         try:
-            pixels = decode_any(path.read_bytes())
-        except (OSError, ImageError) as error:
+            pixels = decode(path.read_bytes(), LIMITS)
+        except (OSError, ImageRejected) as error:
             raise UserError(f"{path} cannot be read as an image: {error}; replace it or take it out") from error
         yield fit(pixels, preprocess)

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from settings.errors import UserError
+from common.errors import UserError
+from common.images import ImageRejected
 from trainer.data.config import DataConfig, Layout
-from trainer.data.crops import Cut, ImageError, Picture, Region, draw_cut
+from trainer.data.crops import Cut, Picture, Region, draw_cut
 from trainer.data.index import build_index
 from trainer.data.loader import probe
 from trainer.data.samples import BadSample, Box, Sample, key_of, open_picture, read_sample
@@ -51,7 +52,7 @@ def read_held_out(shards: str, size_px: int, limit: int = 0) -> HeldOut:
         span = reader.read([index.span(number)])[0]
         try:
             add(held_out, with_all_it_has(span, layout), size_px)
-        except (BadSample, ImageError) as error:
+        except (BadSample, ImageRejected) as error:
             n_bad += 1
             logger.warning("%s: %s: %s; left out", index.locate(number)[0].url, key_of(span), error)
     reader.close()

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from common.images import Image
 from pipeline.ground.glip.config import GlipConfig
-from pipeline.ground.glip.images import Image, batch_images, network_size, resize
+from pipeline.ground.glip.images import batch_images, network_size, resize
 from pipeline.ground.glip.loss import Target
 from pipeline.ground.glip.text import Prompter, pad_prompts, positive_map
 from pipeline.ground.grounder import Span

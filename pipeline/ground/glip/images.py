@@ -2,16 +2,14 @@
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from common.images import Image
 from pipeline.ground.glip.config import DetectConfig
 
 MEAN_BGR = (103.530, 116.280, 123.675)
 STD_BGR = (57.375, 57.120, 58.395)
 DIVISOR = 32  # the coarsest stride of the image tower
-
-Image = NDArray[np.uint8]  # [h, w, 3], RGB
 
 
 def network_size(height: int, width: int, config: DetectConfig) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """GLIP weights on disk: released `.pth` files, and a folder of config.json, vocab.txt and model.safetensors."""
 
 import json
-import os
 import pickle
 import re
 import zipfile
@@ -14,7 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pipeline.errors import UserError
+from common.disk import replacing
+from common.errors import UserError
 from pipeline.ground.glip.config import CONFIGS, GlipConfig, from_dict, to_dict
 from pipeline.ground.glip.model import Glip
 from pipeline.ground.hub import fetch, list_files, parse_hub_name, weight_file
@@ -167,15 +167,10 @@ def save_glip(
     """Write a folder that `load_glip` reads; each file appears whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     stored = {key: value.to(dtype).contiguous() if value.is_floating_point() else value for key, value in state.items()}
-    _replace(folder / CONFIG, json.dumps(to_dict(config), indent=2).encode() + b"\n")
+    with replacing(folder / CONFIG) as draft:
+        draft.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
     if vocab.resolve() != (folder / VOCAB).resolve():
-        _replace(folder / VOCAB, vocab.read_bytes())
-    temporary = folder / f"{WEIGHTS}.tmp"
-    save_file(stored, temporary)
-    os.replace(temporary, folder / WEIGHTS)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+        with replacing(folder / VOCAB) as draft:
+            draft.write_bytes(vocab.read_bytes())
+    with replacing(folder / WEIGHTS) as draft:
+        save_file(stored, draft)

@@ -8,12 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from common.images import Image
 from pipeline.ground.glip.images import batch_images, network_size, padded_size, resize
 from pipeline.ground.glip.load import VOCAB, find, find_vocabulary, load_glip
 from pipeline.ground.glip.model import Glip
 from pipeline.ground.glip.postprocess import Detections, detect
 from pipeline.ground.glip.text import Plan, Prompt, Prompter, PromptStyle, pad_prompts, positive_map
-from pipeline.ground.grounder import Detection, Grounded, Image, Span
+from pipeline.ground.grounder import Detection, Grounded, Span
 
 Size = tuple[int, int]  # height, width
 Precision = Literal["auto", "float32", "bfloat16", "float16"]

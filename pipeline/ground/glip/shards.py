@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import UserError
+from common.errors import UserError
+from common.images import STORED, ImageRejected, decode
 from pipeline.ground.glip.config import GlipConfig
 from pipeline.ground.glip.examples import Example, LabelledPhrase
 from pipeline.ground.glip.images import network_size, padded_size
 from pipeline.ground.glip.text import Prompter
-from pipeline.images import STORED, ImageRejected, decode
 from schemas.status import KEPT
 
 SORTED_BATCHES = 16  # so many are drawn together and sorted by size, so that little of a batch is padding

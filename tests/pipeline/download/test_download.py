@@ -10,10 +10,11 @@ import PIL.Image
 import pyarrow as pa
 import pytest
 
+from common.images import ImageLimits
 from pipeline import images
 from pipeline.download import Download, DownloadConfig
 from pipeline.download.fetch import retry_after_s
-from pipeline.images import ImageLimits, ResizeConfig
+from pipeline.images import ResizeConfig
 from schemas.rows import DOWNLOADED, READ
 from schemas.status import REASONS
 from tests.pipeline.download.server import TinyWeb, jpeg

@@ -1,4 +1,3 @@
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 import torch
 from transformers import (
     BertTokenizerFast,
-    CLIPTokenizerFast,
     GroundingDinoConfig,
     GroundingDinoForObjectDetection,
     GroundingDinoImageProcessor,
@@ -21,10 +19,11 @@ from transformers import (
     SwinConfig,
 )
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.ground.grounder import Detection, Grounder
 from pipeline.ground.hf import GroundingDino
 from pipeline.ground.load import load_grounder
+from tests.pipeline.clip_tokenizer import small_clip_tokenizer
 
 CAPTION = "A red dog and the blue house"
 SPANS = [(0, 9), (14, 28)]
@@ -55,17 +54,11 @@ def tiny_grounding_dino(folder: Path) -> None:
 
 
 def tiny_owlv2(folder: Path) -> None:
-    letters = [chr(c) for c in range(97, 123)]
-    pieces = [*letters, *(c + "</w>" for c in letters), "do", "dog</w>", "!", "<|startoftext|>", "<|endoftext|>"]
-    (folder / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
-    (folder / "merges.txt").write_text("#version: 0.2\nd o\ndo g</w>")
-    tokenizer = CLIPTokenizerFast(
-        str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=16, pad_token="!"
-    )  # fmt: skip
-    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 54}
+    tokenizer = small_clip_tokenizer(folder, extra=["!"], pad_token="!")
+    ends = {f"{end}_token_id": getattr(tokenizer, f"{end}_token_id") for end in ("bos", "eos", "pad")}
     size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = Owlv2Config(
-        text_config={**size, "vocab_size": len(pieces), "max_position_embeddings": 16, **ends},
+        text_config={**size, "vocab_size": len(tokenizer), "max_position_embeddings": 16, **ends},
         vision_config={**size, "image_size": 32, "patch_size": 8},
         projection_dim=16,
     )

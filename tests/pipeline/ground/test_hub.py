@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.ground.glip.load import load_glip, save_glip
 from pipeline.ground.glip.predict import GlipGrounder
 from pipeline.ground.hf import Owlv2

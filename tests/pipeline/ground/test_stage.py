@@ -5,8 +5,9 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from pipeline.errors import UserError
-from pipeline.ground.grounder import Detection, Grounded, Image, PhraseDrop, Span
+from common.errors import UserError
+from common.images import Image
+from pipeline.ground.grounder import Detection, Grounded, PhraseDrop, Span
 from pipeline.ground.load import SCORE_THRESHOLD, score_threshold
 from pipeline.ground.stage import Ground, GroundConfig, select
 from pipeline.images import encode_jpeg

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.read import Piece, ReadConfig, ShardPlan, plan_shards, read_shard
 
 ROWS = [{"url": f"http://x.org/{i}.jpg", "caption": f'caption "{i}", größe 🐕', "n": i} for i in range(10)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.report import ReportConfig, build_stats, write_report
 from pipeline.report.__main__ import main
 from pipeline.write import WriteConfig

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.report import build_stats, summary_table
 from pipeline.report.totals import Histogram, host_of
 from pipeline.write import WriteConfig

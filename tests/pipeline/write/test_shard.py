@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.write import WriteConfig, is_finished, write_shard
 from pipeline.write.store import HashedFile
 from tests.pipeline.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table

@@ -9,13 +9,12 @@ import torch
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.functional import resized_crop
 
+from common.images import ImageRejected
 from tests.trainer.data.samples import jpeg
 from trainer.data.crops import (
     Cut,
-    ImageError,
     Picture,
     Region,
-    decode_any,
     draw_cut,
     draw_region,
     overlap,
@@ -144,13 +143,13 @@ def test_other_kinds_of_images_become_rgb(mode: str) -> None:
 def test_transparent_parts_are_white() -> None:
     file = io.BytesIO()
     PIL.Image.new("RGBA", (4, 4), (0, 0, 0, 0)).save(file, "PNG")
-    assert (decode_any(file.getvalue()) == 255).all()
+    assert (Picture(file.getvalue()).decode(1) == 255).all()
 
 
 def test_damaged_bytes_are_an_error() -> None:
     whole = photo(100, 80)
     for data in (b"", b"no image", whole[: len(whole) // 2], whole[:20], b"\xff\xd8\xff" + b"\0" * 100 + b"\xff\xd9"):
-        with pytest.raises(ImageError):
+        with pytest.raises(ImageRejected):
             Picture(data).decode(1)
 
 
@@ -158,5 +157,5 @@ def test_a_header_that_announces_too_much_is_refused_before_decoding() -> None:
     data = bytearray(jpeg())
     at = data.index(b"\xff\xc0")
     data[at + 5 : at + 9] = b"\xff\xff\xff\xff"
-    with pytest.raises(ImageError, match="65535 x 65535"):
+    with pytest.raises(ImageRejected, match="65535 x 65535"):
         Picture(bytes(data))

@@ -4,7 +4,7 @@ import fsspec
 import pytest
 import webdataset
 
-from settings.errors import UserError
+from common.errors import UserError
 from tests.trainer.data.samples import train_files, write_shards, write_tar
 from trainer.data.index import Index, build_index, find_samples, members
 from trainer.data.shards import SpanReader

@@ -19,7 +19,7 @@ import fsspec
 import pytest
 import torch
 
-from settings.errors import UserError
+from common.errors import UserError
 from tests.trainer.data.samples import (
     TOKENIZER,
     Files,

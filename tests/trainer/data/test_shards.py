@@ -4,7 +4,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from settings.errors import UserError
+from common.errors import UserError
 from tests.trainer.data.samples import write_shards
 from trainer.data.shards import SpanReader, list_shards, stamp
 

@@ -10,7 +10,7 @@ import PIL.Image
 import pytest
 import torch
 
-from settings.errors import UserError
+from common.errors import UserError
 from tests.trainer.small import small_model
 from trainer.checkpoint import build_model, save_model
 from trainer.dual_encoder import DualEncoder, Pairs

@@ -4,7 +4,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from settings.errors import UserError
+from common.errors import UserError
 from trainer.evaluation.folders import read_folder, read_images
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.ground.glip.load import save_glip
 from pipeline.ground.stage import Ground, GroundConfig
 from tests.pipeline.ground.glip.tiny import TINY, tiny_model, write_vocab

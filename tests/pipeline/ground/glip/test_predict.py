@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from common.images import Image
 from pipeline.ground.glip.config import CONFIGS
 from pipeline.ground.glip.images import MEAN_BGR, STD_BGR, batch_images, network_size, padded_size, resize
 from pipeline.ground.glip.load import save_glip
 from pipeline.ground.glip.predict import GlipGrounder, Precision, Prepared, load_glip_grounder
 from pipeline.ground.glip.text import Plan, Prompter
-from pipeline.ground.grounder import Detection, Image
+from pipeline.ground.grounder import Detection
 from tests.pipeline.ground.glip.tiny import TINY, tiny_model, write_vocab
 
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from settings.errors import UserError
+from common.errors import UserError
 
 Layer = tuple[DictConfig, str]
 """Values, and where they stand: a file's name or an argument."""

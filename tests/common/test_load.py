@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from settings.errors import UserError
-from settings.help import describe, keys
-from settings.load import merge, read_layers
+from common.errors import UserError
+from common.help import describe, keys
+from common.load import merge, read_layers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ def _own_comments(cls: type) -> dict[str, str]:
 
 
 def keys(cls: type, prefix: str = "", kinds: Mapping[str, type] | None = None) -> Iterator[tuple[str, Any, str]]:
-    """(key, default, explanation) of every leaf below `cls`, in order of declaration; `kinds` as in `settings.load.merge`."""
+    """(key, default, explanation) of every leaf below `cls`, in order of declaration; `kinds` as in `common.load.merge`."""
     comments = field_comments(cls)
     for item in dataclasses.fields(cls):
         default = item.default if item.default is not dataclasses.MISSING else None
