@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeline.errors import UserError
+from common.errors import UserError
+from common.help import describe
+from common.load import merge, read_layers, to_yaml
 from pipeline.ground.glip.config import CONFIGS, GlipConfig
 from pipeline.ground.glip.examples import Batch, Example, collate
 from pipeline.ground.glip.load import VOCAB, CheckpointError, find, find_vocabulary, load_glip
@@ -20,8 +22,6 @@ from pipeline.ground.glip.training import TrainConfig, next_step, train
 from pipeline.ground.glip.vocabulary import write_vocabulary
 from pipeline.ground.grounder import ahead
 from pipeline.ground.load import grounder_path, usable_device
-from settings.help import describe
-from settings.load import merge, read_layers, to_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def run(config: Config) -> None:
     logger.info("%d rows of %d shards; skipped: %s", len(rows), len(shards), dict(skipped) or "none")
     data = batch_stream(rows, prompter, model.config, config, first)
     model.to(usable_device(config.device, "device"))
-    train(model, data, vocab, out, config.train, resume=first > 0)
+    train(model, data, vocab, out, config.train, seed=config.seed, resume=first > 0)
     logger.info("done: grounder=%s", out)
 
 

@@ -1,27 +1,33 @@
-"""The training loop: steps of AdamW on GLIP's loss, on one or several processes whose weights are averaged.
+"""The training loop: steps of AdamW on GLIP's loss, on one or several processes whose weights and moments are averaged.
 
-The schedule goes by steps, never by the clock, so a run can be repeated.
+The schedule goes by steps, never by the clock, and what a step draws is a function of its number: a run can be repeated, and
+one that was killed ends with the weights of one that was not.
 """
 
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from common.disk import replacing
+from common.rows_file import truncate
 from pipeline.ground.glip.examples import Batch
 from pipeline.ground.glip.load import save_glip
 from pipeline.ground.glip.loss import Target, glip_loss
 from pipeline.ground.glip.model import Glip
 
 logger = logging.getLogger(__name__)
+
+STATE = "state.pt"
+METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +43,7 @@ class TrainConfig:
     weight_decay: float = 1e-4  # not on biases and gains
     max_gradient_norm: float = 5.0  # larger gradients are scaled down
     ema: float = 0.992  # decay of the average that becomes the model
-    average_every: int = 6  # steps between averages of the processes' weights; checkpoints fall on them
+    average_every: int = 6  # steps between averages of the processes' weights and moments; checkpoints fall on them
     log_every: int = 20  # steps between two lines of the log and of metrics.jsonl
     checkpoint_s: float = 180.0  # seconds between two checkpoints at least
 
@@ -88,11 +94,14 @@ class Averaged:
 
 
 @torch.no_grad()
-def average_processes(model: nn.Module) -> None:
-    """Replace the floating state by its mean over all processes."""
+def average_processes(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Replace the weights, and the moments that AdamW keeps of them, by their means over all processes."""
     if not dist.is_initialized():
         return
     tensors = [value for value in model.state_dict().values() if value.is_floating_point()]
+    for parameter in model.parameters():
+        moments = optimizer.state.get(parameter, {})
+        tensors += [moments[key] for key in ("exp_avg", "exp_avg_sq") if key in moments]
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
@@ -100,33 +109,60 @@ def average_processes(model: nn.Module) -> None:
         tensor.copy_(part.view_as(tensor))
 
 
+@dataclass(kw_only=True)
+class Run:
+    """What training changes: all that a checkpoint holds."""
+
+    model: Glip
+    optimizer: torch.optim.AdamW
+    averaged: Averaged
+    sums: Tensor  # of the losses since the last line of the log
+    step: int = 0  # the next one
+
+
 def train(
-    model: Glip, data: Iterator[Batch], vocab: Path, out: Path, config: TrainConfig, *, resume: bool = False
+    model: Glip,
+    data: Iterator[Batch],
+    vocab: Path,
+    out: Path,
+    config: TrainConfig,
+    *,
+    seed: int = 0,
+    resume: bool = False,
 ) -> None:
-    """Train until `config.steps`; `out` always holds the averaged weights of the last checkpoint.
+    """Train until `config.steps`; `out` always holds the averaged weights of the last checkpoint. `seed` is that of drop-out.
 
     With `resume`, `data` must begin at the batch that `next_step(out)` names.
     """
     device = next(model.parameters()).device
     model.train()  # planes, not channels last: GroupNorm's backward pass on a CPU in bfloat16 is 12 times faster so
-    optimizer = make_optimizer(model, config)
-    averaged = Averaged(model, config.ema)
-    start = _restore(out, model, optimizer, averaged) if resume else 0
-    is_first = not dist.is_initialized() or dist.get_rank() == 0
-    sums = torch.zeros(3)
+    run = Run(
+        model=model, optimizer=make_optimizer(model, config), averaged=Averaged(model, config.ema), sums=torch.zeros(3)
+    )
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    if resume:
+        _restore(out, run)
+    if rank == 0:
+        truncate(out / METRICS, run.step)
     began = saved = time.monotonic()
-    for step in range(start, config.steps):
-        sums += train_step(model, next(data), optimizer, learning_rate(step, config), config, device)
-        if (step + 1) % config.average_every == 0 or step + 1 == config.steps:
-            average_processes(model)
-        averaged.update(model, step)
-        if is_first and (step + 1) % config.log_every == 0:
-            now = time.monotonic()
-            _log(out, step + 1, config, sums / config.log_every, now - began)
-            sums, began = torch.zeros(3), now
-        is_average = (step + 1) % config.average_every == 0
-        if is_first and (step + 1 == config.steps or (is_average and time.monotonic() - saved > config.checkpoint_s)):
-            _save(out, step + 1, model, optimizer, averaged, vocab)
+    began_at = run.step
+    for step in range(run.step, config.steps):
+        torch.manual_seed(int(np.random.SeedSequence((seed, rank, step)).generate_state(1)[0]))
+        run.sums += train_step(model, next(data), run.optimizer, learning_rate(step, config), config, device)
+        run.step = step + 1
+        is_average = run.step % config.average_every == 0 or run.step == config.steps
+        if is_average:
+            average_processes(model, run.optimizer)
+        run.averaged.update(model, step)
+        if run.step % config.log_every == 0:
+            if rank == 0:
+                now = time.monotonic()
+                _log(out, run.step, config, run.sums / config.log_every, (now - began) / (run.step - began_at))
+                began, began_at = now, run.step
+            run.sums = torch.zeros(3)
+        is_due = run.step == config.steps or time.monotonic() - saved > config.checkpoint_s
+        if rank == 0 and is_average and is_due:
+            _save(out, run, vocab)
             saved = time.monotonic()
 
 
@@ -152,40 +188,41 @@ def train_step(
 
 def next_step(out: Path) -> int:
     """The step at which a run in `out` goes on; 0 without a checkpoint."""
-    path = out / "state.pt"
+    path = out / STATE
     return int(torch.load(path, weights_only=True, map_location="cpu", mmap=True)["step"]) if path.exists() else 0
 
 
-def _restore(out: Path, model: Glip, optimizer: torch.optim.Optimizer, averaged: Averaged) -> int:
-    path = out / "state.pt"
+def _restore(out: Path, run: Run) -> None:
+    path = out / STATE
     if not path.exists():
-        return 0
-    state = torch.load(path, weights_only=True, map_location=next(model.parameters()).device)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    averaged.state = state["averaged"]
-    return int(state["step"])
+        return
+    state = torch.load(path, weights_only=True, map_location=next(run.model.parameters()).device)
+    run.model.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"])
+    run.averaged.state = state["averaged"]
+    run.sums = state["sums"].cpu()
+    run.step = int(state["step"])
 
 
-def _save(out: Path, step: int, model: Glip, optimizer: torch.optim.Optimizer, averaged: Averaged, vocab: Path) -> None:
-    save_glip(out, averaged.state, model.config, vocab)
+def _save(out: Path, run: Run, vocab: Path) -> None:
+    save_glip(out, run.averaged.state, run.model.config, vocab)
     state: Mapping[str, object] = {
-        "step": step,
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "averaged": averaged.state,
+        "step": run.step,
+        "model": run.model.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "averaged": run.averaged.state,
+        "sums": run.sums,
     }
-    temporary = out / "state.pt.tmp"
-    torch.save(state, temporary)
-    os.replace(temporary, out / "state.pt")
-    logger.info("step %d: checkpoint in %s", step, out)
+    with replacing(out / STATE) as draft:
+        torch.save(state, draft)
+    logger.info("step %d: checkpoint in %s", run.step, out)
 
 
-def _log(out: Path, step: int, config: TrainConfig, losses: Tensor, seconds: float) -> None:
+def _log(out: Path, step: int, config: TrainConfig, losses: Tensor, step_s: float) -> None:
     n_processes = dist.get_world_size() if dist.is_initialized() else 1
-    images_per_s = config.log_every * config.batch_size * n_processes / seconds
+    images_per_s = config.batch_size * n_processes / step_s
     token, box, centerness = (round(value, 4) for value in losses.tolist())
-    left_s = (config.steps - step) * seconds / config.log_every
+    left_s = (config.steps - step) * step_s
     logger.info(
         "step %d/%d  token %.3f  box %.3f  centerness %.3f  lr %.2e  %.1f images/s  %.0f min left",
         step, config.steps, token, box, centerness, config.lr * learning_rate(step - 1, config), images_per_s,
@@ -193,5 +230,5 @@ def _log(out: Path, step: int, config: TrainConfig, losses: Tensor, seconds: flo
     )  # fmt: skip
     line = {"step": step, "loss/token": token, "loss/box": box, "loss/centerness": centerness}
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "metrics.jsonl").open("a", encoding="utf-8") as file:
+    with (out / METRICS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line | {"images_per_s": round(images_per_s, 1)}) + "\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.errors import UserError
+from common.errors import UserError
 from pipeline.ground.glip import train as command
 from pipeline.ground.glip.examples import Example, LabelledPhrase
 from pipeline.ground.glip.load import load_glip, save_glip
@@ -110,9 +110,8 @@ def test_a_killed_run_goes_on_where_it_stopped(output: Path, start: Path, tmp_pa
     stopped = next_step(broken)
     assert 3 <= stopped < 8
     assert main(again) == 0
-    assert losses(broken).keys() == losses(whole).keys()
-    for step, loss in losses(whole).items():
-        assert losses(broken)[step] == pytest.approx(loss, rel=0.02), step
+    assert losses(broken) == losses(whole)
+    assert (broken / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
 def test_a_run_with_other_settings_is_not_overwritten(
