@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.images import ImageLimits, ImageRejected
+from common.images import ImageLimits, ImageRejected, decode, decode_reduced
 from pipeline import images
 from pipeline.images import ResizeConfig
 from pipeline.stored_images import StoredImages
@@ -30,43 +30,43 @@ def encoded(image: np.ndarray | PIL.Image.Image, format_: str, **options: object
 
 def rejection(data: bytes, **limits: float) -> str:
     with pytest.raises(ImageRejected) as caught:
-        images.decode(data, ImageLimits(**limits))
+        decode(data, ImageLimits(**limits))
     return caught.value.reason
 
 
 @pytest.mark.parametrize("format_", ["PNG", "BMP", "TIFF", "JPEG", "GIF", "WEBP"])
 def test_every_format_decodes_to_the_same_picture(format_: str) -> None:
     options = {"JPEG": {"quality": 98}, "WEBP": {"lossless": True}}.get(format_, {})
-    decoded = images.decode(encoded(picture(), format_, **options))
+    decoded = decode(encoded(picture(), format_, **options))
     assert decoded.shape == (48, 64, 3)
     assert np.abs(decoded.astype(int) - picture()).mean() < 6
 
 
 def test_fast_jpeg_path_gives_pillows_pixels() -> None:
     data = encoded(picture(), "JPEG", quality=80)
-    np.testing.assert_array_equal(images.decode(data), np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB")))
+    np.testing.assert_array_equal(decode(data), np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB")))
 
 
 def test_cmyk_becomes_rgb() -> None:
-    decoded = images.decode(encoded(PIL.Image.fromarray(picture()).convert("CMYK"), "JPEG", quality=98))
+    decoded = decode(encoded(PIL.Image.fromarray(picture()).convert("CMYK"), "JPEG", quality=98))
     assert np.abs(decoded.astype(int) - picture()).mean() < 6
 
 
 def test_sixteen_bits_keep_the_upper_eight() -> None:
     grey = np.linspace(0, 65535, 64 * 48).reshape(48, 64).astype(np.uint16)
-    np.testing.assert_array_equal(images.decode(encoded(grey, "PNG"))[..., 0], (grey >> 8).astype(np.uint8))
+    np.testing.assert_array_equal(decode(encoded(grey, "PNG"))[..., 0], (grey >> 8).astype(np.uint8))
 
 
 def test_alpha_is_laid_on_white() -> None:
     clear = PIL.Image.new("RGBA", (8, 8), (255, 0, 0, 0))
-    assert (images.decode(encoded(clear, "PNG")) == 255).all()
-    assert (images.decode(encoded(clear.convert("P"), "PNG", transparency=0)) == 255).all()
+    assert (decode(encoded(clear, "PNG")) == 255).all()
+    assert (decode(encoded(clear.convert("P"), "PNG", transparency=0)) == 255).all()
 
 
 def test_first_frame_of_an_animation_counts() -> None:
     frames = [PIL.Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
     data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert images.decode(data)[0, 0].tolist() == [255, 0, 0]
+    assert decode(data)[0, 0].tolist() == [255, 0, 0]
 
 
 @pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP", "TIFF"])
@@ -74,7 +74,7 @@ def test_orientation_is_applied_and_sizes_are_upright(format_: str) -> None:
     exif = PIL.Image.Exif()
     exif[images.ORIENTATION_TAG] = 6
     data = encoded(picture(), format_, exif=exif)
-    decoded = images.decode_reduced(data, ImageLimits(), None)
+    decoded = decode_reduced(data, ImageLimits(), None)
     assert (decoded.original_width, decoded.original_height, decoded.is_plain) == (48, 64, False)
     assert np.abs(decoded.pixels.astype(int) - np.rot90(picture(), -1)).mean() < 6
 
@@ -109,7 +109,7 @@ def test_damaged_bytes_are_rejected_or_decoded_but_never_crash(format_: str, dat
     for _ in range(data.draw(st.integers(1, 8))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
-        decoded = images.decode(bytes(raw), ImageLimits(max_pixels=1_000_000))
+        decoded = decode(bytes(raw), ImageLimits(max_pixels=1_000_000))
         assert decoded.ndim == 3
         assert decoded.dtype == np.uint8
     except ImageRejected:
@@ -118,10 +118,10 @@ def test_damaged_bytes_are_rejected_or_decoded_but_never_crash(format_: str, dat
 
 def test_large_jpeg_is_reduced_in_decoding_never_below_twice_the_target() -> None:
     data = encoded(picture(1000, 1400), "JPEG")
-    decoded = images.decode_reduced(data, ImageLimits(), 224)
+    decoded = decode_reduced(data, ImageLimits(), 224)
     assert decoded.pixels.shape == (500, 700, 3)
     assert (decoded.original_width, decoded.original_height) == (1400, 1000)
-    assert images.decode_reduced(data, ImageLimits(), 251).pixels.shape == (1000, 1400, 3)
+    assert decode_reduced(data, ImageLimits(), 251).pixels.shape == (1000, 1400, 3)
 
 
 def test_keep_ratio_brings_the_shorter_side_to_size_and_never_enlarges() -> None:

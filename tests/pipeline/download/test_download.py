@@ -10,8 +10,7 @@ import PIL.Image
 import pyarrow as pa
 import pytest
 
-from common.images import ImageLimits
-from pipeline import images
+from common.images import ImageLimits, decode
 from pipeline.download import Download, DownloadConfig
 from pipeline.download.fetch import retry_after_s
 from pipeline.images import ResizeConfig
@@ -68,7 +67,7 @@ def test_image_arrives_resized_with_its_original_size(web: TinyWeb) -> None:
     row = download(web.url("/size/300x400"))[0]
     assert (row["width"], row["height"]) == (43, 32)
     assert (row["original_width"], row["original_height"], row["original_format"]) == (400, 300, "jpeg")
-    assert images.decode(row["image"]).shape == (32, 43, 3)
+    assert decode(row["image"]).shape == (32, 43, 3)
     assert len(row["sha256"]) == 64
 
 
