@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.images import ImageLimits, ImageRejected, decode, decode_reduced
+from common.images import ORIENTATION_TAG, ImageLimits, ImageRejected, decode, decode_reduced
 from pipeline import images
 from pipeline.images import ResizeConfig
 from pipeline.stored_images import StoredImages
@@ -72,7 +72,7 @@ def test_first_frame_of_an_animation_counts() -> None:
 @pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_orientation_is_applied_and_sizes_are_upright(format_: str) -> None:
     exif = PIL.Image.Exif()
-    exif[images.ORIENTATION_TAG] = 6
+    exif[ORIENTATION_TAG] = 6
     data = encoded(picture(), format_, exif=exif)
     decoded = decode_reduced(data, ImageLimits(), None)
     assert (decoded.original_width, decoded.original_height, decoded.is_plain) == (48, 64, False)
