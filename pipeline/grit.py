@@ -43,6 +43,9 @@ def main(arguments: Sequence[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted: finished shards are kept, and the same command goes on", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -12,7 +12,7 @@ filters the boxes, writes shards and a report. Finished shards are skipped, so t
   python pipeline/grit.py jobs/demo.yaml input=pairs.parquet output=out/mine limit=1000
   ray job submit --working-dir . -- python pipeline/grit.py jobs/demo.yaml input=/data/pairs output=/data/shards
 
-Exit code: 0 done, 1 a bug or a failed machine, 2 something you can mend (the message says what).
+Exit code: 0 done, 1 a bug or a failed machine, 2 something you can mend (the message says what), 130 interrupted.
 """
 
 

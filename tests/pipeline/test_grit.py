@@ -2,9 +2,13 @@
 
 import hashlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import cv2
@@ -64,6 +68,24 @@ def test_every_row_is_kept_or_dropped_by_name(finished: Path) -> None:
 def test_a_second_run_from_nothing_gives_the_same_bytes(tars: Path, finished: Path, tmp_path: Path) -> None:
     assert run(tars, tmp_path / "again") == 0
     assert hashes(tmp_path / "again") == hashes(finished)
+
+
+def test_ctrl_c_ends_without_a_traceback_and_the_same_command_goes_on(
+    tars: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+
+    def interrupt() -> None:
+        while not (output / "_manifests" / "00000.json").exists():
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    assert run(tars, output) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert not (output / "_manifests" / "00002.json").exists()
+    assert run(tars, output) == 0
+    assert hashes(output) == hashes(finished)
 
 
 def test_a_shard_lost_in_the_middle_is_made_again_and_the_others_are_kept(
