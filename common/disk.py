@@ -19,7 +19,11 @@ def sync(path: str | Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write a file to, which then takes the place of `path` in one step: readers see the old file or all of the new one."""
     draft = path.with_name(f"{path.name}.tmp")
-    yield draft
-    sync(draft)
-    os.replace(draft, path)
+    try:
+        yield draft
+        sync(draft)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
     sync(path.parent)

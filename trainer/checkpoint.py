@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
+from common.disk import replacing
+from common.weights import save_tensors
 from trainer.dual_encoder import DualEncoder, ModelConfig
 from trainer.encoders.image import PAPER_VITS, ImageConfig
 from trainer.encoders.text import TextConfig
@@ -99,8 +101,9 @@ def save_model(
         key: (value.half() if key in matrices else value).detach().cpu().contiguous()
         for key, value in model.state_dict().items()
     }
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    save_tensors(tensors, folder / "model.safetensors")
+    with replacing(folder / "config.json") as draft:
+        draft.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
 def load_model(path: Path | str, name: ModelName | None = None) -> LoadedModel:

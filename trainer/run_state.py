@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from common.disk import sync
 from common.errors import UserError
+from common.weights import save_tensors
 from trainer.config import differences
 from trainer.dual_encoder import DualEncoder
 from trainer.parallel import Place, all_agree, fill, whole
@@ -79,7 +79,7 @@ def save(
 
     def write() -> None:
         if place.leads:
-            save_file(tensors, draft / "state.safetensors")
+            save_tensors(tensors, draft / "state.safetensors")
             (draft / "state.json").write_text(json.dumps(state))
         own = {"random": random_state(place.device), "loader": loader_state}
         (draft / f"rank_{place.rank:05d}.json").write_text(json.dumps(own))

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from common.disk import replacing
 from common.errors import UserError
+from common.weights import save_tensors
 from pipeline.ground.glip.config import CONFIGS, GlipConfig, from_dict, to_dict
 from pipeline.ground.glip.model import Glip
 from pipeline.ground.hub import fetch, list_files, parse_hub_name, weight_file
@@ -172,5 +173,4 @@ def save_glip(
     if vocab.resolve() != (folder / VOCAB).resolve():
         with replacing(folder / VOCAB) as draft:
             draft.write_bytes(vocab.read_bytes())
-    with replacing(folder / WEIGHTS) as draft:
-        save_file(stored, draft)
+    save_tensors(stored, folder / WEIGHTS)
