@@ -47,8 +47,9 @@ def blocks(model: DualEncoder) -> list[nn.Module]:
     """What a tower repeats: transformer blocks, or stages of other networks of timm; a tower without either as a whole."""
     found: list[nn.Module] = []
     for tower in (model.visual, model.textual):
+        within = getattr(tower, "transformer", None) or getattr(tower, "trunk", tower)  # as open_clip nests them
         for name in ("blocks", "resblocks", "stages"):
-            if isinstance(part := getattr(tower, name, None), nn.ModuleList | nn.Sequential):
+            if isinstance(part := getattr(within, name, None), nn.ModuleList | nn.Sequential):
                 found += list(part)
                 break
         else:

@@ -15,6 +15,7 @@ from trainer.config import TrainConfig
 from trainer.data.loader import Loader
 from trainer.dual_encoder import DualEncoder
 from trainer.optim import build_optimizer
+from trainer.open_clip_weights import load_towers
 from trainer.parallel import Place, whole, wrap
 from trainer.run_state import Trained
 from trainer.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
@@ -76,7 +77,7 @@ def new_model(config: TrainConfig) -> DualEncoder:
         model = build_model(config.model_name, config.model).train()
     except (ValueError, TypeError, AssertionError, RuntimeError) as error:  # timm names wrong sizes in all these ways
         raise UserError(f"model_name={config.model_name} cannot be built from model.*: {error}") from error
-    if config.init:
+    if config.init:  # which holds the towers too
         try:
             load_state(model, read_weights(Path(config.init)), Path(config.init))
         except (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
@@ -96,6 +97,8 @@ def build_tokenizer(config: TrainConfig) -> Tokenizer:
     except (OSError, ValueError) as error:
         raise UserError(f"tokenizer={config.tokenizer} cannot be read: {error}; give openai, or a merges.txt") from None
     if tokenizer.vocab_size != text.vocab_size:
+    else:
+        load_towers(model)
         raise UserError(
             f"tokenizer={config.tokenizer} has {tokenizer.vocab_size} tokens and model.text.vocab_size is {text.vocab_size}; "
             f"set model.text.vocab_size={tokenizer.vocab_size}"

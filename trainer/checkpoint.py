@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.disk import replacing
 from common.weights import save_tensors
@@ -162,7 +162,10 @@ def read_config(name: str, values: dict[str, Any], where: Path) -> ModelConfig:
         raise ValueError(f"{where}: model {name!r} is none of {', '.join(MODELS)}")
     parts: dict[str, Any] = {"image": ImageConfig, "text": TextConfig}
     try:
-        built = {key: parts[key](**value) if key in parts else value for key, value in values.items()}
+        plain: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        built = {key: parts[key](**value) if key in parts else value for key, value in plain.items()}
         return MODELS[name][1](**built)
     except TypeError as error:
         raise ValueError(f"{where}: config of {name}: {error}") from error
@@ -170,7 +173,12 @@ def read_config(name: str, values: dict[str, Any], where: Path) -> ModelConfig:
 
 def load_state(model: DualEncoder, state: Mapping[str, Tensor], where: Path) -> None:
     """Strict: the first missing, unexpected and misshapen entries are named."""
-    expected = model.state_dict()
+    copy_state(model, state, f"{where} does not fit a {model_name(model)} model")
+
+
+def copy_state(module: nn.Module, state: Mapping[str, Tensor], otherwise: str) -> None:
+    """Every entry of a module from `state`, which holds no others. Raises ValueError that begins with `otherwise`."""
+    expected = module.state_dict()
     missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     shapes = [key for key in expected.keys() & state.keys() if expected[key].shape != state[key].shape]
     if missing or unexpected or shapes:
@@ -179,7 +187,7 @@ def load_state(model: DualEncoder, state: Mapping[str, Tensor], where: Path) -> 
         problems += [
             f"{key} is {list(state[key].shape)}, not {list(expected[key].shape)}" for key in sorted(shapes)[:1]
         ]
-        raise ValueError(f"{where} does not fit a {model_name(model)} model: {'; '.join(problems)}")
+        raise ValueError(f"{otherwise}: {'; '.join(problems)}")
     with torch.no_grad():
         for key, value in expected.items():
             value.copy_(state[key])

@@ -16,6 +16,7 @@ from common.load import Layer, merge, read_layers
 from trainer.checkpoint import MODELS
 from trainer.data.config import DataConfig
 from trainer.dual_encoder import ModelConfig
+from trainer.encoders.text import OPEN_CLIP
 from trainer.evaluation.config import EvaluationConfig
 from trainer.optim import OptimConfig
 
@@ -126,7 +127,8 @@ def load_config(path: str | None, overrides: Sequence[str] = ()) -> TrainConfig:
     Raises UserError naming the file or key and the mend.
     """
     layers = read_layers(path, overrides, SHORT)
-    config = merge(TrainConfig, layers, {"model": model_kind(layers)})
+    kind = model_kind(layers)
+    config = merge(TrainConfig, [*sizes_of_towers(layers), *layers], {"model": kind})
     assert isinstance(config, TrainConfig)
     return config
 
@@ -142,6 +144,23 @@ def model_kind(layers: Sequence[Layer]) -> type:
     if name not in MODELS:
         raise UserError(f"{where}: model_name {name!r} is none of {', '.join(MODELS)}")
     return MODELS[name][1]
+
+
+def sizes_of_towers(layers: Sequence[Layer]) -> list[Layer]:
+    """What open_clip's architectures say of the towers that the layers choose; layers that say otherwise come on top."""
+    names: dict[str, str | None] = {"image": None, "text": None}
+    for layer, _ in layers:
+        names = {part: OmegaConf.select(layer, f"model.{part}.name") or name for part, name in names.items()}
+    chosen = {part: name for part, name in names.items() if isinstance(name, str) and name.startswith(OPEN_CLIP)}
+    if not chosen:
+        return []
+    from trainer.encoders.open_clip_towers import own_sizes  # importing open_clip takes seconds
+
+    try:
+        sizes = own_sizes(chosen.get("image"), chosen.get("text"))
+    except ValueError as error:
+        raise UserError(f"model.{error}") from None
+    return [(OmegaConf.create({"model": sizes}), "open_clip")]
 
 
 def help_text(usage: str, overrides: Sequence[str] = ()) -> str:

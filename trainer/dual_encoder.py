@@ -17,7 +17,7 @@ from trainer import chunked
 from trainer.blocks import Comparison
 from trainer.distributed import gather, rank, world_size
 from trainer.encoders.image import ImageConfig, build_image_encoder
-from trainer.encoders.text import TextConfig, TextEncoder
+from trainer.encoders.text import TextConfig, build_text_encoder
 from trainer.losses import contrastive
 from trainer.preprocess import to_pixels
 from trainer.syntax import Syntax
@@ -46,6 +46,8 @@ class ModelConfig:
     pixel_std: tuple[float, float, float] = IMAGENET_STD  # by which they are divided after that
 
 
+    # Weights do not set these two. Most of open_clip's expect OpenAI's: 0.48145466, 0.4578275, 0.40821073 and
+    # 0.26862954, 0.26130258, 0.27577711.
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """b pairs of a whole image and its caption, with m boxes of these images and the phrases they show.
@@ -126,7 +128,7 @@ class DualEncoder(nn.Module, ABC):
         super().__init__()
         self.config = config
         self.visual = build_image_encoder(config.image)
-        self.textual = TextEncoder(config.text)
+        self.textual = build_text_encoder(config.text)
         self.visual_proj = projection(int(self.visual.num_features), config.embed_dim)  # type: ignore[arg-type]
         self.textual_proj = projection(self.textual.num_features, config.embed_dim)
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(config.temperature_init)))
@@ -244,7 +246,7 @@ class DualEncoder(nn.Module, ABC):
         if targets is None:
             targets = torch.arange(queries.shape[-2], device=queries.device) + rank() * queries.shape[-2]
         scale, chunk = self.logit_scale.exp(), self.config.loss_chunk
-        if chunk is None:
+        if chunk is None or not queries.shape[-2]:
             return contrastive(scale * self.similarity(queries, candidates), targets=targets)
         return chunked.contrastive(self.comparison(queries, candidates), scale, targets, chunk, queries.dtype)
 

@@ -21,14 +21,14 @@ def contrastive(logits: Tensor, compatible: Tensor | None = None, targets: Tenso
 
     Without `targets` it is the candidate in the query's own place. The positive is part of the denominator.
     `compatible` [b n] marks candidates that are also right for a query; they are left out of its denominator, being
-    neither right answers to prefer nor wrong ones to push away.
+    neither right answers to prefer nor wrong ones to push away. Without queries it is 0.
     """
     if targets is None:
         targets = torch.arange(len(logits), device=logits.device)
     if compatible is not None:
         own = F.one_hot(targets, logits.shape[1]).bool()
         logits = logits.masked_fill(compatible & ~own, float("-inf"))
-    return F.cross_entropy(logits, targets)
+    return F.cross_entropy(logits, targets, reduction="mean" if len(logits) else "sum")
 
 
 def outside_cone(angle: Tensor, aperture: Tensor, eta: float = 1.0) -> Tensor:
@@ -41,9 +41,10 @@ def entailment(angle: Tensor, aperture: Tensor, eta: float = 1.0) -> Tensor:
 
         mean( max(0, exterior angle - eta * half-aperture) )      MERU eq. 12; HyCoCLIP eq. 8 and 10 with eta
 
-    Of any shape, factors included (PHyCLIP eq. 4 averages over them).
+    Of any shape, factors included (PHyCLIP eq. 4 averages over them). Without pairs it is 0.
     """
-    return outside_cone(angle, aperture, eta).mean()
+    outside = outside_cone(angle, aperture, eta)
+    return outside.mean() if outside.numel() else outside.sum()
 
 
 def regularised_entailment(angle: Tensor, aperture: Tensor, reward: float) -> Tensor:

@@ -157,7 +157,8 @@ class HyCoCLIP(MERU):
     def losses(self, pairs: Pairs) -> Losses:
         """Eq. 6 and 11. Without boxes, MERU's two terms with the aperture scaled.
 
-        Terms of boxes are means over the boxes; where ranks have different numbers of them, over those of all ranks.
+        Terms of boxes are means over the boxes; where ranks have different numbers of them, over those of all ranks. A
+        rank without any adds 0, through the same operations: the others wait for its part in each gather, also going back.
         """
         contrastive, wholes = self.contrast_wholes(pairs)
         image, text = wholes.image, wholes.text
@@ -193,8 +194,8 @@ class HyCoCLIP(MERU):
     def contrast_boxes(self, pairs: Pairs, wholes: Wholes) -> tuple[Tensor, Tensor, Tensor, float]:
         """Lifted box images and box phrases, their half of the contrastive loss, and the weight of a mean over them.
 
-        The weight is this rank's number of boxes over the
-        ranks' mean number, so that averaged gradients count every box alike.
+        The weight is this rank's number of boxes over the ranks' mean number, so that averaged gradients count every box
+        alike.
         """
         if pairs.box_image is None or pairs.box_text is None:
             raise ValueError(f"{type(self).__name__} needs a box and its phrase in each pair, or use_boxes=false")
@@ -210,7 +211,7 @@ class HyCoCLIP(MERU):
                 images = self.lift_image(gather(pairs.box_image, counts))
                 texts = self.lift_text(gather(pairs.box_text, counts))
                 targets = own + sum(counts[: rank()])
-        share = m * world_size() / sum(counts)
+        share = m * world_size() / max(sum(counts), 1)
         loss = (self.contrast(box_image, texts, targets) + self.contrast(box_text, images, targets)) / 2
         return box_image, box_text, share * loss, share
 

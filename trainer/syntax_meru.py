@@ -37,6 +37,10 @@ class SyntaxMERUConfig(HyperbolicConfig):
             raise ValueError(
                 f"relation_weights: {unknown[0]!r} is no dependency label; there are {', '.join(RELATIONS)}"
             )
+        if self.text.name and self.word_states == "attention":
+            raise ValueError(
+                f"word_states=attention: {self.text.name} shows inputs and outputs of whole blocks; take block or tower"
+            )
         self.places().check(self.text.layers)
 
     def places(self) -> Places:

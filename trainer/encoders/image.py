@@ -14,6 +14,8 @@ from timm.layers import GroupNorm
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from trainer.encoders.text import OPEN_CLIP
+
 # The papers' sizes (MERU, appendix: the small one has 12 heads, as MoCo v3's, where timm's own has 6).
 PAPER_VITS: dict[str, dict[str, int]] = {
     "vit_small": {"embed_dim": 384, "depth": 12, "num_heads": 12},
@@ -33,7 +35,6 @@ FORBIDDEN_KWARGS = (
     "timm_model_name",
     "timm_model_pretrained",
 )
-OPEN_CLIP = "open_clip/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +42,18 @@ class ImageConfig:
     """An image tower. `name` is one of the papers' (vit_small, vit_base, vit_large), a model of timm, or open_clip/NAME.
 
     `kwargs` go to the network's constructor (open_clip: its `vision_cfg`); `norm_groups` among them makes every norm of a timm
-    network a GroupNorm.
+    network a GroupNorm. Weights that were trained elsewhere expect the pixels of that training: `pixel_mean`, `pixel_std`.
     """
 
-    name: str = "vit_small"  # vit_small, vit_base, vit_large as the papers have them, or a network of timm
+    name: str = "vit_small"  # the papers' vit_small, vit_base or vit_large, a network of timm, or open_clip/NAME
+    weights: str | None = None  # of open_clip/NAME, read when training begins: a file, a folder, or a tag of open_clip
     size_px: int = 224  # side of the square it sees
     frozen: bool = False  # the tower keeps the weights it starts with; its projection learns
     kwargs: dict[str, Any] = field(default_factory=dict)  # for the constructor of the network
 
 
 def build_image_encoder(config: ImageConfig) -> nn.Module:
-    """A module from [b 3 h w] to [b w]; `num_features` is w."""
+    """A module from [b 3 h w] to [b w], without weights; `num_features` is w."""
     if config.name in PAPER_VITS:
         return paper_vit(config.size_px, **{**PAPER_VITS[config.name], **config.kwargs})
     kwargs = dict(config.kwargs)
@@ -59,7 +61,9 @@ def build_image_encoder(config: ImageConfig) -> nn.Module:
     if forbidden:
         raise ValueError(f"image.kwargs.{forbidden[0]} is not allowed: weights come from the checkpoint alone")
     if config.name.startswith(OPEN_CLIP):
-        return open_clip_tower(config.name.removeprefix(OPEN_CLIP), config.size_px, kwargs)
+        from trainer.encoders.open_clip_towers import image_tower  # importing open_clip takes seconds
+
+        return image_tower(config.name, config.size_px, kwargs)
     if not timm.is_model(config.name):
         raise ValueError(
             f"image.name {config.name!r}: neither one of {', '.join(PAPER_VITS)} nor a model of timm, nor {OPEN_CLIP}NAME"
@@ -67,22 +71,6 @@ def build_image_encoder(config: ImageConfig) -> nn.Module:
     if "norm_groups" in kwargs:
         kwargs["norm_layer"] = partial(GroupNorm, num_groups=kwargs.pop("norm_groups"))
     return timm.create_model(config.name, pretrained=False, num_classes=0, **kwargs)
-
-
-def open_clip_tower(name: str, size_px: int, kwargs: dict[str, Any]) -> nn.Module:
-    """The image tower of a model in open_clip's list with its projection, without weights."""
-    import open_clip  # seconds, and hardly anybody asks for it
-    from open_clip.model import CLIPTextCfg, CLIPVisionCfg
-
-    if name not in open_clip.list_models():  # which leaves out what would be fetched
-        raise ValueError(f"image.name {OPEN_CLIP}{name}: no model of open_clip; see open_clip.list_models()")
-    config = open_clip.get_model_config(name)
-    vision = CLIPVisionCfg(**{**config["vision_cfg"], "timm_model_pretrained": False, "image_size": size_px, **kwargs})
-    no_text = CLIPTextCfg(vocab_size=1, width=1, heads=1, layers=1)
-    quick_gelu = config.get("quick_gelu", False)
-    tower: nn.Module = open_clip.CLIP(config["embed_dim"], vision, no_text, quick_gelu=quick_gelu).visual
-    tower.num_features = config["embed_dim"]
-    return tower
 
 
 def paper_vit(size_px: int, embed_dim: int, depth: int, num_heads: int, patch_size: int = 16) -> VisionTransformer:

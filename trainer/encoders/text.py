@@ -1,8 +1,9 @@
-"""CLIP's causal text transformer (Radford et al. 2021, section 2.4), to one feature vector a text.
+"""Text towers: CLIP's causal transformer (Radford et al. 2021, section 2.4), or one of open_clip, to one feature vector a text.
 
 Shapes: b texts, l tokens, w width. Parameter names are those of the released checkpoints.
 """
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -11,9 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+OPEN_CLIP = "open_clip/"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
+    """A text tower. That of open_clip has the sizes of its architecture; `trainer.config.load_config` fills them in."""
+
+    name: str | None = None  # none: the papers' transformer, of the sizes below; or open_clip/NAME
+    weights: str | None = None  # of open_clip/NAME, read when training begins: a file, a folder, or a tag of open_clip
     vocab_size: int = 49_408  # that of the tokenizer
     context_length: int = 77  # tokens of a text; longer ones are cut
     width: int = 512  # of its states
@@ -86,8 +93,37 @@ class Block(nn.Module):
         return (x, normed, mixed) if inner else x
 
 
-class TextEncoder(nn.Module):
-    """Token ids [b l] to [b w]: the hidden state at end of text, which is the largest id, the first one if several.
+class TextTower(nn.Module, ABC):
+    """Token ids [b l] to [b w]."""
+
+    num_features: int  # w
+    context_length: int
+
+    def forward(self, token_ids: Tensor, places: Places | None = None) -> Tensor | TokenStates:
+        """Sentences; with `places` also the states of their tokens there."""
+        length = token_ids.shape[1]
+        if length > self.context_length:
+            raise ValueError(f"texts of {length} tokens; the text tower holds {self.context_length}")
+        token_ids = self.padded(token_ids)
+        initial, contextual, hidden = self.walk(token_ids, places or Places())
+        sentence = self.pool(hidden, token_ids)
+        return sentence if places is None else TokenStates(sentence, initial[:, :length], contextual[:, :length])
+
+    def padded(self, token_ids: Tensor) -> Tensor:
+        """With the padding that the tower wants to see."""
+        return token_ids
+
+    @abstractmethod
+    def walk(self, token_ids: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]:
+        """States [b l w] at both places, and after the last norm."""
+
+    @abstractmethod
+    def pool(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """The sentences [b w] among the states after the last norm."""
+
+
+class TextEncoder(TextTower):
+    """The sentence is the hidden state at end of text, which is the largest id, the first one if several.
 
     Padding stands behind it, where a causal mask lets nothing look; so batches are padded to their own longest text.
     """
@@ -116,22 +152,15 @@ class TextEncoder(nn.Module):
                 kind = next((kind for kind in stds if name.endswith(kind)), None)
                 nn.init.normal_(parameter, std=stds[kind] if kind else residual_std)
 
-    def forward(self, token_ids: Tensor, places: Places | None = None) -> Tensor | TokenStates:
-        """Sentences; with `places` also the states of their tokens there."""
-        initial, contextual, hidden = self.walk(token_ids, places or Places())
-        sentence = hidden[torch.arange(len(hidden), device=hidden.device), token_ids.argmax(dim=1)]
-        return sentence if places is None else TokenStates(sentence, initial, contextual)
-
     def hidden_states(self, token_ids: Tensor) -> Tensor:
         """[b l w] after the last norm."""
         return self.walk(token_ids, Places())[2]
 
+    def pool(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        return hidden[torch.arange(len(hidden), device=hidden.device), token_ids.argmax(dim=1)]
+
     def walk(self, token_ids: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]:
-        """States [b l w] at both places, and after the last norm."""
-        length = token_ids.shape[1]
-        if length > self.context_length:
-            raise ValueError(f"texts of {length} tokens; the text tower holds {self.context_length}")
-        initial = x = self.token_embed(token_ids) + self.posit_embed[:length]
+        initial = x = self.token_embed(token_ids) + self.posit_embed[: token_ids.shape[1]]
         contextual = x
         for index, block in enumerate(self.resblocks):
             if places.kind == "tower" or index != places.block:
@@ -143,3 +172,14 @@ class TextEncoder(nn.Module):
                 x, initial, contextual = block(x, inner=True)
         hidden = self.ln_final(x)
         return initial, hidden if places.kind == "tower" else contextual, hidden
+
+
+def build_text_encoder(config: TextConfig) -> TextTower:
+    """Without weights, whatever the configuration says of them."""
+    if config.name is None:
+        return TextEncoder(config)
+    if not config.name.startswith(OPEN_CLIP):
+        raise ValueError(f"text.name {config.name!r}: give {OPEN_CLIP}NAME, or none for the papers' transformer")
+    from trainer.encoders.open_clip_towers import OpenClipText  # importing open_clip takes seconds
+
+    return OpenClipText(config)

@@ -1,0 +1,115 @@
+"""What the towers of open_clip begin with: weights in the forms that open_clip saves. Nothing is unpickled."""
+
+import json
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from common.errors import UserError
+from trainer.checkpoint import copy_state
+from trainer.dual_encoder import DualEncoder
+from trainer.encoders.image import ImageConfig
+from trainer.encoders.text import OPEN_CLIP, TextConfig
+
+# Of a folder as open_clip writes it for the hub, the first that is there.
+FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+CONFIG = "open_clip_config.json"
+# Where the text tower lies on the model itself, not under `text.`.
+TEXT = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
+
+
+def load_towers(model: DualEncoder) -> None:
+    """Put the weights that the configuration names into the towers. Raises UserError for what is not there or does not fit."""
+    for part, config, tower in (
+        ("image", model.config.image, model.visual),
+        ("text", model.config.text, model.textual),
+    ):
+        if config.weights is None:
+            continue
+        said = f"model.{part}.weights={config.weights}"
+        if not (config.name or "").startswith(OPEN_CLIP):
+            raise UserError(f"{said} is for towers of open_clip; set model.{part}.name={OPEN_CLIP}NAME, or use init=")
+        try:
+            path = find(config)
+            state = {key: value for key, value in entries(read(path), part).items() if key not in tower.projection}  # type: ignore[operator]
+            copy_state(tower, state, f"it does not fit the {part} tower of {config.name}")
+        except (OSError, ValueError, TypeError, RuntimeError, SafetensorError, UnpicklingError) as error:
+            raise UserError(f"{said}: {error}") from error
+
+
+def find(config: ImageConfig | TextConfig) -> Path:
+    """The file of `weights`, which may be its folder, or a tag of open_clip, which fetches it."""
+    assert config.weights
+    path = Path(config.weights)
+    if path.is_dir():
+        check_same_network(config, path)
+        file = next((path / name for name in FILES if (path / name).is_file()), None)
+        if file is None:
+            raise FileNotFoundError(f"neither {' nor '.join(FILES)} in this folder")
+        return file
+    return path if path.is_file() else fetch(config)
+
+
+def fetch(config: ImageConfig | TextConfig) -> Path:
+    import open_clip  # here already, for its tower
+
+    name = str(config.name).removeprefix(OPEN_CLIP)
+    known = open_clip.get_pretrained_cfg(name, str(config.weights))
+    if not known:
+        tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none"
+        raise FileNotFoundError(f"neither a file or folder, nor a tag of {name} (there are: {tags})")
+    quick = known.get("quick_gelu", False)
+    if quick != open_clip.get_model_config(name).get("quick_gelu", False):
+        other = f"{name}-quickgelu" if quick else name.removesuffix("-quickgelu")
+        raise ValueError(f"trained with another activation than {name} has; take {OPEN_CLIP}{other}")
+    if not known.get("hf_hub"):
+        raise ValueError("open_clip has it as a pickle only; save it as safetensors and give that file")
+    path = Path(open_clip.download_pretrained(known))
+    if path.suffix != ".safetensors":
+        raise ValueError(f"open_clip found it as {path.name} only; save it as safetensors and give that file")
+    return path
+
+
+def check_same_network(config: ImageConfig | TextConfig, folder: Path) -> None:
+    """What the shapes of weights do not show, such as heads and activations, by the configuration beside them."""
+    from trainer.encoders.open_clip_towers import architecture, differing, text_config, vision_config
+
+    if not (folder / CONFIG).is_file():
+        return
+    saved: Any = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    saved = saved.get("model_cfg", saved)
+    assert config.name
+    if isinstance(config, ImageConfig):
+        ours, theirs = vision_config(config.name, config.size_px, config.kwargs), saved["vision_cfg"]
+    else:
+        ours, theirs = text_config(config.name), saved["text_cfg"]
+    other = differing(ours, theirs, unless=("image_size", "output_tokens", "timm_model_pretrained"))
+    if saved.get("quick_gelu", False) != architecture("image", config.name).get("quick_gelu", False):
+        other = "quick_gelu"
+    if other:
+        raise ValueError(f"{CONFIG} beside the weights says another {other} than {config.name} has")
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The state dict of a file: safetensors, or torch's with the state itself or open_clip's training checkpoint."""
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    contents = torch.load(path, map_location="cpu", weights_only=True)
+    state = contents.get("state_dict", contents) if isinstance(contents, dict) else None
+    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError("neither a state dict nor a dict with one under `state_dict`")
+    return {key.removeprefix("module."): value for key, value in state.items()}
+
+
+def entries(state: dict[str, Tensor], part: str) -> dict[str, Tensor]:
+    """Those of one tower, by their names in it."""
+    prefix = "visual." if part == "image" else "text."
+    found = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    if part == "text" and not found:
+        found = {key: value for key, value in state.items() if key.startswith(TEXT)}
+    return found
