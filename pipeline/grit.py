@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # started as a file, from any folder
     sys.path.insert(0, str(ROOT))
 
-import fsspec  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from common.errors import UserError  # noqa: E402
 from common.load import to_yaml  # noqa: E402
+from common.remote import open_store  # noqa: E402
 from pipeline.config import PipelineConfig, load_config  # noqa: E402
 from pipeline.help import help_text  # noqa: E402
 from pipeline.provenance import make_provenance  # noqa: E402
@@ -26,6 +27,7 @@ from pipeline.read import ShardPlan, plan_shards  # noqa: E402
 from pipeline.report import build_stats, summary_table, write_report  # noqa: E402
 from pipeline.run import run_local  # noqa: E402
 from pipeline.write import is_finished  # noqa: E402
+from pipeline.write.store import Store  # noqa: E402
 from schemas.files import FILES  # noqa: E402
 
 logger = logging.getLogger("hypergrit")
@@ -57,26 +59,33 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     config = with_absolute_places(config)
     plans = plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
     refuse_output_in_input(config, plans)
-    check_writable(config.output)
-    refuse_foreign_shards(config.output, len(plans))
+    output = Store(config.output)
+    check_writable(output)
+    refuse_foreign_shards(output, config.output, len(plans))
     provenance = make_provenance(config)
-    todo = [plan for plan in plans if not is_finished(config.output, plan, provenance)]
+    todo = unfinished(plans, config.output, provenance)
     n_rows = sum(plan.n_rows for plan in plans)
     logger.info("%d rows in %d shards, %d of them finished before", n_rows, len(plans), len(plans) - len(todo))
-    with fsspec.open(f"{config.output}/config.yaml", "w") as file:
-        file.write(to_yaml(config))
+    output.write("config.yaml", to_yaml(config))
     start = time.perf_counter()
     if todo:
         for _ in progress(runner(config)(todo, config, provenance), todo):
             pass
-        with fsspec.open(f"{config.output}/_timings/run.json", "w", auto_mkdir=True) as file:
-            json.dump({"wall_seconds": time.perf_counter() - start, "shards": len(todo)}, file)
+        run_facts = {"wall_seconds": time.perf_counter() - start, "shards": len(todo)}
+        output.write("_timings/run.json", json.dumps(run_facts))
     stats = build_stats(config.output, shards=[plan.index for plan in plans])
     write_report(config.output, config.report)
     if config.report.summary:
         print(summary_table(stats))
     print(f"report: {config.output}/report.html")
     return stats
+
+
+def unfinished(plans: Sequence[ShardPlan], output: str, provenance: dict[str, Any]) -> list[ShardPlan]:
+    """The shards still to be made. Asked side by side: a remote store takes its time to answer, for each of thousands."""
+    with ThreadPoolExecutor(16) as pool:
+        finished = list(pool.map(lambda plan: is_finished(output, plan, provenance), plans))
+    return [plan for plan, done in zip(plans, finished, strict=True) if not done]
 
 
 def runner(config: PipelineConfig) -> Any:
@@ -120,19 +129,16 @@ def with_absolute_places(config: PipelineConfig) -> PipelineConfig:
 
 
 def absolute(place: str) -> str:
-    """A path from the root; a URL as it is."""
-    return place if "://" in place else os.path.abspath(place)
+    """A path from the root; a URL as it is, but for slashes at its end: to an object store they are a part of a name."""
+    return place.rstrip("/") if "://" in place else os.path.abspath(place)
 
 
 def refuse_output_in_input(config: PipelineConfig, plans: Sequence[ShardPlan]) -> None:
     """Raise UserError if the output is, or would become, a part of the input: the next run would read its own shards."""
-    filesystem, folder = fsspec.core.url_to_fs(config.input)
-    try:
-        _, output = fsspec.core.url_to_fs(config.output)
-    except (ValueError, ImportError):
-        return  # `check_writable` says what is wrong with it
+    filesystem, folder = open_store(config.input)
+    output_store, output = open_store(config.output)
     inside = f"{output}/".startswith(f"{folder.rstrip('/')}/") and filesystem.isdir(folder)
-    own = tuple(f"{place}/{kind}/" for place in (config.output, output) for kind in FILES)
+    own = tuple(f"{place}/{kind}/" for place in (output_store.unstrip_protocol(output), output) for kind in FILES)
     if inside or any(piece.path.startswith(own) for plan in plans for piece in plan.pieces):
         raise UserError(
             f"output {config.output!r} lies within the input {config.input!r}: a second run would read the shards of the first; "
@@ -140,11 +146,10 @@ def refuse_output_in_input(config: PipelineConfig, plans: Sequence[ShardPlan]) -
         )
 
 
-def refuse_foreign_shards(output: str, n_shards: int) -> None:
+def refuse_foreign_shards(store: Store, output: str, n_shards: int) -> None:
     """Raise UserError if `output` holds shards that this run would not make: readers would mix two runs."""
-    filesystem, path = fsspec.core.url_to_fs(f"{output}/_manifests")
-    names = filesystem.ls(path, detail=False) if filesystem.isdir(path) else []
-    foreign = sorted(name for name in names if name.endswith(".json") and int(Path(name).stem) >= n_shards)
+    names = [name for name in store.names("_manifests") if name.endswith(".json")]
+    foreign = sorted(name for name in names if int(Path(name).stem) >= n_shards)
     if foreign:
         raise UserError(
             f"{output} holds {len(foreign)} shards beyond this run's {n_shards} (first: {Path(foreign[0]).stem}), "
@@ -152,17 +157,14 @@ def refuse_foreign_shards(output: str, n_shards: int) -> None:
         )
 
 
-def check_writable(output: str) -> None:
+def check_writable(output: Store) -> None:
     """Raise UserError unless a file can be made in `output`."""
-    probe = f"{output}/.writable"
     try:
-        with fsspec.open(probe, "w", auto_mkdir=True) as file:
-            file.write("")
-        filesystem, path = fsspec.core.url_to_fs(probe)
-        filesystem.rm(path)
-    except (OSError, ValueError, ImportError) as error:
+        output.write(".writable", "")
+        output.remove([".writable"])
+    except OSError as error:
         raise UserError(
-            f"output {output!r} is not writable: {error}. Give another output= or mend its permissions."
+            f"output {output.root!r} is not writable: {error}. Give another output= or mend its permissions."
         ) from None
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 
 from pipeline.captions import clean_captions
@@ -24,6 +23,8 @@ from pipeline.read import ShardPlan, read_shard
 from pipeline.score import Score
 from pipeline.stored_images import StoredImages
 from pipeline.write import write_shard
+from pipeline.write.store import Store
+from schemas.files import TIMINGS_FILE
 from schemas.rows import BOUNDARIES
 from schemas.table import kept_indices
 
@@ -96,8 +97,7 @@ def write(
     start, kept = time.perf_counter(), len(kept_indices(table))
     manifest = write_shard(table, plan, config.write, config.output, provenance)
     timings = {**timings, "write": {"seconds": time.perf_counter() - start, "rows": float(kept)}}
-    with fsspec.open(f"{config.output}/_timings/{plan.index:05d}.json", "w", auto_mkdir=True) as file:
-        json.dump(timings, file, sort_keys=True)
+    Store(config.output).write(TIMINGS_FILE.format(plan.index), json.dumps(timings, sort_keys=True))
     return manifest
 
 

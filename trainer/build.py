@@ -14,8 +14,8 @@ from trainer.checkpoint import build_model, load_state, read_weights
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader
 from trainer.dual_encoder import DualEncoder
-from trainer.optim import build_optimizer
 from trainer.open_clip_weights import load_towers
+from trainer.optim import build_optimizer
 from trainer.parallel import Place, whole, wrap
 from trainer.run_state import Trained
 from trainer.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
@@ -82,6 +82,8 @@ def new_model(config: TrainConfig) -> DualEncoder:
             load_state(model, read_weights(Path(config.init)), Path(config.init))
         except (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
             raise UserError(f"init={config.init}: {error}") from error
+    else:
+        load_towers(model)
     return model
 
 
@@ -97,8 +99,6 @@ def build_tokenizer(config: TrainConfig) -> Tokenizer:
     except (OSError, ValueError) as error:
         raise UserError(f"tokenizer={config.tokenizer} cannot be read: {error}; give openai, or a merges.txt") from None
     if tokenizer.vocab_size != text.vocab_size:
-    else:
-        load_towers(model)
         raise UserError(
             f"tokenizer={config.tokenizer} has {tokenizer.vocab_size} tokens and model.text.vocab_size is {text.vocab_size}; "
             f"set model.text.vocab_size={tokenizer.vocab_size}"

@@ -42,12 +42,12 @@ class ModelConfig:
     # Boxes and their phrases as further pairs, 2b in all: the papers' CLIP and MERU "with boxes", as PHyCLIP trains them.
     boxes_as_pairs: bool = False
     # Of images in [0, 1]. HyCoCLIP's released training passed the standard deviation here; its checkpoints carry their own buffer.
+    # Weights do not set these two. Most of open_clip's expect OpenAI's: 0.48145466, 0.4578275, 0.40821073 and
+    # 0.26862954, 0.26130258, 0.27577711.
     pixel_mean: tuple[float, float, float] = IMAGENET_MEAN
     pixel_std: tuple[float, float, float] = IMAGENET_STD  # by which they are divided after that
 
 
-    # Weights do not set these two. Most of open_clip's expect OpenAI's: 0.48145466, 0.4578275, 0.40821073 and
-    # 0.26862954, 0.26130258, 0.27577711.
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """b pairs of a whole image and its caption, with m boxes of these images and the phrases they show.

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import IO, Any, Final, Literal
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from common.errors import UserError
+from common.remote import one_line, open_file, store_errors
 from pipeline.read.config import Piece
 
 Format = Literal["parquet", "jsonl", "csv", "tsv", "tar"]
@@ -29,7 +29,13 @@ SUFFIXES: Final[dict[str, Format]] = {
     ".tar": "tar",
 }
 IMAGE_SUFFIXES: Final = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff")
-UNREADABLE: Final = (OSError, EOFError, zlib.error, tarfile.TarError, pa.ArrowException, UnicodeDecodeError)
+UNREADABLE: Final[tuple[type[Exception], ...]] = (
+    EOFError,
+    zlib.error,
+    tarfile.TarError,
+    pa.ArrowException,
+    UnicodeDecodeError,
+)
 IMAGE: Final = "__image__"
 """Key of a record under which a tar's encoded image travels; no column has that name."""
 
@@ -66,15 +72,16 @@ def format_of(path: str) -> Format | None:
 def opened(path: str) -> Iterator[IO[bytes]]:
     """The file as unpacked bytes. Raises UserError, naming the file, if opening or reading it fails."""
     try:
-        with fsspec.open(path, "rb") as file:
+        with open_file(path) as file:
             if path.lower().endswith(".gz"):
                 with gzip.open(file) as unpacked:
                     yield unpacked  # type: ignore[misc]  # a GzipFile reads as any file
             else:
                 yield file
-    except UNREADABLE as error:
+    except store_errors(*UNREADABLE) as error:
+        told = one_line(error)
         raise UserError(
-            f"cannot read input file {path}: {error}; replace the file or take it out of the input"
+            f"cannot read input file {path}: {told}; replace the file or take it out of the input"
         ) from error
 
 

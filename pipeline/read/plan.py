@@ -1,10 +1,10 @@
 """The input cut into shards of equal length: names, counts and places only."""
 
-import fsspec
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from common.errors import UserError
+from common.remote import one_line, open_store, store_errors
 from pipeline.read.config import Piece, ReadConfig, ShardPlan
 from pipeline.read.formats import SUFFIXES, Format, columns, csv_header, format_of, opened, raw_rows
 from pipeline.read.rows import check_columns
@@ -46,8 +46,8 @@ def list_files(input: str) -> list[tuple[str, int]]:
 
     In a folder that holds tars, only these count: img2dataset puts a parquet with the same rows beside each.
     """
+    fs, root = open_store(input)
     try:
-        fs, root = fsspec.url_to_fs(input)
         if any(sign in root for sign in "*?[") and not fs.exists(root):
             found = fs.glob(root)
         elif format_of(root) is None and fs.isdir(root):
@@ -67,9 +67,9 @@ def list_files(input: str) -> list[tuple[str, int]]:
             )
         is_local = isinstance(fs, LocalFileSystem)
         return [(path if is_local else fs.unstrip_protocol(path), fs.size(path) or 0) for path in tars or files]
-    except (OSError, ValueError, ImportError) as error:
+    except store_errors(ValueError) as error:
         raise UserError(
-            f"input {input!r} cannot be listed: {error}; check the address and your rights to it"
+            f"input {input!r} cannot be listed: {one_line(error)}; check the address, the credentials and their rights"
         ) from error
 
 

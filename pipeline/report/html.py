@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import fsspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from omegaconf import OmegaConf
@@ -50,8 +49,7 @@ def write_report(output: str, config: ReportConfig | None = None) -> None:
         raise UserError(f"{output} has no {STATS_FILE}: make it with `python -m pipeline.report {output}`")
     stats = json.loads(content)
     config = config or ReportConfig(**stats["config"].get("report", {}))
-    with fsspec.open(f"{output}/{REPORT_FILE}", "w", encoding="utf-8") as file:
-        file.write(render(stats, store, config))
+    store.write(REPORT_FILE, render(stats, store, config))
 
 
 def render(stats: dict[str, Any], store: Store, config: ReportConfig) -> str:

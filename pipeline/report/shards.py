@@ -20,11 +20,7 @@ def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Ma
     Raises UserError if there is none.
     """
     folder = MANIFEST_FILE.rsplit("/", 1)[0]
-    try:
-        names = sorted(path.rsplit("/", 1)[-1] for path in store.fs.ls(store.path(folder), detail=False))
-    except (FileNotFoundError, NotADirectoryError):
-        names = []
-    contents = [store.read(f"{folder}/{name}") for name in names if name.endswith(".json")]
+    contents = [store.read(f"{folder}/{name}") for name in store.names(folder) if name.endswith(".json")]
     manifests = [json.loads(content) for content in contents if content is not None]
     manifests = [manifest for manifest in manifests if only is None or manifest["shard"] in only]
     if not manifests:

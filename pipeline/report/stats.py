@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any, Final
 
-import fsspec
 from omegaconf import OmegaConf
 
 from pipeline.report.shards import Manifest, read_batches, read_manifests
@@ -58,8 +57,7 @@ def build_stats(
     }
     if truth is not None:
         stats["truth"] = truth
-    with fsspec.open(f"{output}/{STATS_FILE}", "w", encoding="utf-8") as file:
-        json.dump(stats, file, ensure_ascii=False, indent=1)  # not sorted: stages keep their order
+    store.write(STATS_FILE, json.dumps(stats, ensure_ascii=False, indent=1))  # not sorted: stages keep their order
     return stats
 
 

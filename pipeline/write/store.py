@@ -2,7 +2,7 @@
 
 On a local disk the temporary name is the final one plus `.tmp`, in the same folder, so that the rename is atomic; what a killed run left
 is removed when its shard is written again. An object store shows an object only once it is complete, so files are made in a local
-temporary folder and uploaded.
+temporary folder and uploaded. Listings are never cached: on a cluster it is other machines that write.
 """
 
 import errno
@@ -10,16 +10,16 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from io import RawIOBase
 from types import TracebackType
 from typing import IO, Any, BinaryIO, Final, cast
 
-from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from common.disk import sync
 from common.errors import UserError
+from common.remote import one_line, open_store, store_errors
 
 _SPACE: Final = "free some space and run the same command again; finished shards are kept"
 _RIGHTS: Final = "give this user the right to write there, or choose another output="
@@ -34,6 +34,7 @@ MENDS: Final = {
     errno.EISDIR: "a folder stands where a file is needed; choose another output=",
 }
 """What the user can do about an error of the file system; any other error is passed on as it is."""
+REMOTE_MEND: Final = "check the address, the bucket, the credentials and their rights; finished shards are kept"
 
 
 @contextmanager
@@ -75,10 +76,10 @@ class HashedFile(RawIOBase):
 
 
 class Store:
-    """An output folder, local or any fsspec URL."""
+    """An output folder, local or any fsspec URL. What a remote one refuses is a UserError."""
 
     def __init__(self, output: str) -> None:
-        self.fs, self.root = url_to_fs(output)
+        self.fs, self.root = open_store(output, use_listings_cache=False)
         self.is_local = isinstance(self.fs, LocalFileSystem)
 
     def path(self, relative: str) -> str:
@@ -87,24 +88,66 @@ class Store:
     def read(self, relative: str) -> bytes | None:
         """The file's content, None if there is no such file."""
         try:
-            return cast(bytes, self.fs.cat_file(self.path(relative)))
+            with self.explained("read", relative):
+                return cast(bytes, self.fs.cat_file(self.path(relative)))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def size(self, relative: str) -> int | None:
         """The file's size in bytes, None if there is no such file."""
         try:
-            return int(self.fs.info(self.path(relative))["size"])
+            with self.explained("read", relative):
+                return int(self.fs.info(self.path(relative))["size"])
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder, sorted; none if there is no such folder."""
+        try:
+            with self.explained("read", folder):
+                return sorted(path.rsplit("/", 1)[-1] for path in self.fs.ls(self.path(folder), detail=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def write(self, relative: str, text: str) -> None:
+        """A small file, for people or of this moment: readers may find it half written."""
+        with self.explained("write", relative):
+            self.make_folder(relative)
+            self.fs.pipe_file(self.path(relative), text.encode())
+
+    def upload(self, path: str, relative: str) -> None:
+        """A local file to its place in a remote store."""
+        with self.explained("write", relative):
+            self.make_folder(relative)
+            self.fs.put_file(path, self.path(relative))
+
+    def make_folder(self, relative: str) -> None:
+        """The folder of a file, where there are folders. Paths of object stores begin with a bucket: that is not ours to make."""
+        if self.is_local or self.root.startswith("/"):
+            self.fs.makedirs(self.path(relative).rsplit("/", 1)[0], exist_ok=True)
 
     def remove(self, relatives: Iterable[str]) -> None:
         """Delete these files, in order, with what a killed run left of them."""
         for relative in relatives:
-            for path in (self.path(relative), self.path(relative) + ".tmp"):
-                with explained(path):
-                    if self.fs.exists(path):
-                        self.fs.rm_file(path)
+            for name in (relative, f"{relative}.tmp") if self.is_local else (relative,):
+                with self.explained("write", name):
+                    if self.fs.exists(self.path(name)):
+                        self.fs.rm_file(self.path(name))
+
+    @contextmanager
+    def explained(self, doing: str, relative: str) -> Iterator[None]:
+        """A UserError for what the user can mend; a file that is not there to be read stays a FileNotFoundError."""
+        if self.is_local:
+            with explained(self.path(relative)) if doing == "write" else nullcontext():
+                yield
+            return
+        try:
+            yield
+        except store_errors(ValueError) as error:
+            if doing == "read" and isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise
+            place = self.fs.unstrip_protocol(self.path(relative))
+            raise UserError(f"cannot {doing} {place}: {one_line(error)}; {REMOTE_MEND}") from error
 
 
 class Staging:
@@ -134,7 +177,7 @@ class Staging:
         final = self.store.path(relative)
         path = f"{final}.tmp" if self.store.is_local else os.path.join(self._folder, relative.replace("/", "_"))
         self._staged[relative] = path
-        with explained(final):
+        with explained(final if self.store.is_local else path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "wb", buffering=0) as file:
                 hashed = HashedFile(cast(BinaryIO, file))
@@ -146,12 +189,11 @@ class Staging:
         """Give every file its own name, in the order they were written."""
         for relative, path in self._staged.items():
             final = self.store.path(relative)
+            if not self.store.is_local:
+                self.store.upload(path, relative)
+                os.remove(path)
+                continue
             with explained(final):
-                if self.store.is_local:
-                    os.replace(path, final)
-                    sync(os.path.dirname(final))
-                else:
-                    self.store.fs.makedirs(final.rsplit("/", 1)[0], exist_ok=True)
-                    self.store.fs.put_file(path, final)
-                    os.remove(path)
+                os.replace(path, final)
+                sync(os.path.dirname(final))
         self._staged.clear()

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from fsspec import AbstractFileSystem
-from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from common import remote
 from common.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ def one_pattern(pattern: str) -> list[str]:
         else:
             found = [path] if fs.exists(path) else []
         committed = drop_uncommitted(fs, found)
+        if not found and not fs.exists(re.split(r"[^/]*[*?\[]", path)[0]):
+            raise UserError(f"data.shards: {pattern} does not exist; check the address, or the bucket's name")
     if not committed:
         raise UserError(f"data.shards: {pattern} holds no tar; give a folder with *.tar, a glob of tars, or one tar")
     return [str(fs.unstrip_protocol(name)) if not is_local(fs) else name for name in committed]
@@ -89,10 +91,9 @@ def drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:
 def open_store(url: str) -> tuple[AbstractFileSystem, str]:
     """Raises UserError for a protocol that fsspec does not know or lacks a package for."""
     try:
-        fs, path = url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise UserError(f"data.shards: {url}: {error}") from error
-    return fs, str(path)
+        return remote.open_store(url)
+    except UserError as error:
+        raise UserError(f"data.shards: {error}") from error
 
 
 def is_local(fs: AbstractFileSystem) -> bool:
@@ -109,8 +110,11 @@ class reachable:  # noqa: N801 (reads as a statement)
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, OSError):
-            raise UserError(f"data.shards: {self.url} cannot be read: {error}; check address and rights") from error
+        if isinstance(error, remote.store_errors(ValueError)):
+            raise UserError(
+                f"data.shards: {self.url} cannot be read: {remote.one_line(error)}; "
+                f"check the address, the credentials and their rights"
+            ) from error
 
 
 def stamp(url: str) -> str:

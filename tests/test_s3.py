@@ -1,0 +1,250 @@
+"""The pipeline and the trainer with an S3 server of moto: input, output and shards in buckets."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import requests
+from fsspec.registry import _registry
+from moto.server import ThreadedMotoServer
+from s3fs import S3FileSystem
+
+from common.errors import UserError
+from pipeline import grit
+from pipeline.read import ReadConfig, plan_shards, read_shard
+from pipeline.report import __main__ as report
+from pipeline.write.tar import TarWriter
+from schemas.files import FILES
+from tests.trainer.data.samples import TOKENIZER, jpeg
+from tests.trainer.small_run import overrides
+from trainer import train
+from trainer.data.config import DataConfig
+from trainer.data.loader import Loader
+from trainer.data.shards import list_shards
+
+N_ROWS = 5
+CHEAP = ("rows_per_shard=2", "ray.runner=local", "score.min_clip_score=0")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """An empty S3; what finds it is the environment, as at a user's."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    variables = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "someone",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in variables.items():
+            environment.setenv(name, value)
+        S3FileSystem.clear_instance_cache()
+        yield variables["AWS_ENDPOINT_URL"]
+    S3FileSystem.clear_instance_cache()
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def bucket(server: str, tmp_path_factory: pytest.TempPathFactory) -> S3FileSystem:
+    """pairs.tar: five pictures, each with GRIT's box around its left half; pairs.parquet and pairs.jsonl: rows of dead links."""
+    fs = fsspec.filesystem("s3")
+    fs.mkdir("mine")
+    columns = {"caption": "a cat and a dog", "noun_chunks": [[0, 5, 0.0, 0.0, 0.5, 1.0, 0.9]], "ref_exps": []}
+    with fs.open("mine/in/pairs.tar", "wb") as file, TarWriter(file) as tar:
+        for i in range(N_ROWS):
+            files = [("jpg", jpeg(100 + i, 256, 192)), ("json", json.dumps(columns).encode())]
+            tar.add_sample(f"{i:03d}", files)
+    rows = [{"url": f"http://127.0.0.1:9/{i}.jpg", "caption": f"a cat {i}"} for i in range(N_ROWS)]
+    with fs.open("mine/rows/pairs.parquet", "wb") as file:
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    fs.pipe_file("mine/lines/pairs.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+    return fs
+
+
+def run(source: str, output: str, *more: str) -> int:
+    return grit.main([f"input={source}", f"output={output}", *CHEAP, *more])
+
+
+@pytest.fixture(scope="module")
+def finished(bucket: S3FileSystem) -> str:
+    assert run("s3://mine/in/pairs.tar", "s3://mine/out/") == 0
+    return "s3://mine/out"
+
+
+def etags(bucket: S3FileSystem) -> dict[str, tuple[str, str]]:
+    """Content and time of what a run promises to be the same, by name."""
+    bucket.invalidate_cache()
+    found = bucket.find("mine/out", detail=True)
+    return {
+        name: (facts["ETag"], str(facts["LastModified"]))
+        for name, facts in found.items()
+        if name.split("/")[2] in (*FILES, "_manifests")
+    }
+
+
+def test_a_job_from_bucket_to_bucket_makes_shards_statistics_and_report(bucket: S3FileSystem, finished: str) -> None:
+    stats = json.loads(bucket.cat_file("mine/out/stats.json"))
+    assert (stats["rows"]["read"], stats["rows"]["kept"]) == (N_ROWS, N_ROWS)
+    assert b"</html>" in bucket.cat_file("mine/out/report.html")
+    made = {name.removeprefix("mine/out/") for name in bucket.find("mine/out")}
+    assert {"train/00000.tar", "train/00002.tar", "grit/00001.parquet", "arrow/00002.arrow", "config.yaml"} <= made
+    assert not [name for name in made if "//" in name or ".tmp" in name or "writable" in name]
+
+
+def test_a_job_that_lost_a_shard_makes_that_one_alone(
+    bucket: S3FileSystem, finished: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = etags(bucket)
+    bucket.rm_file("mine/out/_manifests/00001.json")
+    with caplog.at_level("INFO", logger="hypergrit"):
+        assert run("s3://mine/in", finished) == 0
+    assert "2 of them finished before" in caplog.text
+    after = etags(bucket)
+    assert {name: tag for name, (tag, _) in after.items()} == {name: tag for name, (tag, _) in before.items()}
+    assert {name for name in after if after[name] != before[name]} == {name for name in after if "/00001." in name}
+
+
+def test_a_bucket_and_a_disk_get_the_same_bytes(bucket: S3FileSystem, finished: str, tmp_path: Path) -> None:
+    assert run("s3://mine/in/pairs.tar", str(tmp_path)) == 0
+    for name in etags(bucket):
+        assert (tmp_path / name.removeprefix("mine/out/")).read_bytes() == bucket.cat_file(name), name
+
+
+@pytest.mark.parametrize("place", ["rows/pairs.parquet", "rows", "*/*.jsonl", "lines/pairs.jsonl"])
+def test_rows_are_read_from_files_folders_and_globs(bucket: S3FileSystem, place: str) -> None:
+    plans = plan_shards(f"s3://mine/{place}", 2, None, ReadConfig())
+    read = [caption for plan in plans for caption in read_shard(plan, ReadConfig())["caption_original"].to_pylist()]
+    assert read == [f"a cat {i}" for i in range(N_ROWS)]
+
+
+def test_many_lines_are_read_as_fast_as_from_a_disk(bucket: S3FileSystem) -> None:
+    line = json.dumps({"url": "http://127.0.0.1:9/a.jpg", "caption": "a cat " * 20}).encode() + b"\n"
+    bucket.pipe_file("mine/many/pairs.jsonl", line * 50_000)
+    (plan,) = plan_shards("s3://mine/many", 50_000, None, ReadConfig())  # a block copied for every line takes minutes
+    assert plan.n_rows == 50_000
+
+
+def test_the_report_of_a_bucket_is_made_anew(
+    bucket: S3FileSystem, finished: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.rm_file("mine/out/report.html")
+    monkeypatch.setattr(sys, "argv", ["report", finished])
+    assert report.main() == 0
+    assert bucket.exists("mine/out/report.html")
+
+
+def test_an_output_within_the_input_is_refused(finished: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("s3://mine/in", "s3a://mine/in/out") == 2
+    assert "within the input" in capsys.readouterr().err
+
+
+def loader(shards: str, workers: int = 0) -> Loader:
+    config = DataConfig(shards=shards, workers=workers, shuffle_buffer=3)
+    return Loader(config, tokenizer=TOKENIZER, size_px=16, batch=2, needs=frozenset({"boxes"}))
+
+
+def keys(source: Loader, n: int) -> list[list[str]]:
+    found = [list(batch.keys) for batch in islice(iter(source), n)]
+    source.close()
+    return found
+
+
+def test_the_trainer_lists_folders_and_globs_of_a_bucket(finished: str) -> None:
+    expected = [f"s3://mine/out/train/{i:05d}.tar" for i in range(3)]
+    for shards in (finished, f"{finished}/train", f"{finished}/train/", f"{finished}/train/*.tar"):
+        assert list_shards(shards) == expected
+
+
+def test_the_trainer_reads_a_bucket_as_a_disk_and_goes_on_where_it_was_killed(
+    bucket: S3FileSystem, finished: str, tmp_path: Path
+) -> None:
+    bucket.get("mine/out/train/", f"{tmp_path}/train/", recursive=True)
+    whole = keys(loader(finished), 6)
+    assert whole == keys(loader(f"{tmp_path}/train"), 6)
+    assert whole == keys(loader(finished, workers=1), 6)
+    first = loader(finished)
+    begun = iter(first)
+    for _ in range(3):
+        next(begun)
+    state = json.loads(json.dumps(first.state_dict()))
+    first.close()
+    again = loader(finished)
+    again.load_state_dict(state)
+    assert keys(again, 3) == whole[3:]
+
+
+def test_a_model_trains_on_a_bucket_and_goes_on(finished: str, tmp_path: Path) -> None:
+    few = [f"shards={finished}", "batch=2", "log.every=1", "data.workers=0", "data.shuffle_buffer=2"]
+    assert train.main(overrides(tmp_path / "run", *few, "steps=2")) == 0
+    assert train.main(overrides(tmp_path / "run", *few, "steps=3", "resume=anyway")) == 0
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3]
+
+
+@pytest.fixture(params=["bucket", "key", "credentials", "endpoint", "package"])
+def trouble(
+    request: pytest.FixtureRequest, bucket: S3FileSystem, server: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, str]]:
+    """(URL, what the message says) of what a user can do wrong."""
+    url, said = "s3://mine/in", ""
+    S3FileSystem.clear_instance_cache()
+    match request.param:
+        case "bucket":
+            url, said = "s3://yours/in", "s3://yours"
+        case "key":
+            requests.post(f"{server}/moto-api/reset-auth", data="0", timeout=10)
+            said = "Key Id you provided does not exist"
+        case "credentials":
+            monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+            said = "credentials"
+        case "endpoint":
+            monkeypatch.setenv("AWS_ENDPOINT_URL", "nonsense")
+            said = "nonsense"
+        case "package":
+            monkeypatch.delitem(_registry, "s3")
+            monkeypatch.setitem(sys.modules, "s3fs", None)
+            said = "pip install 's3fs'"
+    yield url, said
+    requests.post(f"{server}/moto-api/reset-auth", data="inf", timeout=10)
+    monkeypatch.undo()
+    S3FileSystem.clear_instance_cache()
+
+
+def test_a_wrong_input_output_or_shard_is_one_line_and_exit_code_2(
+    trouble: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, said = trouble
+    pq.write_table(pa.table({"url": ["http://127.0.0.1:9/"], "caption": ["a cat"]}), tmp_path / "pairs.parquet")
+    commands = (
+        lambda: run(url, str(tmp_path / "out")),
+        lambda: run(str(tmp_path / "pairs.parquet"), url),
+        lambda: train.main(overrides(tmp_path / "run", f"shards={url}")),
+    )
+    for command in commands:
+        assert command() == 2
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if not line[:1].isdigit()]
+        assert line.startswith("error: ")
+        assert said in line
+
+
+def test_a_bucket_that_is_not_there_is_not_made(bucket: S3FileSystem, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"url": ["http://127.0.0.1:9/"], "caption": ["a cat"]}), tmp_path / "pairs.parquet")
+    assert run(str(tmp_path / "pairs.parquet"), "s3://theirs/out") == 2
+    assert not bucket.exists("theirs")
+    with pytest.raises(UserError, match=r"s3://theirs.* does not exist"):
+        list_shards("s3://theirs/*.tar")
