@@ -73,16 +73,14 @@ def opened(path: str) -> Iterator[IO[bytes]]:
     """The file as unpacked bytes. Raises UserError, naming the file, if opening or reading it fails."""
     try:
         with open_file(path) as file:
-            if path.lower().endswith(".gz"):
-                with gzip.open(file) as unpacked:
-                    yield unpacked  # type: ignore[misc]  # a GzipFile reads as any file
-            else:
+            if not path.lower().endswith(".gz"):
                 yield file
+                return
+            with gzip.open(file) as unpacked:
+                yield unpacked  # type: ignore[misc]  # a GzipFile reads as any file
     except store_errors(*UNREADABLE) as error:
-        told = one_line(error)
-        raise UserError(
-            f"cannot read input file {path}: {told}; replace the file or take it out of the input"
-        ) from error
+        mend = "replace the file or take it out of the input"
+        raise UserError(f"cannot read input file {path}: {one_line(error)}; {mend}") from error
 
 
 def raw_rows(format_: Format, file: IO[bytes], offset: int = 0, line: int = 1) -> Iterator[Raw]:
