@@ -1,6 +1,7 @@
 """The parts of a run from its configuration: tokenizer, model, optimizer, data."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -38,6 +39,7 @@ def build(config: TrainConfig, place: Place) -> Run:
 
     Raises UserError for what does not fit together.
     """
+    check_loss_kernel(config, place)
     tokenizer = build_tokenizer(config)
     torch.manual_seed(config.seed)  # the same weights on every rank
     model = new_model(config).to(place.device)
@@ -69,6 +71,19 @@ def build(config: TrainConfig, place: Place) -> Run:
         tokenizer=tokenizer,
         loader=loader,
     )
+
+
+def check_loss_kernel(config: TrainConfig, place: Place) -> None:
+    """Raise UserError for a kernel that this device cannot run."""
+    if config.model.loss_kernel != "triton":
+        return
+    if place.device.type != "cuda":
+        raise UserError(
+            f"model.loss_kernel=triton needs a CUDA device and this run is on {place.device.type}; "
+            "use model.loss_kernel=chunked, or device=cuda where there is a GPU"
+        )
+    if find_spec("triton") is None:
+        raise UserError("model.loss_kernel=triton needs the package triton: pip install triton, or give chunked")
 
 
 def new_model(config: TrainConfig) -> DualEncoder:

@@ -26,7 +26,7 @@ SHORT: Final = {"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr
 FREE: Final = (
     *("output", "resume", "device", "precision", "micro_batch", "compile", "checkpoint_activations"),
     *("save", "log", "parallel", "ray", "evaluation"),
-    *("data.shards", "data.workers", "data.prefetch", "data.index_folder"),
+    *("data.shards", "data.workers", "data.prefetch", "data.index_folder", "model.loss_kernel"),
 )
 """Keys and groups that may change when a run goes on from a checkpoint; the loader itself checks that the data are the same."""
 

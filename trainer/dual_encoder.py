@@ -23,6 +23,7 @@ from trainer.preprocess import to_pixels
 from trainer.syntax import Syntax
 
 Ranking = Literal["released", "metric"]
+LossKernel = Literal["auto", "chunked", "triton"]
 Part = Literal["image", "text", "box_image", "box_text", "child", "head", "word_alone", "word"]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -39,6 +40,9 @@ class ModelConfig:
     # Numbers (queries x candidates x factors) that the contrastive loss has at hand at a time; null: all of them, by the
     # plain formula. Values and gradients are the same.
     loss_chunk: int | None = 2**21
+    # Of the contrastive loss. chunked: PyTorch, as loss_chunk says; triton: fused kernels for NVIDIA GPUs, which keep no
+    # similarities in memory whatever loss_chunk is, and have so far run in Triton's interpreter alone; auto: chunked.
+    loss_kernel: LossKernel = "auto"
     # Boxes and their phrases as further pairs, 2b in all: the papers' CLIP and MERU "with boxes", as PHyCLIP trains them.
     boxes_as_pairs: bool = False
     # Of images in [0, 1]. HyCoCLIP's released training passed the standard deviation here; its checkpoints carry their own buffer.
@@ -246,8 +250,13 @@ class DualEncoder(nn.Module, ABC):
         if targets is None:
             targets = torch.arange(queries.shape[-2], device=queries.device) + rank() * queries.shape[-2]
         scale, chunk = self.logit_scale.exp(), self.config.loss_chunk
-        if chunk is None or not queries.shape[-2]:
+        triton = self.config.loss_kernel == "triton"
+        if not queries.shape[-2] or (chunk is None and not triton):
             return contrastive(scale * self.similarity(queries, candidates), targets=targets)
+        if triton or chunk is None:
+            from trainer import fused  # not every machine has Triton
+
+            return fused.contrastive(self.comparison(queries, candidates), scale, targets)
         return chunked.contrastive(self.comparison(queries, candidates), scale, targets, chunk, queries.dtype)
 
     def contrast_wholes(self, pairs: Pairs) -> tuple[Tensor, Wholes]:
@@ -257,9 +266,13 @@ class DualEncoder(nn.Module, ABC):
         """
         images, texts = self.lift_image(gather(pairs.image)), self.lift_text(gather(pairs.text))
         image, text = own_rows(images, len(pairs.image)), own_rows(texts, len(pairs.text))
-        chunk = self.config.loss_chunk
-        if chunk is None or world_size() > 1:
+        chunk, triton = self.config.loss_chunk, self.config.loss_kernel == "triton"
+        if world_size() > 1 or (chunk is None and not triton):
             loss = (self.contrast(image, texts) + self.contrast(text, images)) / 2
+        elif triton or chunk is None:
+            from trainer import fused
+
+            loss = fused.symmetric_contrastive(self.comparison(images, texts), self.logit_scale.exp())
         else:
             loss = chunked.symmetric_contrastive(
                 self.comparison(images, texts), self.logit_scale.exp(), chunk, images.dtype

@@ -7,8 +7,9 @@ import torch
 
 from common.errors import UserError
 from tests.trainer.small_run import small_config
-from trainer.build import build_tokenizer, new_model
+from trainer.build import build, build_tokenizer, new_model
 from trainer.checkpoint import save_model
+from trainer.parallel import Place
 from trainer.preprocess import PreprocessConfig
 from trainer.released import write_released
 
@@ -43,3 +44,9 @@ def test_weights_that_are_code_are_not_run(tmp_path: Path) -> None:
 def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere: no such checkpoint"):
         new_model(small_config(tmp_path / "run", f"init={tmp_path / 'nowhere'}"))
+
+
+def test_a_kernel_for_gpus_is_refused_without_one(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", "model.loss_kernel=triton")
+    with pytest.raises(UserError, match=r"loss_kernel=triton needs a CUDA device.*loss_kernel=chunked"):
+        build(config, Place(device=torch.device("cpu")))
