@@ -1,10 +1,7 @@
 """The pipeline and the trainer with an S3 server of moto: input, output and shards in buckets."""
 
 import json
-import logging
-import os
 import sys
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -12,15 +9,12 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import requests
-from fsspec.registry import _registry
-from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
 
-from common.errors import UserError
 from pipeline import grit
 from pipeline.read import ReadConfig, plan_shards, read_shard
 from pipeline.report import __main__ as report
+from pipeline.write.store import Store
 from pipeline.write.tar import TarWriter
 from schemas.files import FILES
 from tests.trainer.data.samples import TOKENIZER, jpeg
@@ -35,32 +29,7 @@ CHEAP = ("rows_per_shard=2", "ray.runner=local", "score.min_clip_score=0")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """An empty S3; what finds it is the environment, as at a user's."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    variables = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "someone",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CONFIG_FILE": os.devnull,
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-    }
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in variables.items():
-            environment.setenv(name, value)
-        S3FileSystem.clear_instance_cache()
-        yield variables["AWS_ENDPOINT_URL"]
-    S3FileSystem.clear_instance_cache()
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def bucket(server: str, tmp_path_factory: pytest.TempPathFactory) -> S3FileSystem:
+def bucket(server: str) -> S3FileSystem:
     """pairs.tar: five pictures, each with GRIT's box around its left half; pairs.parquet and pairs.jsonl: rows of dead links."""
     fs = fsspec.filesystem("s3")
     fs.mkdir("mine")
@@ -132,11 +101,19 @@ def test_rows_are_read_from_files_folders_and_globs(bucket: S3FileSystem, place:
     assert read == [f"a cat {i}" for i in range(N_ROWS)]
 
 
+@pytest.mark.timeout(30)  # a block copied for every line takes minutes
 def test_many_lines_are_read_as_fast_as_from_a_disk(bucket: S3FileSystem) -> None:
     line = json.dumps({"url": "http://127.0.0.1:9/a.jpg", "caption": "a cat " * 20}).encode() + b"\n"
     bucket.pipe_file("mine/many/pairs.jsonl", line * 50_000)
-    (plan,) = plan_shards("s3://mine/many", 50_000, None, ReadConfig())  # a block copied for every line takes minutes
+    (plan,) = plan_shards("s3://mine/many", 50_000, None, ReadConfig())
     assert plan.n_rows == 50_000
+
+
+def test_shards_that_other_machines_write_are_seen(bucket: S3FileSystem) -> None:
+    store = Store("s3://mine/seen")
+    assert (store.names("_manifests"), store.size("_manifests/00000.json")) == ([], None)
+    S3FileSystem(skip_instance_cache=True).pipe_file("mine/seen/_manifests/00000.json", b"{}")
+    assert (store.names("_manifests"), store.size("_manifests/00000.json")) == (["00000.json"], 2)
 
 
 def test_the_report_of_a_bucket_is_made_anew(
@@ -194,57 +171,3 @@ def test_a_model_trains_on_a_bucket_and_goes_on(finished: str, tmp_path: Path) -
     assert train.main(overrides(tmp_path / "run", *few, "steps=3", "resume=anyway")) == 0
     steps = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3]
-
-
-@pytest.fixture(params=["bucket", "key", "credentials", "endpoint", "package"])
-def trouble(
-    request: pytest.FixtureRequest, bucket: S3FileSystem, server: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[str, str]]:
-    """(URL, what the message says) of what a user can do wrong."""
-    url, said = "s3://mine/in", ""
-    S3FileSystem.clear_instance_cache()
-    match request.param:
-        case "bucket":
-            url, said = "s3://yours/in", "s3://yours"
-        case "key":
-            requests.post(f"{server}/moto-api/reset-auth", data="0", timeout=10)
-            said = "Key Id you provided does not exist"
-        case "credentials":
-            monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-            said = "credentials"
-        case "endpoint":
-            monkeypatch.setenv("AWS_ENDPOINT_URL", "nonsense")
-            said = "nonsense"
-        case "package":
-            monkeypatch.delitem(_registry, "s3")
-            monkeypatch.setitem(sys.modules, "s3fs", None)
-            said = "pip install 's3fs'"
-    yield url, said
-    requests.post(f"{server}/moto-api/reset-auth", data="inf", timeout=10)
-    monkeypatch.undo()
-    S3FileSystem.clear_instance_cache()
-
-
-def test_a_wrong_input_output_or_shard_is_one_line_and_exit_code_2(
-    trouble: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    url, said = trouble
-    pq.write_table(pa.table({"url": ["http://127.0.0.1:9/"], "caption": ["a cat"]}), tmp_path / "pairs.parquet")
-    commands = (
-        lambda: run(url, str(tmp_path / "out")),
-        lambda: run(str(tmp_path / "pairs.parquet"), url),
-        lambda: train.main(overrides(tmp_path / "run", f"shards={url}")),
-    )
-    for command in commands:
-        assert command() == 2
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if not line[:1].isdigit()]
-        assert line.startswith("error: ")
-        assert said in line
-
-
-def test_a_bucket_that_is_not_there_is_not_made(bucket: S3FileSystem, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"url": ["http://127.0.0.1:9/"], "caption": ["a cat"]}), tmp_path / "pairs.parquet")
-    assert run(str(tmp_path / "pairs.parquet"), "s3://theirs/out") == 2
-    assert not bucket.exists("theirs")
-    with pytest.raises(UserError, match=r"s3://theirs.* does not exist"):
-        list_shards("s3://theirs/*.tar")

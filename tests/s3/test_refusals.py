@@ -1,0 +1,85 @@
+"""What a user can do wrong with S3: one line, exit code 2."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import requests
+from fsspec.registry import _registry
+from s3fs import S3FileSystem
+
+from common.errors import UserError
+from pipeline import grit
+from tests.trainer.small_run import overrides
+from trainer import train
+from trainer.data.shards import list_shards
+
+
+@pytest.fixture(scope="module")
+def bucket(server: str) -> S3FileSystem:
+    """An empty one, "mine"."""
+    fs = fsspec.filesystem("s3")
+    fs.mkdir("mine")
+    return fs
+
+
+def run(source: str, output: str) -> int:
+    return grit.main([f"input={source}", f"output={output}", "ray.runner=local"])
+
+
+@pytest.fixture(params=["bucket", "key", "credentials", "endpoint", "package"])
+def trouble(
+    request: pytest.FixtureRequest, bucket: S3FileSystem, server: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, str]]:
+    """(URL, what the message says) of what a user can do wrong."""
+    url, said = "s3://mine/in", ""
+    S3FileSystem.clear_instance_cache()
+    match request.param:
+        case "bucket":
+            url, said = "s3://yours/in", "s3://yours"
+        case "key":
+            requests.post(f"{server}/moto-api/reset-auth", data="0", timeout=10)
+            said = "Key Id you provided does not exist"
+        case "credentials":
+            monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+            said = "credentials"
+        case "endpoint":
+            monkeypatch.setenv("AWS_ENDPOINT_URL", "nonsense")
+            said = "nonsense"
+        case "package":
+            monkeypatch.delitem(_registry, "s3")
+            monkeypatch.setitem(sys.modules, "s3fs", None)
+            said = "pip install 's3fs'"
+    yield url, said
+    requests.post(f"{server}/moto-api/reset-auth", data="inf", timeout=10)
+    monkeypatch.undo()
+    S3FileSystem.clear_instance_cache()
+
+
+def test_a_wrong_input_output_or_shard_is_one_line_and_exit_code_2(
+    trouble: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, said = trouble
+    pq.write_table(pa.table({"url": ["http://127.0.0.1:9/"], "caption": ["a cat"]}), tmp_path / "pairs.parquet")
+    commands = (
+        lambda: run(url, str(tmp_path / "out")),
+        lambda: run(str(tmp_path / "pairs.parquet"), url),
+        lambda: train.main(overrides(tmp_path / "run", f"shards={url}")),
+    )
+    for command in commands:
+        assert command() == 2
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if not line[:1].isdigit()]
+        assert line.startswith("error: ")
+        assert said in line
+
+
+def test_a_bucket_that_is_not_there_is_not_made(bucket: S3FileSystem, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"url": ["http://127.0.0.1:9/"], "caption": ["a cat"]}), tmp_path / "pairs.parquet")
+    assert run(str(tmp_path / "pairs.parquet"), "s3://theirs/out") == 2
+    assert not bucket.exists("theirs")
+    with pytest.raises(UserError, match=r"s3://theirs.* does not exist"):
+        list_shards("s3://theirs/*.tar")
