@@ -38,7 +38,7 @@ def load_towers(model: DualEncoder) -> None:
             path = find(config)
             state = {key: value for key, value in entries(read(path), part).items() if key not in tower.projection}  # type: ignore[operator]
             copy_state(tower, state, f"it does not fit the {part} tower of {config.name}")
-        except (OSError, ValueError, TypeError, RuntimeError, SafetensorError, UnpicklingError) as error:
+        except (OSError, ValueError, TypeError, SafetensorError) as error:
             raise UserError(f"{said}: {error}") from error
 
 
@@ -99,7 +99,12 @@ def read(path: Path) -> dict[str, Tensor]:
     """The state dict of a file: safetensors, or torch's with the state itself or open_clip's training checkpoint."""
     if path.suffix == ".safetensors":
         return load_file(path)
-    contents = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        contents = torch.load(path, map_location="cpu", weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError) as error:  # which advise to unpickle all the same
+        raise ValueError(
+            "not a file of tensors alone, which is all that is read; save its state dict as safetensors"
+        ) from error
     state = contents.get("state_dict", contents) if isinstance(contents, dict) else None
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError("neither a state dict nor a dict with one under `state_dict`")

@@ -150,8 +150,14 @@ def test_a_tag_is_what_open_clip_fetches_as_safetensors(tmp_path: Path, monkeypa
         path.unlink()
 
 
-def test_weights_that_are_code_are_not_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["pickle", "TorchScript", "cut off"])
+def test_weights_that_are_not_tensors_alone_are_not_run(tmp_path: Path, kind: str) -> None:
     (tmp_path / "evil.pt").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
-    with pytest.raises(UserError, match=r"evil\.pt"):
+    if kind == "TorchScript":  # as OpenAI's own files
+        torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "evil.pt")
+    elif kind == "cut off":
+        torch.save({"a": torch.zeros(1000)}, tmp_path / "evil.pt")
+        (tmp_path / "evil.pt").write_bytes((tmp_path / "evil.pt").read_bytes()[:2000])
+    with pytest.raises(UserError, match=r"evil\.pt: not a file of tensors alone"):
         new_model(tower_config(tmp_path / "evil.pt"))
     assert not (tmp_path / "ran").exists()
