@@ -5,7 +5,8 @@
 ViT-S/16 at 224 px and a text tower of 12 x 512, float32, CPU; captions of 17 tokens, phrases of 5. The plain model stands for the
 authors' code, which cannot be shipped: written from the papers with torch's and timm's own modules, a pass each for wholes and
 boxes. `ratio` is of CPU time, `ratio_wall` of the clock; `ratio_authors` is against the authors' own code in CPU seconds, on
-another day and a quiet machine of 2 cores, so it says less.
+another day and a quiet machine of 2 cores, so it says less. `share_of_products` is what bounds it: our arithmetic per second over that
+of bare float32 matrix products of the image tower's shapes, taken in the same turns. At 1 nothing but fewer digits would be faster.
 """
 
 import argparse
@@ -15,11 +16,13 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.plain_losses import build
 from benchmarks.plain_towers import plain_model
 from trainer.dual_encoder import Batch
 
+PRODUCT_ROUNDS = 30  # about as long as a step
 AUTHORS_CPU_S = {
     1: {"meru": 6.55, "hycoclip": 12.64, "phyclip": 12.42},
     2: {"meru": 6.92, "hycoclip": 12.90, "phyclip": 12.74},
@@ -40,13 +43,30 @@ def make_step(model: torch.nn.Module, batch: Batch) -> Callable[[], None]:
     return step
 
 
+def products(n: int) -> tuple[Callable[[], None], float]:
+    """The four products of a vision transformer's block for n images, some times over, and their arithmetic in operations."""
+    width, tokens = 384, n * 197
+    shapes = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]
+    pairs = [(torch.rand(tokens, a), torch.rand(a, b)) for a, b in shapes]
+
+    def multiply() -> None:
+        for x, y in pairs * PRODUCT_ROUNDS:
+            torch.mm(x, y)
+
+    return multiply, PRODUCT_ROUNDS * sum(2.0 * tokens * a * b for a, b in shapes)
+
+
 def compare(name: str, n: int, threads: int, rounds: int) -> dict[str, object]:
     boxes = {} if name == "meru" else {"box_images": torch.rand(n, 3, 224, 224), "box_token_ids": token_ids(n, 5)}
     batch = Batch(images=torch.rand(n, 3, 224, 224), token_ids=token_ids(n, 17), **boxes)
+    multiply, n_multiplied = products(n if name == "meru" else 2 * n)
     steps = {
         "plain": make_step(plain_model(name), batch),
         "ours": make_step(build(name, plain=False, full=True), batch),
+        "products": multiply,
     }
+    with FlopCounterMode(display=False) as counter:
+        steps["ours"]()
     times: dict[str, list[tuple[float, float]]] = {side: [] for side in steps}
     for round_ in range(rounds + 1):
         for side, step in steps.items():
@@ -62,6 +82,9 @@ def compare(name: str, n: int, threads: int, rounds: int) -> dict[str, object]:
         "ratio": round(cpu_s["plain"] / cpu_s["ours"], 3),
         "ratio_wall": round(wall_s["plain"] / wall_s["ours"], 3),
     }
+    rate = counter.get_total_flops() / wall_s["ours"]
+    row["gflop_per_s"] = round(rate / 1e9)
+    row["share_of_products"] = round(rate / (n_multiplied / wall_s["products"]), 2)
     if n == 16 and threads in AUTHORS_CPU_S:
         row["ratio_authors"] = round(AUTHORS_CPU_S[threads][name] / cpu_s["ours"], 2)
     return row
