@@ -96,7 +96,7 @@ def outside() -> dict[str, float]:
                 part = scenes[start : start + 8]
                 spans = [[(phrase.start, phrase.end) for phrase in scene.phrases] for scene in part]
                 prepared = grounder.prepare([s.image for s in part], [s.caption for s in part], spans)
-                for answer in grounder.predict(prepared):
+                for answer in grounder.collect(grounder.forward(prepared)):
                     select(answer.boxes, 0.1, 0.6)
             whole = time.process_time() - began
             shares.append(1 - network / whole)

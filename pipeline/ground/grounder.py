@@ -31,18 +31,26 @@ class Grounded:
 
 
 class Grounder(Protocol):
-    """Finds the phrases of captions in images."""
+    """Finds the phrases of captions in images.
+
+    Three steps, each beside the others in a thread of its own, so that a GPU has the next batch before the last one's answers are
+    looked at.
+    """
 
     def bucket(self, height: int, width: int) -> tuple[int, int]:
         """Images whose buckets agree can share a batch."""
         ...
 
     def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Any:
-        """What `predict` needs: the work that is not the network's. It runs beside `predict`, in another thread."""
+        """What the network reads: images and captions before it."""
         ...
 
-    def predict(self, prepared: Any) -> list[Grounded]:
-        """The answer for each image."""
+    def forward(self, prepared: Any) -> Any:
+        """What the network says. On a GPU it may still be at work when this returns."""
+        ...
+
+    def collect(self, output: Any) -> list[Grounded]:
+        """The answer for each image, from what `forward` returned, once it is there."""
         ...
 
 

@@ -13,6 +13,7 @@ from common.errors import UserError
 from common.images import Image
 from pipeline.ground.grounder import Detection, Grounded, PhraseDrop, Span
 from pipeline.ground.hub import fetch, parse_hub_name
+from pipeline.ground.transfer import OnCpu, pinned
 
 SEPARATOR = " . "  # Grounding DINO's, between the phrases of a prompt; its words see only their own phrase
 MAX_PHRASE_CHARS = 1000  # longer text is no phrase; tokenising it would only cost time
@@ -81,22 +82,30 @@ class _HfGrounder:
 
     def _pixels(self, images: Sequence[Image]) -> dict[str, Tensor]:
         found = self.processor.image_processor(list(images), return_tensors="pt", input_data_format="channels_last")
-        is_cuda = self.model.device.type == "cuda"
-        return {name: value.pin_memory() if is_cuda else value for name, value in found.items()}
+        return {name: pinned(value, self.model.device) for name, value in found.items()}
 
     @torch.inference_mode()
-    def predict(self, prepared: Prepared) -> list[Grounded]:
-        """The answer for each image."""
-        found: list[list[Detection]] = [[] for _ in prepared.sides]
-        device = self.model.device
+    def forward(self, prepared: Prepared) -> tuple[Prepared, list[OnCpu]]:
+        """Boxes and logits of each pass."""
+        device, is_half = self.model.device, self.dtype != torch.float32
         pixels = {name: value.to(device, non_blocking=True) for name, value in prepared.pixels.items()}
+        passes = []
         for part in prepared.passes:
             own = {name: value[part.rows] for name, value in pixels.items()}
-            is_half = self.dtype != torch.float32
             with torch.autocast(device.type, self.dtype if is_half else None, enabled=is_half):
                 output = self.model(**own, **part.words.to(device))
-            boxes = box_convert(output.pred_boxes.float(), "cxcywh", "xyxy").cpu()
-            probabilities = output.logits.float().sigmoid().cpu()  # [b, boxes, word pieces or queries]
+            passes.append(OnCpu([output.pred_boxes, output.logits]))
+        return prepared, passes
+
+    @torch.inference_mode()
+    def collect(self, output: tuple[Prepared, list[OnCpu]]) -> list[Grounded]:
+        """The answer for each image."""
+        prepared, passes = output
+        found: list[list[Detection]] = [[] for _ in prepared.sides]
+        for part, tensors in zip(prepared.passes, passes, strict=True):
+            centred, logits = tensors.wait()
+            boxes = box_convert(centred.float(), "cxcywh", "xyxy")
+            probabilities = logits.float().sigmoid()  # [b, boxes, word pieces or queries]
             for k, (row, places) in enumerate(zip(part.rows, part.places, strict=True)):
                 for phrase, columns in places.items():
                     scores = probabilities[k][:, columns].mean(dim=1)

@@ -11,7 +11,7 @@ from torchvision.ops import nms
 
 from common.errors import UserError
 from pipeline.given import move_span
-from pipeline.ground.grounder import Detection, Grounder, ahead
+from pipeline.ground.grounder import Detection, Grounded, Grounder, ahead
 from pipeline.ground.load import load_grounder
 from pipeline.stored_images import StoredImages
 from schemas.rows import GROUNDED
@@ -78,9 +78,15 @@ class Ground:
             spans = [[(chunk["start"], chunk["end"]) for _, chunk in asked(rows[i])] for i in batch]
             return batch, self.grounder.prepare(images, [rows[i]["caption"] for i in batch], spans)
 
+        def collect(item: tuple[list[int], Any]) -> tuple[list[int], list[Grounded]]:
+            batch, output = item
+            return batch, self.grounder.collect(output)
+
+        prepared = ahead(prepare, batches(order, buckets, self.config.batch_size))
+        outputs = ((batch, self.grounder.forward(part)) for batch, part in prepared)
         removed: dict[int, dict[int, str]] = {}  # row -> noun chunk -> why the grounder cannot ask for it
-        for batch, prepared in ahead(prepare, batches(order, buckets, self.config.batch_size)):
-            for i, grounded in zip(batch, self.grounder.predict(prepared), strict=True):
+        for batch, answers in ahead(collect, outputs):
+            for i, grounded in zip(batch, answers, strict=True):
                 numbers = [n for n, _ in asked(rows[i])]
                 chosen = select(grounded.boxes, self.config.floor, self.config.nms_iou)
                 boxes[i] = [pack(numbers[d.phrase], d.box, d.score) for d in chosen]

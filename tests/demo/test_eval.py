@@ -46,8 +46,11 @@ class Answers:
     def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> int:
         return len(images)
 
-    def predict(self, prepared: int) -> list[Grounded]:
-        return [Grounded(boxes=self.found) for _ in range(prepared)]
+    def forward(self, prepared: int) -> int:
+        return prepared
+
+    def collect(self, output: int) -> list[Grounded]:
+        return [Grounded(boxes=self.found) for _ in range(output)]
 
 
 def test_boxes_come_back_with_the_span_of_their_phrase_and_weak_ones_can_be_left_out() -> None:

@@ -11,14 +11,18 @@ from torch import Tensor
 from common.images import Image
 from pipeline.ground.glip.images import batch_images, network_size, padded_size, resize
 from pipeline.ground.glip.load import VOCAB, find, find_vocabulary, load_glip
-from pipeline.ground.glip.model import Glip
+from pipeline.ground.glip.model import Glip, GlipOutput
 from pipeline.ground.glip.postprocess import Detections, detect
 from pipeline.ground.glip.text import Plan, Prompt, Prompter, PromptStyle, pad_prompts, positive_map
 from pipeline.ground.grounder import Detection, Grounded, Span
+from pipeline.ground.transfer import OnCpu, pinned
 
 Size = tuple[int, int]  # height, width
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 MAX_COMPILED_SIZES = 128  # more than the padded sizes between 800 x 800 and 800 x 1333, both ways up
+
+
+Job = tuple[int, Prompt]  # the number of an image, and one of its prompts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,14 @@ class Prepared:
     sizes: list[Size]  # each image's in the network, without padding
     plans: list[Plan]
     groups: list[tuple[list[int], Tensor]]  # numbers of the images of one padded size, and their pixels [b, 3, h, w]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What the network says of a batch, perhaps still on the way."""
+
+    prepared: Prepared
+    passes: list[tuple[list[Job], OnCpu]]  # GlipOutput's tensors
 
 
 class GlipGrounder:
@@ -68,42 +80,50 @@ class GlipGrounder:
         groups = []
         for numbers in by_size.values():
             pixels = batch_images([resize(images[i], sizes[i]) for i in numbers])
-            groups.append((numbers, pixels.pin_memory() if self.device.type == "cuda" else pixels))
+            groups.append((numbers, pinned(pixels, self.device)))
         return Prepared(sizes=sizes, plans=plans, groups=groups)
 
     @torch.inference_mode()
-    def predict(self, prepared: Prepared) -> list[Grounded]:
-        """Boxes and dropped phrases of each image."""
-        found: list[list[Detection]] = [[] for _ in prepared.sizes]
+    def forward(self, prepared: Prepared) -> Output:
+        """The image tower once an image, the rest once a prompt, as many together as there are images."""
+        passes = []
         for numbers, pixels in prepared.groups:
             with self._autocast():
                 visual = self.model.backbone(pixels.to(self.device, non_blocking=True))
-            jobs = [(row, prompt) for row, i in enumerate(numbers) for prompt in prepared.plans[i].prompts]
+            jobs = [(row, i, prompt) for row, i in enumerate(numbers) for prompt in prepared.plans[i].prompts]
             for start in range(0, len(jobs), len(numbers)):
                 part = jobs[start : start + len(numbers)]
-                boxes = self._ground(visual, part, [prepared.sizes[numbers[row]] for row, _ in part])
-                for (row, _), own in zip(part, boxes, strict=True):
-                    found[numbers[row]] += own
+                output = self._ground(visual, [row for row, _, _ in part], [prompt for _, _, prompt in part])
+                tensors = OnCpu([output.token_logits, output.deltas, output.centerness, *output.anchors])
+                passes.append(([(i, prompt) for _, i, prompt in part], tensors))
+        return Output(prepared=prepared, passes=passes)
+
+    def _ground(self, visual: list[Tensor], rows: list[int], prompts: Sequence[Prompt]) -> GlipOutput:
+        """Of these rows of the pyramid, a prompt each."""
+        if rows != list(range(len(visual[0]))):
+            visual = [level[rows] for level in visual]
+        ids, mask = (pinned(part, self.device) for part in pad_prompts([prompt.ids for prompt in prompts]))
+        with self._autocast():
+            return self.model.ground(
+                visual, ids.to(self.device, non_blocking=True), mask.to(self.device, non_blocking=True)
+            )
+
+    @torch.inference_mode()
+    def collect(self, output: Output) -> list[Grounded]:
+        """Boxes and dropped phrases of each image, chosen on the CPU."""
+        prepared, config = output.prepared, self.model.config.detect
+        found: list[list[Detection]] = [[] for _ in prepared.sizes]
+        for jobs, tensors in output.passes:
+            logits, deltas, centerness, *anchors = tensors.wait()
+            said = GlipOutput(token_logits=logits, deltas=deltas, centerness=centerness, anchors=anchors)
+            for k, (i, prompt) in enumerate(jobs):
+                height, width = prepared.sizes[i]
+                labels = positive_map([tokens for _, tokens in prompt.phrases], logits.shape[2])
+                boxes = detect(said, k, labels, (width, height), config, self.floor)
+                found[i] += to_detections(boxes, prompt, height, width)
         return [
             Grounded(boxes=boxes, dropped=dict(plan.dropped)) for boxes, plan in zip(found, prepared.plans, strict=True)
         ]
-
-    def _ground(
-        self, visual: list[Tensor], jobs: Sequence[tuple[int, Prompt]], sizes: Sequence[Size]
-    ) -> list[list[Detection]]:
-        """Boxes of each (row of the pyramid, prompt)."""
-        rows = [row for row, _ in jobs]
-        if rows != list(range(len(visual[0]))):
-            visual = [level[rows] for level in visual]
-        ids, mask = pad_prompts([prompt.ids for _, prompt in jobs])
-        with self._autocast():
-            output = self.model.ground(visual, ids.to(self.device), mask.to(self.device))
-        found = []
-        for k, ((_, prompt), (height, width)) in enumerate(zip(jobs, sizes, strict=True)):
-            labels = positive_map([tokens for _, tokens in prompt.phrases], ids.shape[1]).to(self.device)
-            boxes = detect(output, k, labels, (width, height), self.model.config.detect, self.floor)
-            found.append(to_detections(boxes, prompt, height, width))
-        return found
 
     def _autocast(self) -> torch.autocast:
         enabled = self.dtype != torch.float32

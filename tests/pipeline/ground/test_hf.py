@@ -81,7 +81,7 @@ def image(height: int = 48, width: int = 64) -> np.ndarray:
 
 def ask(grounder: Grounder, *batch: Any) -> list[list[Detection]]:
     """Boxes of a batch whose phrases can all be asked for."""
-    answers = grounder.predict(grounder.prepare(*batch))
+    answers = grounder.collect(grounder.forward(grounder.prepare(*batch)))
     assert not any(answer.dropped for answer in answers)
     return [answer.boxes for answer in answers]
 
@@ -133,7 +133,9 @@ def test_model_that_is_nowhere_is_named() -> None:
 def test_a_phrase_that_cannot_be_asked_for_is_dropped_by_name(folder: Path) -> None:
     grounder = load_grounder(str(folder), "cpu", 0.0, "caption")
     caption = "dog  " + "house " * 200
-    (answer,) = grounder.predict(grounder.prepare([image()], [caption], [[(0, 3), (3, 5), (5, len(caption))]]))
+    (answer,) = grounder.collect(
+        grounder.forward(grounder.prepare([image()], [caption], [[(0, 3), (3, 5), (5, len(caption))]]))
+    )
     assert {d.phrase for d in answer.boxes} == {0}
     assert answer.dropped == {1: "no_word_piece", 2: "too_many_word_pieces"}
 

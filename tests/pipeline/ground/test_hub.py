@@ -34,7 +34,7 @@ def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def boxes(grounder: object) -> int:
     assert isinstance(grounder, GlipGrounder)
     image = np.random.default_rng(0).integers(0, 256, (96, 96, 3), np.uint8)
-    (answer,) = grounder.predict(grounder.prepare([image], ["a red dog"], [[(0, 9)]]))
+    (answer,) = grounder.collect(grounder.forward(grounder.prepare([image], ["a red dog"], [[(0, 9)]])))
     return len(answer.boxes)
 
 

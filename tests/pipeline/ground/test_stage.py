@@ -37,7 +37,10 @@ class Finder:
         self.texts += texts
         return texts
 
-    def predict(self, prepared: list[list[str]]) -> list[Grounded]:
+    def forward(self, prepared: list[list[str]]) -> list[list[str]]:
+        return prepared
+
+    def collect(self, output: list[list[str]]) -> list[Grounded]:
         return [
             Grounded(
                 boxes=[
@@ -47,7 +50,7 @@ class Finder:
                 ],
                 dropped={n: "unknown_words" for n, text in enumerate(own) if text in self.unknown},
             )
-            for own in prepared
+            for own in output
         ]
 
 
@@ -133,10 +136,29 @@ def test_the_next_batch_is_decoded_while_the_network_works_on_this_one() -> None
                 assert predicting.wait(10)
             return super().prepare(*arguments)
 
-        def predict(self, prepared: list[list[str]]) -> list[Grounded]:
+        def forward(self, prepared: list[list[str]]) -> list[list[str]]:
             predicting.set()
             assert decoding.wait(10)
-            return super().predict(prepared)
+            return super().forward(prepared)
+
+    table = Ground(GroundConfig(batch_size=1), Waits())(table_after("parse", [row(), row(50)]))
+    assert table["status"].to_pylist() == ["kept", "kept"]
+
+
+def test_the_network_has_the_next_batch_before_the_answers_of_this_one_are_looked_at() -> None:
+    begun, collecting = Event(), Event()
+
+    class Waits(Finder):
+        def forward(self, prepared: list[list[str]]) -> list[list[str]]:
+            if collecting.is_set():  # the second batch
+                begun.set()
+            return super().forward(prepared)
+
+        def collect(self, output: list[list[str]]) -> list[Grounded]:
+            if not collecting.is_set():
+                collecting.set()
+                assert begun.wait(10)
+            return super().collect(output)
 
     table = Ground(GroundConfig(batch_size=1), Waits())(table_after("parse", [row(), row(50)]))
     assert table["status"].to_pylist() == ["kept", "kept"]

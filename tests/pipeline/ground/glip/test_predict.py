@@ -39,7 +39,7 @@ def assert_close(found: list[Detection] | None, wanted: list[Detection] | None) 
 
 def ask(grounder: GlipGrounder, images: list[Image], captions: list[str], spans: list) -> list[list[Detection] | None]:
     """Boxes of each image; None where no phrase can be asked for."""
-    answers = grounder.predict(grounder.prepare(images, captions, spans))
+    answers = grounder.collect(grounder.forward(grounder.prepare(images, captions, spans)))
     return [
         None if len(answer.dropped) == len(own) else answer.boxes for answer, own in zip(answers, spans, strict=True)
     ]
@@ -94,13 +94,15 @@ def test_the_image_tower_runs_once_however_many_prompts_a_caption_needs(
         )
         numbers = {index for index, _ in prompt.phrases}
         assert together[0] is not None
-        assert_close([d for d in together[0] if d.phrase in numbers], grounder.predict(alone)[0].boxes)
+        assert_close(
+            [d for d in together[0] if d.phrase in numbers], grounder.collect(grounder.forward(alone))[0].boxes
+        )
 
 
 def test_phrases_that_cannot_be_asked_for_are_named(grounder: GlipGrounder) -> None:
     caption = "dog \U0001f600     " + "dog " * 40
     spans = [(0, 3), (4, 5), (6, 9), (11, len(caption)), (0, 999)]
-    (answer,) = grounder.predict(grounder.prepare([picture(96, 96)], [caption], [spans]))
+    (answer,) = grounder.collect(grounder.forward(grounder.prepare([picture(96, 96)], [caption], [spans])))
     assert answer.dropped == {1: "unknown_words", 2: "no_word_piece", 3: "too_many_word_pieces", 4: "bad_span"}
     assert {d.phrase for d in answer.boxes} == {0}
 
