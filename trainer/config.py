@@ -81,9 +81,9 @@ class TrainConfig:
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"  # of the towers; losses are float32. The papers: fp16
     device: str = "auto"  # cuda, cpu, or auto: cuda where there is one
     seed: int = 0  # of the weights and of all that is drawn
-    resume: Literal["auto", "never", "anyway"] = (
-        "auto"  # anyway: also from a checkpoint of other settings, if its tensors fit
-    )
+    # auto: from the newest checkpoint in output, if there is one; never: not where there is one; anyway: also from one of
+    # other settings, if its tensors fit.
+    resume: Literal["auto", "never", "anyway"] = "auto"
     compile: bool = False  # torch.compile for the blocks of the towers
     checkpoint_activations: bool = False  # keep only the blocks' inputs and compute again going back, for less memory
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -113,6 +113,8 @@ class TrainConfig:
         for key, value in counts.items():
             if value < 1:
                 raise UserError(f"{key} is {value}; give 1 or more")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"seed is {self.seed}; give one from 0 to 2^63 - 1")
         if self.precision == "fp16" and self.parallel.strategy == "fsdp":
             raise UserError("precision=fp16 does not go with parallel.strategy=fsdp; use precision=bf16")
         if self.model.boxes_as_pairs and self.data.boxes == "all":

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import torch
 
+from common.disk import replacing
 from common.errors import UserError
 from common.load import to_yaml
 from trainer.build import Run, build, whole_model
 from trainer.checkpoint import save_model
 from trainer.config import TrainConfig, as_dict
 from trainer.dual_encoder import Batch, Losses
-from trainer.evaluation import evaluate
+from trainer.evaluation import check_places, evaluate
 from trainer.metrics import Meter, Metrics, named_values
 from trainer.nonfinite import describe_nonfinite
 from trainer.optim import learning_rate
@@ -48,14 +49,28 @@ def train(config: TrainConfig) -> None:
     Raises UserError for what the user can mend, StoppedError after a signal.
     """
     with session(config.device, config.parallel.timeout_s) as place:
-        run = build(config, place)
         output = Path(config.output)
+        with writable(output):
+            output.mkdir(parents=True, exist_ok=True)
+        check_places(config.evaluation)
+        run = build(config, place)
         try:
             resume(run, output / "checkpoints")
             with noticing_lost_processes(place, f"Checkpoints in {output / 'checkpoints'} are complete"):
                 go_on(run, output)
         finally:
             run.loader.close()
+
+
+@contextmanager
+def writable(path: Path) -> Iterator[None]:
+    """What the system says of a file or folder that cannot be written, as the user's error."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written: {error}; make room, or give an output= where you may write, then the same command goes on"
+        ) from None
 
 
 def resume(run: Run, folder: Path) -> None:
@@ -68,8 +83,8 @@ def resume(run: Run, folder: Path) -> None:
         run.step, position = restore(last, run, as_dict(run.config), run.place, anyway)
         run.loader.load_state_dict(position)
     if run.place.leads:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        (folder.parent / "config.yaml").write_text(to_yaml(run.config), encoding="utf-8")
+        with writable(folder.parent / "config.yaml"):
+            (folder.parent / "config.yaml").write_text(to_yaml(run.config), encoding="utf-8")
         size = sum(parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad)
         logger.info(
             "%s, %.1f M parameters, %d samples in the data, batch %d, %s, %d process%s on %s, %s",
@@ -182,17 +197,16 @@ def finish(run: Run, output: Path, metrics: Metrics | None) -> None:
         shutil.rmtree(draft, ignore_errors=True)
         preprocess = PreprocessConfig(size_px=run.config.model.image.size_px)
         facts = {"steps": run.step, "samples": run.step * run.config.batch, "training": as_dict(run.config)}
-        try:
+        with writable(final):
             save_model(draft, model, tokenizer=run.tokenizer, preprocess=preprocess, record=facts)
-        except OSError as error:
-            raise UserError(f"{final} cannot be written: {error}; make room, then the same command goes on") from None
-        shutil.rmtree(final, ignore_errors=True)
-        draft.rename(final)
+            shutil.rmtree(final, ignore_errors=True)
+            draft.rename(final)
         bad = {reason: n for reason, n in run.loader.counts.items() if n}
         logger.info("%s is finished after %d steps; samples of this process: %s", final, run.step, bad)
     values = record(run, metrics)
     if run.place.leads and values:
-        (output / "evaluation.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        with writable(output / "evaluation.json"), replacing(output / "evaluation.json") as draft:
+            draft.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 class Stop:

@@ -69,7 +69,8 @@ class Metrics:
 
     def __init__(self, output: Path, config: TrainConfig, step: int) -> None:
         self.path = output / "metrics.jsonl"
-        truncate(self.path, step)
+        # The evaluation of a finished run comes after its last checkpoint, and comes again.
+        truncate(self.path, step, last="loss/total" if step == config.optim.steps else "")
         self.file = self.path.open("a", encoding="utf-8")
         self.others = [sink for sink in (tensorboard(output, config.log, step), wandb(output, config)) if sink]
 

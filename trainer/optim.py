@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from common.errors import UserError
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
@@ -25,6 +27,14 @@ class OptimConfig:
     decay: Literal["paper", "released"] = "paper"  # what decays: paper, matrices; released, as in the authors' code
     warmup_steps: int = 4000  # over which the rate rises from 0
     steps: int = 120_000  # of the optimizer, after which the rate is 0 again
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "eps", "weight_decay", "warmup_steps"):
+            if getattr(self, name) < 0:
+                raise UserError(f"optim.{name} is {getattr(self, name)}; give 0 or more")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"optim.{name} is {getattr(self, name)}; give one from 0 to below 1")
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:

@@ -43,6 +43,11 @@ def test_a_model_has_its_own_keys_and_no_others() -> None:
         ("model_name=syntax_meru model.relation_weights.nsbj=2", "'nsbj' is no dependency label"),
         ("model_name=syntax_meru model.word_states=block model.word_block=12", "blocks 0 to 11"),
         ("device=tpu", "device is 'tpu'"),
+        ("lr=-1", "optim.lr is -1"),
+        ("optim.warmup_steps=-1", "optim.warmup_steps is -1"),
+        ("optim.beta2=1", "optim.beta2 is 1"),
+        ("seed=-1", "seed is -1"),
+        ("data.seed=-1", "data.seed is -1"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_with_what_to_do(override: str, said: str) -> None:

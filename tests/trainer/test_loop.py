@@ -140,6 +140,18 @@ def test_a_run_that_should_not_go_on_says_what_is_there(whole: Path, capsys: pyt
     assert "step_00000012 is there and resume=never" in capsys.readouterr().err
 
 
+def test_a_place_that_cannot_be_used_is_named_before_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert run(tmp_path / "file") == 2
+    assert "file cannot be written" in capsys.readouterr().err
+    for key, value in (("shards", "{}"), ("image_folders", "[{}]")):
+        assert run(tmp_path / "run", f"evaluation.{key}={value.format(tmp_path / 'none')}") == 2
+        assert f"evaluation.{key}: {tmp_path / 'none'} " in capsys.readouterr().err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 def small(tmp_path: Path, *others: str) -> build.Run:
     with patch.object(build, "Loader", MemoryLoader):
         return build.build(small_config(tmp_path / "run", *others), Place(device=torch.device("cpu")))

@@ -36,6 +36,17 @@ def test_rows_after_the_checkpoint_and_a_torn_last_line_go(tmp_path: Path) -> No
     assert path.read_text() == '{"step": 1}\n'
 
 
+def test_the_evaluation_of_a_finished_run_has_one_row_however_often_the_command_is_given(tmp_path: Path) -> None:
+    config, path = small_config(tmp_path), tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 6, "loss/total": 2.0}\n{"step": 6, "zero_shot": 0.1}\n{"step": 12, "loss/total": 1.0}\n')
+    before = path.read_text()
+    for step in (12, 12):
+        metrics = Metrics(tmp_path, config, step)
+        metrics.write(step, {"zero_shot": 0.2})
+        metrics.close()
+    assert path.read_text() == before + '{"step": 12, "zero_shot": 0.2}\n'
+
+
 def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     metrics = Metrics(tmp_path, small_config(tmp_path / "run", "log.tensorboard=true"), step=0)

@@ -27,7 +27,7 @@ class DataConfig:
     index_folder: str = ""  # where what is in each shard is kept for the next start; empty: found anew at each start
 
     def __post_init__(self) -> None:
-        for name, least in (("shuffle_buffer", 0), ("workers", 0), ("prefetch", 1)):
+        for name, least in (("seed", 0), ("shuffle_buffer", 0), ("workers", 0), ("prefetch", 1)):
             if getattr(self, name) < least:
                 raise UserError(f"data.{name} is {getattr(self, name)}; give {least} or more")
         for name, most in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):

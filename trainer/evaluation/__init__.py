@@ -4,6 +4,6 @@
 """
 
 from trainer.evaluation.config import EvaluationConfig
-from trainer.evaluation.evaluate import evaluate
+from trainer.evaluation.evaluate import check_places, evaluate
 
-__all__ = ["EvaluationConfig", "evaluate"]
+__all__ = ["EvaluationConfig", "check_places", "evaluate"]

@@ -8,12 +8,13 @@ entailment/NAME/satisfied, /chance, and with _plain            hyperbolic models
 import torch
 from torch import Tensor
 
+from trainer.data.shards import list_shards
 from trainer.dual_encoder import DualEncoder
 from trainer.evaluation.config import EvaluationConfig
 from trainer.evaluation.embed import embed_images, embed_texts, embed_words
 from trainer.evaluation.entailment import entailment_shares
 from trainer.evaluation.folders import read_folder, read_images
-from trainer.evaluation.held_out import HeldOut, read_held_out
+from trainer.evaluation.held_out import HeldOut, named, read_held_out
 from trainer.evaluation.metrics import chance_recalls, macro_accuracy, recalls
 from trainer.evaluation.zero_shot import classifier, predict
 from trainer.tokenizer import Tokenizer
@@ -39,6 +40,15 @@ def evaluate(
     finally:
         model.train(was_training)
     return figures
+
+
+def check_places(config: EvaluationConfig) -> None:
+    """Raise UserError for a folder without images or a place without shards: a run had better hear of it before than after."""
+    for folder in config.image_folders:
+        read_folder(folder)
+    if config.shards:
+        with named():
+            list_shards(config.shards)
 
 
 def zero_shot_figures(

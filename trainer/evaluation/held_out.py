@@ -5,6 +5,8 @@ Images are squeezed to a square, as the papers' retrieval does; boxes keep the w
 
 import logging
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -43,8 +45,9 @@ class HeldOut:
 
 def read_held_out(shards: str, size_px: int, limit: int = 0) -> HeldOut:
     """The first `limit` good samples (0: all); bad ones are counted in the log. Raises UserError if there is none."""
-    index = build_index(list_shards(shards), "", workers=0)
-    layout = probe(index, DataConfig(shards=shards), NO_NEEDS)
+    with named():
+        index = build_index(list_shards(shards), "", workers=0)
+        layout = probe(index, DataConfig(shards=shards), NO_NEEDS)
     reader, held_out, n_bad = SpanReader(), HeldOut(), 0
     for number in range(index.n_samples):
         if limit and len(held_out.images) >= limit:
@@ -61,6 +64,15 @@ def read_held_out(shards: str, size_px: int, limit: int = 0) -> HeldOut:
     if n_bad:
         logger.warning("evaluation.shards: %d bad samples left out of %s", n_bad, shards)
     return held_out
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """What the training data's code says of `data.shards`, said of the key that these shards stand under."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace("data.shards", "evaluation.shards", 1)) from error
 
 
 def with_all_it_has(span: bytes, layout: Layout) -> Sample:
