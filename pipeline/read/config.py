@@ -1,6 +1,10 @@
-"""What to read, and which rows make a shard: plain values that travel as JSON."""
+"""What to read, which rows make a shard, and what a row is before it has our columns: plain values."""
 
 from dataclasses import dataclass
+from typing import Any
+
+Record = dict[str, Any]
+"""A row as its file has it: values by the names of the columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,3 +34,10 @@ class ShardPlan:
     first_row: int
     n_rows: int
     pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    """A row that could not be read, and why."""
+
+    message: str

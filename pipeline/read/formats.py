@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 
 from common.errors import UserError
 from common.remote import one_line, open_file, store_errors
-from pipeline.read.config import Piece
+from pipeline.read.config import BadRecord, Piece, Record
+from pipeline.read.parquet import TextColumns, parquet_records
 
 Format = Literal["parquet", "jsonl", "csv", "tsv", "tar"]
 SUFFIXES: Final[dict[str, Format]] = {
@@ -38,15 +39,6 @@ UNREADABLE: Final[tuple[type[Exception], ...]] = (
 )
 IMAGE: Final = "__image__"
 """Key of a record under which a tar's encoded image travels; no column has that name."""
-
-Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class BadRecord:
-    """A row that could not be read, and why."""
-
-    message: str
 
 
 @dataclass(frozen=True)
@@ -95,13 +87,16 @@ def raw_rows(format_: Format, file: IO[bytes], offset: int = 0, line: int = 1) -
             return _samples(file)
 
 
-def records(piece: Piece) -> Iterator[tuple[int, Record | BadRecord]]:
-    """(line, record) of each row of the piece; line 0 where the format has none."""
+def records(piece: Piece, text_columns: TextColumns) -> Iterator[tuple[int, Record | BadRecord]]:
+    """(line, record) of each row of the piece; line 0 where the format has none.
+
+    Of a parquet's columns of bytes only `text_columns` are read: old writers store text without saying that it is one.
+    """
     format_ = format_of(piece.path)
     assert format_ is not None, "plan_shards takes known formats only"
     with opened(piece.path) as file:
         if format_ == "parquet":
-            yield from ((0, record) for record in _parquet_records(file, piece.first_row, piece.n_rows))
+            yield from ((0, record) for record in parquet_records(file, piece.first_row, piece.n_rows, text_columns))
             return
         header = csv_header(file, format_) if format_ in ("csv", "tsv") else []
         for raw in islice(raw_rows(format_, file, piece.offset, piece.line), piece.n_rows):
@@ -227,26 +222,3 @@ def _parse_sample(members: dict[str, tarfile.TarInfo], file: IO[bytes]) -> Recor
             return BadRecord(f"the caption is not UTF-8: {error.reason}")
     image = next((members[suffix] for suffix in IMAGE_SUFFIXES if suffix in members), None)
     return {**record, IMAGE: content(image)} if image else record
-
-
-def _parquet_records(file: IO[bytes], first: int, n: int) -> Iterator[Record]:
-    """Rows [first, first + n): only the row groups that hold them are read, in batches, without binary columns."""
-    parquet = pq.ParquetFile(file)
-    names = [item.name for item in parquet.schema_arrow if not _is_binary(item.type)]
-    start, groups, skip = 0, list[int](), 0
-    for i in range(parquet.num_row_groups):
-        rows = parquet.metadata.row_group(i).num_rows
-        if start < first + n and start + rows > first:
-            skip = first - start if not groups else skip
-            groups.append(i)
-        start += rows
-    for batch in parquet.iter_batches(batch_size=4096, row_groups=groups, columns=names):
-        taken = batch.slice(min(skip, batch.num_rows), n)
-        skip, n = max(skip - batch.num_rows, 0), n - taken.num_rows
-        yield from taken.to_pylist()
-        if not n:
-            return
-
-
-def _is_binary(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_))

@@ -3,13 +3,14 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 
 from common.errors import UserError
-from pipeline.read.config import ReadConfig, ShardPlan
-from pipeline.read.formats import IMAGE, BadRecord, Record, records
+from pipeline.read.config import BadRecord, ReadConfig, Record, ShardPlan
+from pipeline.read.formats import IMAGE, records
 from schemas.rows import GIVEN_BOX, READ
 from schemas.status import DROPPED, KEPT
 from schemas.table import conform
@@ -29,7 +30,7 @@ def read_shard(plan: ShardPlan, config: ReadConfig) -> pa.Table:
     rows: list[dict[str, Any]] = []
     for piece in plan.pieces:
         before = len(rows)
-        for i, (line, record) in enumerate(records(piece)):
+        for i, (line, record) in enumerate(records(piece, partial(text_columns, config=config))):
             key = f"{plan.first_row + len(rows):012d}"
             place = {"key": key, "source": piece.path, "source_row": piece.first_row + i, "status": KEPT}
             try:
@@ -54,6 +55,21 @@ def find_column(names: Iterable[str], wanted: str | None, known: Sequence[str]) 
     return next((folded[name] for name in known if name in folded), None)
 
 
+def own_columns(names: Iterable[str], config: ReadConfig) -> dict[str, str | None]:
+    """Which of the columns `names` become our URL, caption and id."""
+    names = list(names)
+    return {
+        "url": find_column(names, config.url_column, URL_NAMES),
+        "caption_original": find_column(names, config.caption_column, CAPTION_NAMES),
+        "id": find_column(names, config.id_column, ID_NAMES),
+    }
+
+
+def text_columns(names: Iterable[str], config: ReadConfig) -> set[str]:
+    """Of the columns `names` those that hold our URL, caption and id."""
+    return {name for name in own_columns(names, config).values() if name is not None}
+
+
 def check_columns(path: str, names: list[str] | None, config: ReadConfig) -> None:
     """Raise UserError unless `names` hold a URL and a caption column; None, for formats without columns, passes."""
     if names is None:
@@ -75,11 +91,7 @@ def _to_row(record: Record | BadRecord, config: ReadConfig) -> dict[str, Any]:
         raise BadRowError(record.message)
     image = record.pop(IMAGE, None)
     image = image if isinstance(image, bytes) else None  # JSON may use the name, but never for bytes
-    names = {
-        "url": find_column(record, config.url_column, URL_NAMES),
-        "caption_original": find_column(record, config.caption_column, CAPTION_NAMES),
-        "id": find_column(record, config.id_column, ID_NAMES),
-    }
+    names = own_columns(record, config)
     url, caption, own_id = (record[name] if name is not None else None for name in names.values())
     row: dict[str, Any] = {
         "url": _text(url, "the URL") or None,
@@ -99,14 +111,15 @@ def _to_row(record: Record | BadRecord, config: ReadConfig) -> dict[str, Any]:
 
 
 def _dropped(reason: str, detail: str) -> dict[str, Any]:
-    safe = detail.encode(errors="replace").decode()[:500]
-    return {"status": DROPPED, "stage": "read", "reason": reason, "detail": safe or None}
+    return {"status": DROPPED, "stage": "read", "reason": reason, "detail": _utf8(detail)[:500] or None}
 
 
 def _text(value: Any, what: str) -> str | None:
-    """`value` if it is text or null; lone surrogates (bytes that were no UTF-8) are no text."""
+    """`value` if it is text or null, or UTF-8 that its column calls bytes; lone surrogates are no text."""
     if value is None:
         return None
+    if isinstance(value, bytes):
+        value = value.decode(errors="surrogateescape")
     if not isinstance(value, str):
         raise BadRowError(f"{what} is a {type(value).__name__}, not text")
     try:
@@ -119,27 +132,43 @@ def _text(value: Any, what: str) -> str | None:
 def _given_boxes(value: Any) -> list[dict[str, Any]] | None:
     """GRIT's lists of [start, end, x_min, y_min, x_max, y_max, score], also as JSON text (CSV), by name."""
     try:
-        entries = json.loads(value) if isinstance(value, str) else value
-        if entries is None:
-            return None
-        boxes = [dict(zip(BOX_FIELDS, map(float, entry), strict=True)) for entry in entries]
-        if not all(math.isfinite(number) and abs(number) < 2**31 for box in boxes for number in box.values()):
-            raise ValueError("a number is out of range")
-        return [box | {"start": int(box["start"]), "end": int(box["end"])} for box in boxes]
-    except (ValueError, TypeError, RecursionError) as error:
+        entries = json.loads(value or "null") if isinstance(value, str) else value
+        return None if entries is None else [_given_box(entry) for entry in entries]
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise BadRowError(f"noun_chunks or ref_exps are not GRIT's lists of 7 numbers: {error}") from None
 
 
+def _given_box(entry: Sequence[Any]) -> dict[str, Any]:
+    """One of GRIT's lists by name. Grounders put edges a little outside the image; pixels are far outside.
+
+    Raises ValueError, TypeError or OverflowError.
+    """
+    box = dict(zip(BOX_FIELDS, map(float, entry), strict=True))
+    start, end, x_min, y_min, x_max, y_max, score = box.values()
+    if not (abs(start) < 2**31 and abs(end) < 2**31):
+        raise ValueError("an offset is out of range")
+    if not (-1 <= x_min <= x_max <= 2 and -1 <= y_min <= y_max <= 2):
+        raise ValueError("edges must be fractions of the image, the smaller one first")
+    if not -1e-6 <= score <= 1 + 1e-6:
+        raise ValueError(f"a score is {score}, not within [0, 1]")
+    return box | {"start": int(start), "end": int(end), "score": min(max(score, 0.0), 1.0)}
+
+
 def _json_value(value: Any) -> Any:
-    """`value` as strict JSON can hold it: no NaN, no bytes, dates as text."""
+    """`value` as strict JSON in UTF-8 can hold it: no NaN, no lone surrogates, no bytes, dates as text."""
     match value:
         case float() if not math.isfinite(value):
             return None
         case dict():
-            return {str(key): _json_value(item) for key, item in value.items()}
+            return {_utf8(str(key)): _json_value(item) for key, item in value.items()}
         case list() | tuple():
             return [_json_value(item) for item in value]
-        case None | bool() | int() | float() | str():
+        case None | bool() | int() | float():
             return value
         case _:
-            return str(value)
+            return _utf8(str(value))
+
+
+def _utf8(text: str) -> str:
+    """`text` with a question mark for each lone surrogate, which JSON may spell (\\ud800) but UTF-8 lacks."""
+    return text.encode(errors="replace").decode()

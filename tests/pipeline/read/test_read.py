@@ -146,8 +146,30 @@ def test_grits_phrases_arrive_by_name(tmp_path: Path) -> None:
     box = rows[0]["given_noun_chunks"][0]
     assert (box["start"], box["end"], rows[0]["given_ref_exps"]) == (0, 5, [])
     assert [round(box[name], 4) for name in ("x_min", "y_min", "x_max", "y_max", "score")] == [0.1, 0.2, 0.3, 0.4, 0.9]
-    bad = [good | {"noun_chunks": [[1, 2]]}, good | {"noun_chunks": [["a"] * 7]}]
-    assert [row["reason"] for row in read_all(write(tmp_path / "b.jsonl", bad))] == ["bad_row", "bad_row"]
+    assert read_all(write(tmp_path / "c.jsonl", [good | {"noun_chunks": ""}]))[0]["given_noun_chunks"] is None
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        [1, 2],
+        ["a"] * 7,
+        [0, 5, 0.1, 0.2, 0.3, 0.4, 10**400],  # more than a float
+        [0, 5, 10, 20, 300, 200, 0.9],  # pixels
+        [0, 5, 0.6, 0.2, 0.3, 0.4, 0.9],  # right of its right edge
+        [0, 5, 0.1, 0.2, 0.3, 0.4, 95],  # per cent
+        [0, 10**12, 0.1, 0.2, 0.3, 0.4, 0.9],
+    ],
+)
+def test_given_box_that_is_none_is_a_bad_row(tmp_path: Path, box: list) -> None:
+    rows = read_all(write(tmp_path / "a.jsonl", [ROWS[0] | {"noun_chunks": [box]}, ROWS[1]]))
+    assert [row["reason"] for row in rows] == ["bad_row", None]
+
+
+def test_other_columns_are_utf8_whatever_json_spells(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"url": "http://a", "caption": "x", "\\ud800k": ["\\udc00", "\\ud83d\\ude00"]}\n')
+    assert json.loads(read_all(path)[0]["extra"]) == {"?k": ["?", "\N{GRINNING FACE}"]}
 
 
 @pytest.mark.parametrize("rows_per_shard", [1, 2, 5])

@@ -1,0 +1,46 @@
+"""Parquet as others write it: text without its type, columns of bytes, values that Python cannot hold."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.pipeline.read.test_read import read_all
+
+URLS = [f"http://x.org/{i}.jpg" for i in range(3)]
+
+
+def test_text_that_its_column_calls_bytes_is_text(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "url": pa.array([url.encode() for url in URLS], pa.binary()),
+            "TEXT": pa.array(["größe".encode(), b"gr\xf6\xdfe", None], pa.large_binary()),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    rows = read_all(tmp_path / "a.parquet")
+    assert [(row["url"], row["caption_original"]) for row in rows[::2]] == [(URLS[0], "größe"), (URLS[2], None)]
+    assert [row["reason"] for row in rows] == [None, "bad_row", None]
+
+
+def test_columns_with_bytes_in_them_are_left_out(tmp_path: Path) -> None:
+    image = {"bytes": b"\xff\xd8" * 999, "path": None}
+    pictures = {"plain": [b"x"] * 3, "image": [image] * 3, "images": [[image]] * 3, "coded": pa.array([b"x"] * 3)}
+    pictures["coded"] = pictures["coded"].dictionary_encode()
+    pq.write_table(pa.table({"url": URLS, "caption": URLS, "n": [1, 2, 3], **pictures}), tmp_path / "a.parquet")
+    assert [json.loads(row["extra"]) for row in read_all(tmp_path / "a.parquet")] == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
+def test_value_that_python_cannot_hold_makes_one_bad_row(tmp_path: Path) -> None:
+    dates = pa.array([0, 2**50, None], pa.timestamp("ms"))
+    pq.write_table(pa.table({"url": URLS, "caption": URLS, "seen": dates}), tmp_path / "a.parquet")
+    rows = read_all(tmp_path / "a.parquet")
+    assert [row["reason"] for row in rows] == [None, "bad_row", None]
+    assert "row 1: column seen holds no readable timestamp[ms]" in rows[1]["detail"]
+
+
+def test_text_in_latin_1_makes_one_bad_row(tmp_path: Path) -> None:
+    latin = pa.array([b"dog", b"caf\xe9", b"cat"]).view(pa.string())
+    pq.write_table(pa.table({"url": URLS, "caption": latin}), tmp_path / "a.parquet")
+    assert [row["reason"] for row in read_all(tmp_path / "a.parquet")] == [None, "bad_row", None]
