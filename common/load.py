@@ -50,6 +50,14 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
         raise UserError(str(error)) from None
 
 
+def check_positive(config: object, *names: str, prefix: str = "") -> None:
+    """Raise ValueError for a field that is not above 0; one that is None is not set."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value <= 0:
+            raise ValueError(f"{prefix}{name} is {value}; give a number above 0")
+
+
 def to_yaml(config: Any) -> str:
     """The resolved configuration, every key with its value."""
     return OmegaConf.to_yaml(OmegaConf.structured(config))

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from common.errors import UserError
@@ -18,6 +16,7 @@ from trainer.dual_encoder import DualEncoder
 from trainer.open_clip_weights import load_towers
 from trainer.optim import build_optimizer
 from trainer.parallel import Place, whole, wrap
+from trainer.random_state import seed_generators
 from trainer.run_state import Trained
 from trainer.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
 
@@ -41,7 +40,7 @@ def build(config: TrainConfig, place: Place) -> Run:
     """
     check_loss_kernel(config, place)
     tokenizer = build_tokenizer(config)
-    torch.manual_seed(config.seed)  # the same weights on every rank
+    seed_generators(config.seed)  # the same weights on every rank
     model = new_model(config).to(place.device)
     loader = Loader(
         config.data,
@@ -60,7 +59,7 @@ def build(config: TrainConfig, place: Place) -> Run:
         for block in blocks(model):
             block.compile()
     wrapped = wrap(model, config.parallel, place)
-    torch.manual_seed(config.seed + 1 + place.rank)  # what is drawn while training differs
+    seed_generators(config.seed + 1 + place.rank)  # what is drawn while training differs
     return Run(
         config=config,
         place=place,
@@ -90,12 +89,12 @@ def new_model(config: TrainConfig) -> DualEncoder:
     """The model at its start: drawn from the seed, or with the weights of `init`."""
     try:
         model = build_model(config.model_name, config.model).train()
-    except (ValueError, TypeError, AssertionError, RuntimeError) as error:  # timm names wrong sizes in all these ways
+    except (ValueError, TypeError, AssertionError, RuntimeError, ArithmeticError) as error:  # timm's, of wrong sizes
         raise UserError(f"model_name={config.model_name} cannot be built from model.*: {error}") from error
     if config.init:  # which holds the towers too
         try:
             load_state(model, read_weights(Path(config.init)), Path(config.init))
-        except (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
+        except (OSError, ValueError) as error:
             raise UserError(f"init={config.init}: {error}") from error
     else:
         load_towers(model)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -118,7 +119,9 @@ def load_model(path: Path | str, name: ModelName | None = None) -> LoadedModel:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint; give a folder with config.json, or a .pth file")
     if name is None:
-        raise ValueError(f"{path}: a released checkpoint does not say what it is; name one of {', '.join(MODELS)}")
+        raise ValueError(
+            f"{path}: a released checkpoint does not say what it is; give model_name, one of {', '.join(MODELS)}"
+        )
     state = read_released(path)
     model = build_model(name, infer_config(state, name, path))
     load_state(model, state, path)
@@ -132,10 +135,15 @@ def load_folder(folder: Path, name: ModelName | None) -> LoadedModel:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if config.get("format") != FORMAT:
         raise ValueError(f"{folder}: format {config.get('format')}; this version reads format {FORMAT}")
+    lacking = [key for key in ("model", "config", "tokenizer", "preprocess") if key not in config]
+    if lacking:
+        raise ValueError(
+            f"{folder / 'config.json'} lacks {lacking[0]!r}; copy the folder again, or save the model anew"
+        )
     if name is not None and config["model"] != name:
         raise ValueError(f"{folder} holds a {config['model']} model, not {name}")
     model = build_model(config["model"], read_config(config["model"], config["config"], folder))
-    load_state(model, load_file(folder / "model.safetensors"), folder)
+    load_state(model, read_tensors(folder / "model.safetensors"), folder)
     context = model.config.text.context_length
     own = config["tokenizer"] != "openai"
     tokenizer = read_tokenizer(folder / "merges.txt", context) if own else openai_tokenizer(context)
@@ -150,10 +158,18 @@ def load_folder(folder: Path, name: ModelName | None) -> LoadedModel:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of one of our folders or of a released `.pth` file, for a model that is already there."""
     if path.is_dir():
-        return load_file(path / "model.safetensors")
+        return read_tensors(path / "model.safetensors")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint; give a folder with model.safetensors, or a .pth file")
     return read_released(path)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Raises ValueError naming a safetensors file that is damaged."""
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}); copy it again") from error
 
 
 def read_config(name: str, values: dict[str, Any], where: Path) -> ModelConfig:

@@ -1,7 +1,7 @@
-"""Measure a trained model: `python -m trainer.evaluate MODEL_FOLDER key=value ...`
+"""Measure a trained model: `python -m trainer.evaluate MODEL key=value ...`
 
-MODEL_FOLDER holds config.json and model.safetensors, as a finished run leaves them in OUTPUT/model. Prints one figure a line,
-in percent, and writes nothing but `output=FILE.json`, if it is given.
+MODEL is a folder with config.json and model.safetensors, as a finished run leaves them in OUTPUT/model, or a released .pth file,
+with model_name=NAME. Prints one figure a line, in percent, and writes nothing but `output=FILE.json`, if it is given.
 
     python -m trainer.evaluate out/train_demo/hycoclip/model shards=out/train_demo/shards/held_out \\
         "image_folders=[out/train_demo/concepts]" 'prompts=["{}", "a {}", "the {}"]'
@@ -17,13 +17,14 @@ from pathlib import Path
 from common.errors import UserError
 from common.help import describe
 from common.load import merge, read_layers
-from trainer.checkpoint import load_model
+from trainer.checkpoint import ModelName, load_model
 from trainer.evaluation import EvaluationConfig, evaluate
 from trainer.parallel import pick_device
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(EvaluationConfig):
+    model_name: ModelName | None = None  # of a released .pth file, which does not say what it holds; a folder does
     output: str = ""  # file for the figures, as JSON; empty: none
     device: str = "auto"  # cuda, cpu, or auto: cuda where there is one
 
@@ -46,17 +47,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(folder: str, config: EvaluateConfig) -> dict[str, float]:
-    """Raises UserError for a folder that holds no model, and for a configuration with nothing to measure."""
+    """Raises UserError for a place that holds no model, and for a configuration with nothing to measure."""
     if not config.shards and not config.image_folders:
         raise UserError("nothing to measure: give shards=FOLDER, image_folders=[FOLDER], or both")
     try:
-        loaded = load_model(folder)
+        loaded = load_model(folder, config.model_name)
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
     figures = evaluate(loaded.model, loaded.tokenizer, config, pick_device(config.device))
     if config.output:
-        Path(config.output).parent.mkdir(parents=True, exist_ok=True)
-        Path(config.output).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        try:
+            Path(config.output).parent.mkdir(parents=True, exist_ok=True)
+            Path(config.output).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"output={config.output} cannot be written: {error}") from error
     return figures
 
 

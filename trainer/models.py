@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common.load import check_positive
 from trainer.blocks import Comparison, cosine, lorentz_distance, poincare_distance
 from trainer.distributed import counts_of_ranks, gather, rank, world_size
 from trainer.dual_encoder import DualEncoder, Entails, Losses, ModelConfig, Pairs, Ranking, Wholes, in_float32
@@ -53,6 +54,12 @@ class HyperbolicConfig(ModelConfig):
     entail_weight: float = 0.2  # of the entailment loss beside the contrastive one
     min_radius: float = 0.1  # K of the cones' apertures
     eps: float = lorentz.EPS  # keeps roots and logarithms finite
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "curv_init", "min_radius", "eps", prefix="model.")
+        if self.curv_max_ratio < 1:
+            raise ValueError(f"model.curv_max_ratio is {self.curv_max_ratio}; give 1 or more")
 
 
 class Hyperbolic(DualEncoder):
@@ -141,6 +148,7 @@ class HyCoCLIPConfig(HyperbolicConfig):
     box_candidates: Literal["released", "paper"] = "released"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.use_boxes and self.boxes_as_pairs:
             raise ValueError("boxes are either general to their wholes (use_boxes) or pairs (boxes_as_pairs), not both")
 
@@ -226,6 +234,7 @@ class PHyCLIPConfig(HyCoCLIPConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_positive(self, "factor_dim", prefix="model.")
         if self.embed_dim % self.factor_dim:
             raise ValueError(f"embed_dim {self.embed_dim} is not a multiple of factor_dim {self.factor_dim}")
 
@@ -272,6 +281,7 @@ class PoinCLIPConfig(HyperbolicConfig):
     lift: poincare.Lift = "conformal"  # or that of MERU, seen on the ball
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.entail_reward < 1:
             raise ValueError(f"entail_reward {self.entail_reward}: at 1 and beyond wide angles pay, and nothing holds")
 

@@ -2,10 +2,8 @@
 
 import json
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -15,6 +13,7 @@ from trainer.checkpoint import copy_state
 from trainer.dual_encoder import DualEncoder
 from trainer.encoders.image import ImageConfig
 from trainer.encoders.text import OPEN_CLIP, TextConfig
+from trainer.released import load_tensors
 
 # Of a folder as open_clip writes it for the hub, the first that is there.
 FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
@@ -99,12 +98,7 @@ def read(path: Path) -> dict[str, Tensor]:
     """The state dict of a file: safetensors, or torch's with the state itself or open_clip's training checkpoint."""
     if path.suffix == ".safetensors":
         return load_file(path)
-    try:
-        contents = torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError) as error:  # which advise to unpickle all the same
-        raise ValueError(
-            "not a file of tensors alone, which is all that is read; save its state dict as safetensors"
-        ) from error
+    contents = load_tensors(path)
     state = contents.get("state_dict", contents) if isinstance(contents, dict) else None
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError("neither a state dict nor a dict with one under `state_dict`")

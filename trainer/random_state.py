@@ -9,6 +9,13 @@ import torch
 from torch import Tensor
 
 
+def seed_generators(seed: int) -> None:
+    """Python's, numpy's, torch's and those of the devices."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (others may draw from it)
+    torch.manual_seed(seed)
+
+
 def random_state(device: torch.device) -> dict[str, Any]:
     """Python's, numpy's, torch's, and that of the device."""
     generator = np.random.get_state(legacy=False)  # noqa: NPY002 (others may draw from it)

@@ -32,6 +32,7 @@ class SyntaxMERUConfig(HyperbolicConfig):
     relation_weights: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         unknown = sorted(set(self.relation_weights) - set(RELATIONS))
         if unknown:
             raise ValueError(

@@ -77,7 +77,7 @@ def test_sizes_of_a_released_file_are_read_from_its_shapes(tmp_path: Path, name:
     loaded = load_model(tmp_path / "model.pth", name)  # type: ignore[arg-type]
     assert loaded.model.config == model.config
     assert loaded.tokenizer.vocab_size == 49_408
-    with pytest.raises(ValueError, match="name one of"):
+    with pytest.raises(ValueError, match="give model_name, one of"):
         load_model(tmp_path / "model.pth")
 
 
@@ -100,7 +100,7 @@ class Bomb:
 
 def test_a_pickle_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"model": Bomb()}, tmp_path / "evil.pth")
-    with pytest.raises(Exception, match="Weights only load failed"):
+    with pytest.raises(ValueError, match="not a file of tensors alone"):
         read_released(tmp_path / "evil.pth")
     assert "pickles run code" not in capsys.readouterr().out
 

@@ -14,6 +14,7 @@ from timm.layers import GroupNorm
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from common.load import check_positive
 from trainer.encoders.text import OPEN_CLIP
 
 # The papers' sizes (MERU, appendix: the small one has 12 heads, as MoCo v3's, where timm's own has 6).
@@ -50,6 +51,9 @@ class ImageConfig:
     size_px: int = 224  # side of the square it sees
     frozen: bool = False  # the tower keeps the weights it starts with; its projection learns
     kwargs: dict[str, Any] = field(default_factory=dict)  # for the constructor of the network
+
+    def __post_init__(self) -> None:
+        check_positive(self, "size_px", prefix="model.image.")
 
 
 def build_image_encoder(config: ImageConfig) -> nn.Module:

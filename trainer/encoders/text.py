@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common.load import check_positive
+
 OPEN_CLIP = "open_clip/"
 
 
@@ -27,6 +29,9 @@ class TextConfig:
     layers: int = 12  # blocks
     heads: int = 8  # of attention
     frozen: bool = False  # the tower keeps the weights it starts with; its projection learns
+
+    def __post_init__(self) -> None:
+        check_positive(self, "vocab_size", "context_length", "width", "layers", "heads", prefix="model.text.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,13 @@ import torch
 from common.errors import UserError
 from tests.trainer.small import small_model
 from trainer.checkpoint import build_model, save_model
-from trainer.dual_encoder import DualEncoder, Pairs
+from trainer.dual_encoder import DualEncoder, ModelConfig, Pairs
+from trainer.encoders.text import TextConfig
 from trainer.evaluate import main
 from trainer.evaluation import EvaluationConfig, evaluate
 from trainer.evaluation.held_out import read_held_out
 from trainer.preprocess import PreprocessConfig
+from trainer.released import write_released
 from trainer.syntax import align, collate_trees
 from trainer.syntax_meru import SyntaxMERU
 from trainer.tokenizer import Tokenizer, pad
@@ -140,6 +142,37 @@ def test_the_command_measures_a_saved_model(tmp_path: Path, capsys: pytest.Captu
     assert main([str(tmp_path / "model"), f"shards={shards}", f"output={output}"]) == 0
     figures = json.loads(output.read_text())
     assert f"{100 * figures['retrieval/text_to_image/recall@1']:.2f} %" in capsys.readouterr().out
+
+
+def test_the_command_measures_a_released_file_once_it_is_told_what_it_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = build_model("clip", ModelConfig(text=TextConfig(width=64, layers=1, heads=1), embed_dim=16))
+    write_released(tmp_path / "clip.pth", model)
+    shards = write_shard(tmp_path / "shards")
+    assert main([str(tmp_path / "clip.pth"), f"shards={shards}"]) == 2
+    assert "give model_name, one of clip" in capsys.readouterr().err
+    assert main([str(tmp_path / "clip.pth"), f"shards={shards}", "model_name=clip"]) == 0
+    assert "retrieval/text_to_image/recall@1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "said"), [("config.json", "lacks 'model'"), ("model.safetensors", "is damaged")])
+def test_the_command_names_a_damaged_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
+) -> None:
+    model, tokenizer = model_and_tokenizer("clip")
+    save_model(tmp_path, model, tokenizer=tokenizer, preprocess=PreprocessConfig(size_px=SIDE), record={})
+    (tmp_path / name).write_text('{"format": 1}')
+    assert main([str(tmp_path), "shards=x"]) == 2
+    assert f"error: {tmp_path / name} {said}" in capsys.readouterr().err
+
+
+def test_the_command_says_where_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, tokenizer = model_and_tokenizer("clip")
+    save_model(tmp_path, model, tokenizer=tokenizer, preprocess=PreprocessConfig(size_px=SIDE), record={})
+    output = tmp_path / "config.json" / "figures.json"
+    assert main([str(tmp_path), f"shards={write_shard(tmp_path / 'shards')}", f"output={output}"]) == 2
+    assert f"output={output} cannot be written" in capsys.readouterr().err
 
 
 def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
