@@ -104,6 +104,8 @@ def wrap(model: DualEncoder, config: ParallelConfig, place: Place) -> nn.Module:
     if place.world_size == 1:
         return model
     if config.strategy == "ddp":
+        # As the images are, and so the gradients of convolutions: DDP's buckets have the layout of the parameters.
+        model.to(memory_format=torch.channels_last)
         return DistributedDataParallel(model, gradient_as_bucket_view=True)
     mesh = init_device_mesh(place.device.type, (place.world_size,))
     for block in blocks(model):

@@ -3,18 +3,20 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from common.errors import UserError
 from tests.trainer.memory_loader import MemoryLoader
 from tests.trainer.small_run import small_config
 from trainer import build, loop
-from trainer.config import TrainConfig
-from trainer.parallel import LostProcessError, Place, noticing_lost_processes, pick_device, session
+from trainer.config import ParallelConfig, TrainConfig
+from trainer.parallel import LostProcessError, Place, noticing_lost_processes, pick_device, session, wrap
 
 STEPS = 3
 
@@ -59,6 +61,23 @@ def test_two_processes_lose_what_one_loses_on_the_whole_batch(
         for key, value in expected.items():
             assert found[key] == pytest.approx(value, rel=2e-4, abs=1e-6), (step, key)
     assert alone[0]["loss/total"] != alone[2]["loss/total"]
+
+
+def convolve(rank: int, folder: str) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["TEST_PORT"])
+    with session("cpu", 60) as place:
+        network: Any = nn.Conv2d(3, 4, 3)
+        wrap(network, ParallelConfig(), place)
+        lies_so = network.weight.is_contiguous(memory_format=torch.channels_last)
+    Path(folder, f"{rank}.txt").write_text(str(lies_so))
+
+
+def test_convolutions_lie_in_memory_as_their_gradients_do_which_else_ddp_copies_and_warns_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setenv("TEST_PORT", str(free_port))
+    torch.multiprocessing.start_processes(convolve, args=(str(tmp_path),), nprocs=2, start_method="fork")
+    assert (tmp_path / "0.txt").read_text() == "True"
 
 
 def test_a_process_that_is_gone_is_a_message_and_any_other_error_is_not() -> None:
