@@ -92,6 +92,8 @@ MANIFEST: Final = MappingProxyType(
         "counts": "`read`, `kept`, `dropped` {stage: {reason: n}}; read = kept + all dropped, or there is no manifest",
         "boxes": "kept boxes of the kept rows",
         "phrases": "noun chunks of the kept rows with at least one kept box",
+        "asked": "noun chunks of all rows that the grounder was asked for, or that came with boxes",
+        "removed": "`phrases` and `boxes`, of all rows: each {why: n}, as in their lists above",
         "provenance": "versions, models by the hash of their weights, the thresholds that decided, and `config_hash`",
     }
 )

@@ -34,6 +34,7 @@ def build_stats(
     stats: dict[str, Any] = {
         "schema": VERSION,
         "shards": [manifest["shard"] for manifest in manifests],
+        "without_rows": sum("arrow" not in manifest["formats"] for manifest in manifests),
         "rows": rows,
         "phrases": {
             "found": totals.chunks.total(),
@@ -82,9 +83,12 @@ def sum_rows(manifests: list[Manifest]) -> dict[str, Any]:
 
 
 def count_shards(store: Store, manifests: list[Manifest]) -> Totals:
-    """Everything that only the rows themselves tell. Raises ValueError where they disagree with their manifest."""
+    """What the rows tell, or their manifest for a shard without arrow/. Raises ValueError where they disagree with their manifest."""
     totals = Totals()
     for manifest in manifests:
+        if "arrow" not in manifest["formats"]:
+            totals.add_manifest(manifest)
+            continue
         kept, drops, has_rows = totals.kept, totals.drops.copy(), False
         for batch in read_batches(store, manifest, COLUMNS):
             totals.add(batch)

@@ -1,6 +1,7 @@
 """Counting over batches of arrow/: everything adds up in fixed memory, so that thousands of shards can be counted."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -85,6 +86,12 @@ class Totals:
         self._count_boxes(batch.filter(pc.is_valid(batch["box_scores"])))
         for counter in (self.phrases, self.heads, self.hosts):
             prune(counter)
+
+    def add_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Count the phrases and boxes of a shard whose rows are not at hand."""
+        self.chunks.update({None: manifest["asked"], **manifest["removed"]["phrases"]})
+        self.boxes.update({None: manifest["boxes"], **manifest["removed"]["boxes"]})
+        self.n_grounded += manifest["phrases"]
 
     def _count_rows(self, batch: pa.RecordBatch) -> None:
         dropped = batch.filter(pc.not_equal(batch["status"], KEPT))

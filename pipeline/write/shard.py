@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -51,6 +52,7 @@ def write_shard(
             "counts": counts,
             "boxes": sum(len(kept_boxes(row)) for row in kept),
             "phrases": sum(len({row["boxes"][i]["phrase"] for i in kept_boxes(row)}) for row in kept),
+            **count_removed(rows),
             "provenance": provenance,
         }
         staging.publish()
@@ -119,6 +121,17 @@ def count_rows(rows: Sequence[Row], plan: ShardPlan) -> dict[str, Any]:
             raise ValueError(f"row {row['key']} is kept without an image")
     n_dropped = sum(sum(reasons.values()) for reasons in dropped.values())
     return {"read": len(rows), "kept": len(rows) - n_dropped, "dropped": dropped}
+
+
+def count_removed(rows: Sequence[Row]) -> dict[str, Any]:
+    """`{"asked": n, "removed": {"phrases": {why: n}, "boxes": {why: n}}}` over all rows, dropped ones included."""
+    phrases = Counter(chunk["removed"] for row in rows for chunk in row["noun_chunks"] or ())
+    boxes = Counter(verdict["removed"] for row in rows for verdict in row["box_scores"] or ())
+    removed = {"phrases": phrases, "boxes": boxes}
+    return {
+        "asked": phrases[None],
+        "removed": {name: {why: n for why, n in counts.items() if why} for name, counts in removed.items()},
+    }
 
 
 def plain(plan: ShardPlan) -> dict[str, Any]:

@@ -110,6 +110,17 @@ def test_pictures_come_from_wherever_the_run_kept_images(
     assert page(tmp_path).count("<img ") == n_pictures
 
 
+def test_page_without_arrow_says_what_it_lacks(output: Path, tables: list[pa.Table], tmp_path: Path) -> None:
+    folder = write_output(tmp_path, tables, WriteConfig(formats=("train", "grit")))
+    build_stats(folder)
+    write_report(folder)
+    text = page(tmp_path)
+    assert "2 of 2 shards were written without" in text
+    assert "Repeats" not in text
+    assert "Open a reason" not in text
+    assert "were written without" not in page(output)
+
+
 def test_report_without_statistics_names_the_mend(tables: list[pa.Table], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"python -m pipeline\.report"):
         write_report(write_output(tmp_path, tables[:1]))

@@ -93,10 +93,15 @@ def test_row_unaccounted_for_in_a_manifest_stops_the_report(tables: list[pa.Tabl
         build_stats(output)
 
 
-def test_run_without_arrow_files_still_counts_its_rows(tables: list[pa.Table], tmp_path: Path) -> None:
+def test_run_without_arrow_files_counts_the_same_rows_phrases_and_boxes(
+    output: Path, tables: list[pa.Table], tmp_path: Path
+) -> None:
     stats = build_stats(write_output(tmp_path, tables, WriteConfig(formats=("train",)), timings=False))
-    assert stats["rows"]["read"] == 24
-    assert stats["boxes"]["found"] == 0
+    expected = json.loads((output / "stats.json").read_text())
+    for name in ("rows", "phrases", "boxes"):
+        assert stats[name] == expected[name]
+    assert all((stats["boxes"]["kept"], stats["boxes"]["removed"], stats["phrases"]["removed"]))
+    assert (stats["without_rows"], expected["without_rows"]) == (2, 0)
     assert stats["stages"] == {}
 
 
