@@ -1,5 +1,7 @@
 """The input cut into shards of equal length: names, counts and places only."""
 
+import logging
+
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
@@ -8,6 +10,8 @@ from common.remote import one_line, open_store, store_errors
 from pipeline.read.config import Piece, ReadConfig, ShardPlan
 from pipeline.read.formats import SUFFIXES, Format, columns, csv_header, format_of, opened, raw_rows
 from pipeline.read.rows import check_columns
+
+logger = logging.getLogger(__name__)
 
 KNOWN = ", ".join(SUFFIXES)
 
@@ -66,11 +70,23 @@ def list_files(input: str) -> list[tuple[str, int]]:
                 f"input {input!r} holds no file of a known format; names must end in {KNOWN} (text also .gz)"
             )
         is_local = isinstance(fs, LocalFileSystem)
+        warn_of_unread(tars, files)
         return [(path if is_local else fs.unstrip_protocol(path), fs.size(path) or 0) for path in tars or files]
     except store_errors(ValueError) as error:
         raise UserError(
             f"input {input!r} cannot be listed: {one_line(error)}; check the address, the credentials and their rights"
         ) from error
+
+
+def warn_of_unread(tars: list[str], files: list[str]) -> None:
+    """Name the files that tars beside them keep from being read, unless they belong to a tar by their name."""
+    own = {tar.removesuffix(".tar") for tar in tars}
+    unread = [path for path in files if tars and format_of(path) != "tar" and path.rsplit(".", 1)[0] not in own]
+    if unread:
+        logger.warning(
+            "only the %d tars of the input are read, not the %d files beside them (first: %s); give the others by a glob",
+            len(tars), len(unread), unread[0],
+        )  # fmt: skip
 
 
 def _is_hidden(path: str) -> bool:

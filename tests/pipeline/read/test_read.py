@@ -194,10 +194,17 @@ def test_tar_samples_are_grouped_by_name(tmp_path: Path, rows_per_shard: int) ->
     assert rows[0]["id"] == "000"
 
 
-def test_folder_with_tars_reads_only_these(tmp_path: Path) -> None:
+def test_folder_with_tars_reads_only_these_and_names_what_is_no_index_of_theirs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_tar(tmp_path / "0.tar", {"0.jpg": b"x", "0.txt": b"y"})
     write(tmp_path / "0.parquet", ROWS)
     assert len(read_all(tmp_path)) == 1
+    assert caplog.text == ""
+    write(tmp_path / "pairs.parquet", ROWS)
+    assert len(read_all(tmp_path)) == 1
+    assert "not the 1 files beside them (first: " in caplog.text
+    assert "pairs.parquet" in caplog.text
 
 
 def explain(input: Path | str) -> str:
