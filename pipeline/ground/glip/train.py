@@ -62,6 +62,16 @@ class Config:
         for key in ("shards", "out"):
             if not getattr(self, key):
                 raise UserError(f"{key} is not set; see --help")
+        check = {
+            "seed": self.seed >= 0,
+            "flip": 0 <= self.flip <= 1,
+            "short_sides": min(self.short_sides, default=1) > 0,
+        }
+        wrong = next((key for key, is_right in check.items() if not is_right), None)
+        if wrong:
+            raise UserError(
+                f"{wrong} is {getattr(self, wrong)}; seed is 0 or more, flip from 0 to 1, short_sides above 0"
+            )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -72,8 +82,11 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
         run(load_config(arguments))
-    except (UserError, CheckpointError, FileNotFoundError) as error:
+    except (UserError, CheckpointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except FloatingPointError as error:
+        print(f"error: {error}; a lower lr or a longer train.warmup_steps may help, in another out", file=sys.stderr)
         return 2
     return 0
 

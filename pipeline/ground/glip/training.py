@@ -11,13 +11,18 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from common.disk import replacing
+from common.errors import UserError
+from common.load import check_positive
 from common.rows_file import truncate
 from pipeline.ground.glip.examples import Batch
 from pipeline.ground.glip.load import save_glip
@@ -48,6 +53,9 @@ class TrainConfig:
     checkpoint_s: float = 180.0  # seconds between two checkpoints at least
 
     def __post_init__(self) -> None:
+        check_positive(self, "batch_size", "lr", "max_gradient_norm", "average_every", "log_every", prefix="train.")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"train.ema is {self.ema}; give one from 0 to below 1")
         if self.steps <= self.warmup_steps:
             raise ValueError(f"steps={self.steps} must exceed warmup_steps={self.warmup_steps}")
 
@@ -181,7 +189,9 @@ def train_step(
         raise FloatingPointError(f"the loss is not finite: {losses}")
     optimizer.zero_grad(set_to_none=True)
     losses.total.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm)
+    if not torch.isfinite(norm):
+        raise FloatingPointError(f"the gradient is not finite: {losses}")
     optimizer.step()
     return torch.stack([losses.token, losses.box, losses.centerness]).detach().cpu()
 
@@ -189,14 +199,24 @@ def train_step(
 def next_step(out: Path) -> int:
     """The step at which a run in `out` goes on; 0 without a checkpoint."""
     path = out / STATE
-    return int(torch.load(path, weights_only=True, map_location="cpu", mmap=True)["step"]) if path.exists() else 0
+    return int(_read(path, "cpu", mmap=True)["step"]) if path.exists() else 0
+
+
+def _read(path: Path, device: torch.device | str, mmap: bool = False) -> dict[str, Any]:
+    """Raises UserError for a checkpoint that is damaged."""
+    try:
+        state = torch.load(path, weights_only=True, map_location=device, mmap=mmap)
+    except (UnpicklingError, RuntimeError, EOFError) as error:
+        raise UserError(f"{path} is damaged; delete it to train from the start") from error
+    assert isinstance(state, dict)
+    return state
 
 
 def _restore(out: Path, run: Run) -> None:
     path = out / STATE
     if not path.exists():
         return
-    state = torch.load(path, weights_only=True, map_location=next(run.model.parameters()).device)
+    state = _read(path, next(run.model.parameters()).device)
     run.model.load_state_dict(state["model"])
     run.optimizer.load_state_dict(state["optimizer"])
     run.averaged.state = state["averaged"]
@@ -205,7 +225,7 @@ def _restore(out: Path, run: Run) -> None:
 
 
 def _save(out: Path, run: Run, vocab: Path) -> None:
-    save_glip(out, run.averaged.state, run.model.config, vocab)
+    """Raises UserError if the disk is full; what was there before stays."""
     state: Mapping[str, object] = {
         "step": run.step,
         "model": run.model.state_dict(),
@@ -213,8 +233,14 @@ def _save(out: Path, run: Run, vocab: Path) -> None:
         "averaged": run.averaged.state,
         "sums": run.sums,
     }
-    with replacing(out / STATE) as draft:
-        torch.save(state, draft)
+    try:
+        save_glip(out, run.averaged.state, run.model.config, vocab)
+        with replacing(out / STATE) as draft:
+            torch.save(state, draft)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise UserError(
+            f"the checkpoint of step {run.step} cannot be written to {out}: {error}; make room, then the same command goes on"
+        ) from error
     logger.info("step %d: checkpoint in %s", run.step, out)
 
 

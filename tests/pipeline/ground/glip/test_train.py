@@ -9,12 +9,14 @@ import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from common.errors import UserError
 from pipeline.ground.glip import train as command
+from pipeline.ground.glip import training
 from pipeline.ground.glip.examples import Example, LabelledPhrase
 from pipeline.ground.glip.load import load_glip, save_glip
 from pipeline.ground.glip.shards import batches_from, find_shards, index_rows, load_example
@@ -130,6 +132,14 @@ def test_a_run_with_other_settings_is_not_overwritten(
         ({"batch_size": 100}, "4 usable rows, fewer than"),
         ({"colour": "red"}, "colour"),
         ({"train.warmup_steps": 9}, "must exceed warmup_steps"),
+        ({"batch_size": 0}, "train.batch_size is 0"),
+        ({"lr": -1}, "train.lr is -1"),
+        ({"train.average_every": 0}, "train.average_every is 0"),
+        ({"train.ema": 2}, "train.ema is 2"),
+        ({"seed": -1}, "seed is -1"),
+        ({"flip": 3}, "flip is 3"),
+        ({"short_sides": "[0]"}, "short_sides is (0,)"),
+        ({"out": "/proc/none"}, "/proc/none"),
     ],
 )
 def test_what_a_user_can_mend_is_said_in_a_line(
@@ -137,6 +147,22 @@ def test_what_a_user_can_mend_is_said_in_a_line(
 ) -> None:
     assert main([*arguments(output, start, tmp_path / "out"), *(f"{key}={value}" for key, value in wrong.items())]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_stops_a_run_midway_is_said_in_a_line(
+    output: Path, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = arguments(output, start, tmp_path, steps=2)
+    with patch.object(training, "save_glip", side_effect=OSError(28, "No space left on device")):
+        assert main(given) == 2
+    assert "the checkpoint of step 1 cannot be written" in capsys.readouterr().err
+    with patch.object(command, "train", side_effect=FloatingPointError("the loss is not finite: nan")):
+        assert main(given) == 2
+    assert "the loss is not finite: nan; a lower lr" in capsys.readouterr().err
+    assert main(given) == 0
+    (tmp_path / "state.pt").write_bytes(b"damaged")
+    assert main(given) == 2
+    assert "state.pt is damaged; delete it" in capsys.readouterr().err
 
 
 def test_shards_that_cannot_be_learned_from_are_named(tmp_path: Path, start: Path) -> None:

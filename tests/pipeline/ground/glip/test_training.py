@@ -110,6 +110,18 @@ def test_the_rate_warms_up_and_falls_by_a_cosine() -> None:
     assert learning_rate(110, config) == pytest.approx(0.01)
 
 
+def test_a_gradient_that_is_not_finite_stops_the_training_before_the_weights_change(
+    tmp_path: Path, vocab: Path
+) -> None:
+    model = tiny_model(MODEL)
+    weight = model.rpn.head.bbox_pred.weight
+    weight.register_hook(lambda gradient: gradient * float("nan"))
+    before = weight.detach().clone()
+    with pytest.raises(FloatingPointError, match="gradient is not finite"):
+        train(model, data(Prompter(vocab, MODEL.text)), vocab, tmp_path / "out", CONFIG)
+    assert torch.equal(weight, before)
+
+
 def test_a_loss_that_is_not_finite_stops_the_training(tmp_path: Path, vocab: Path) -> None:
     model = tiny_model(MODEL)
     torch.nn.init.constant_(model.rpn.head.bbox_pred.weight, float("nan"))
