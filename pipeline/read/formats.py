@@ -36,6 +36,7 @@ UNREADABLE: Final[tuple[type[Exception], ...]] = (
     tarfile.TarError,
     pa.ArrowException,
     UnicodeDecodeError,
+    csv.Error,
 )
 IMAGE: Final = "__image__"
 """Key of a record under which a tar's encoded image travels; no column has that name."""

@@ -213,6 +213,12 @@ def explain(input: Path | str) -> str:
     return str(caught.value)
 
 
+def test_csv_whose_header_is_none_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"url,caption\rhttp://a/1,old line ends\r")
+    assert f"cannot read input file {path}" in explain(path)
+
+
 def test_bad_inputs_are_explained(tmp_path: Path) -> None:
     assert "does not exist" in explain(tmp_path / "none.csv")
     assert "no file of a known format" in explain(tmp_path)
