@@ -4,10 +4,11 @@ import ast
 import dataclasses
 import inspect
 import io
+import re
 import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 def field_comments(cls: type) -> dict[str, str]:
@@ -41,7 +42,7 @@ def _own_comments(cls: type) -> dict[str, str]:
 
 def keys(cls: type, prefix: str = "", kinds: Mapping[str, type] | None = None) -> Iterator[tuple[str, Any, str]]:
     """(key, default, explanation) of every leaf below `cls`, in order of declaration; `kinds` as in `common.load.merge`."""
-    comments = field_comments(cls)
+    comments, hints = field_comments(cls), get_type_hints(cls)
     for item in dataclasses.fields(cls):
         default = item.default if item.default is not dataclasses.MISSING else None
         if item.default_factory is not dataclasses.MISSING:
@@ -50,7 +51,16 @@ def keys(cls: type, prefix: str = "", kinds: Mapping[str, type] | None = None) -
         if nested:
             yield from keys(nested, f"{prefix}{item.name}.")
         else:
-            yield prefix + item.name, default, comments.get(item.name, "")
+            yield prefix + item.name, default, with_choices(comments.get(item.name, ""), hints[item.name])
+
+
+def with_choices(comment: str, hint: Any) -> str:
+    """The comment, and the values that the type allows where it does not name them all."""
+    options = [hint, *get_args(hint)]
+    choices = [value for kind in options if get_origin(kind) is Literal for value in get_args(kind)]
+    if all(re.search(rf"\b{re.escape(str(value))}\b", comment) for value in choices):
+        return comment
+    return f"{comment}; one of {', '.join(map(str, choices))}" if comment else f"one of {', '.join(map(str, choices))}"
 
 
 def shown(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-VERSION: Final = "1.0"
+VERSION: Final = "1.1"
 """Rises by one in front for a change that breaks readers, behind for an added column."""
 
 

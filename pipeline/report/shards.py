@@ -10,6 +10,7 @@ import pyarrow as pa
 from common.errors import UserError
 from pipeline.write.store import Store
 from schemas.files import FILES, MANIFEST_FILE
+from schemas.rows import VERSION
 
 Manifest = dict[str, Any]
 
@@ -17,7 +18,7 @@ Manifest = dict[str, Any]
 def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Manifest]:
     """Manifests of the finished shards (schemas.files.MANIFEST) in order; `only` these numbers, where given.
 
-    Raises UserError if there is none.
+    Raises UserError if there is none, or one of another version of the schemas.
     """
     folder = MANIFEST_FILE.rsplit("/", 1)[0]
     contents = [store.read(f"{folder}/{name}") for name in store.names(folder) if name.endswith(".json")]
@@ -25,6 +26,11 @@ def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Ma
     manifests = [manifest for manifest in manifests if only is None or manifest["shard"] in only]
     if not manifests:
         raise UserError(f"no finished shard in {store.root}: run the job with this output first")
+    old = next((manifest for manifest in manifests if manifest["schema"] != VERSION), None)
+    if old:
+        raise UserError(
+            f"shard {old['shard']} of {store.root} has schema {old['schema']}, this is {VERSION}: run the job again, which makes it anew"
+        )
     return sorted(manifests, key=lambda manifest: manifest["shard"])
 
 

@@ -1,6 +1,7 @@
 """Filling dataclasses: what wins, what is refused, and what --help says."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 
@@ -65,3 +66,19 @@ class Street:
 
 def test_a_comment_may_stand_above_its_field() -> None:
     assert list(keys(Street)) == [("length_m", 9, "Above it, in two lines. And beside it.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paint:
+    colour: Literal["red", "blue"] = "red"  # of the door
+    finish: Literal["matt", "gloss"] | None = None  # none; matt or gloss
+    rooms: tuple[Literal["hall", "attic"], ...] = ()
+
+
+def test_help_lists_the_values_of_a_choice_that_its_comment_does_not_name() -> None:
+    comments = {key: comment for key, _, comment in keys(Paint)}
+    assert comments == {
+        "colour": "of the door; one of red, blue",
+        "finish": "none; matt or gloss",
+        "rooms": "one of hall, attic",
+    }

@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -132,3 +133,11 @@ def test_summary_names_every_reason_with_its_count(output: Path) -> None:
         for reason, n in reasons.items():
             assert any(line.split() == [f"{stage}:", reason, str(n)] for line in text.splitlines())
     assert "precision 0.950, recall 0.800" in text
+
+
+def test_shards_of_another_version_of_the_schemas_are_named(output: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(output, tmp_path / "copy")
+    path = copy / "_manifests" / "00001.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": "0.9"}))
+    with pytest.raises(UserError, match=r"shard 1 of .* has schema 0\.9"):
+        build_stats(str(copy))
