@@ -255,14 +255,13 @@ class DualEncoder(nn.Module, ABC):
         """
         if targets is None:
             targets = torch.arange(queries.shape[-2], device=queries.device) + rank() * queries.shape[-2]
-        scale, chunk = self.logit_scale.exp(), self.config.loss_chunk
-        triton = self.config.loss_kernel == "triton"
-        if not queries.shape[-2] or (chunk is None and not triton):
-            return contrastive(scale * self.similarity(queries, candidates), targets=targets)
-        if triton or chunk is None:
+        scale, chunk, has_queries = self.logit_scale.exp(), self.config.loss_chunk, queries.shape[-2] > 0
+        if self.config.loss_kernel == "triton" and has_queries:
             from trainer import fused  # not every machine has Triton
 
             return fused.contrastive(self.comparison(queries, candidates), scale, targets)
+        if chunk is None or not has_queries:
+            return contrastive(scale * self.similarity(queries, candidates), targets=targets)
         return chunked.contrastive(self.comparison(queries, candidates), scale, targets, chunk, queries.dtype)
 
     def contrast_wholes(self, pairs: Pairs) -> tuple[Tensor, Wholes]:
@@ -272,17 +271,15 @@ class DualEncoder(nn.Module, ABC):
         """
         images, texts = self.lift_image(gather(pairs.image)), self.lift_text(gather(pairs.text))
         image, text = own_rows(images, len(pairs.image)), own_rows(texts, len(pairs.text))
-        chunk, triton = self.config.loss_chunk, self.config.loss_kernel == "triton"
-        if world_size() > 1 or (chunk is None and not triton):
-            loss = (self.contrast(image, texts) + self.contrast(text, images)) / 2
-        elif triton or chunk is None:
+        scale, chunk, is_alone = self.logit_scale.exp(), self.config.loss_chunk, world_size() == 1
+        if self.config.loss_kernel == "triton" and is_alone:
             from trainer import fused
 
-            loss = fused.symmetric_contrastive(self.comparison(images, texts), self.logit_scale.exp())
+            loss = fused.symmetric_contrastive(self.comparison(images, texts), scale)
+        elif chunk is not None and is_alone:
+            loss = chunked.symmetric_contrastive(self.comparison(images, texts), scale, chunk, images.dtype)
         else:
-            loss = chunked.symmetric_contrastive(
-                self.comparison(images, texts), self.logit_scale.exp(), chunk, images.dtype
-            )
+            loss = (self.contrast(image, texts) + self.contrast(text, images)) / 2
         return loss, Wholes(image=image, text=text, images=images, texts=texts)
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from torchvision.ops import box_convert
 
 from common.errors import UserError
 from common.images import Image
-from pipeline.ground.grounder import Detection, Grounded, PhraseDrop, Span
+from pipeline.ground.grounder import Detection, Grounded, PhraseDrop, Precision, Span
 from pipeline.ground.hub import fetch, parse_hub_name
 from pipeline.ground.transfer import OnCpu, pinned
 
@@ -21,7 +21,7 @@ HUB_FILES = ["*.json", "*.txt", "*.safetensors", "*.model"]  # of a repository: 
 
 
 def load_hf_grounder(
-    name: str, device: str, floor: float, *, precision: str = "auto", compiled: bool = False
+    name: str, device: str, floor: float, *, precision: Precision = "auto", compiled: bool = False
 ) -> "GroundingDino | Owlv2":
     """The model of a folder or hub name, `owner/name` or, pinned, `owner/name@commit`.
 

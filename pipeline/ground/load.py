@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import torch
 
 from common.errors import UserError
-from pipeline.ground.grounder import Grounder
+from pipeline.ground.grounder import Grounder, Precision
 from pipeline.ground.hub import HubName, fetch, parse_hub_name
 
 MINIATURE: Final = Path(__file__).parents[2] / "demo" / "weights" / "glip"
@@ -21,7 +21,7 @@ def load_grounder(
     prompt: Literal["caption", "phrases"],
     *,
     vocabulary: str | None = None,
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    precision: Precision = "auto",
     compiled: bool = False,
 ) -> Grounder:
     """The network of this name, folder or weight file, ready to predict boxes that score at least `floor`.

@@ -11,7 +11,7 @@ from torchvision.ops import nms
 
 from common.errors import UserError
 from pipeline.given import move_span
-from pipeline.ground.grounder import Detection, Grounded, Grounder, ahead
+from pipeline.ground.grounder import Detection, Grounded, Grounder, Precision, ahead
 from pipeline.ground.load import load_grounder
 from pipeline.stored_images import StoredImages
 from schemas.rows import GROUNDED
@@ -30,7 +30,7 @@ class GroundConfig:
     )
     vocabulary: str | None = None  # GLIP's vocab.txt, or owner/name@commit that holds one; none: beside the weights
     device: str | None = None  # torch device; none: cuda where there is one, else cpu
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: bfloat16 on a GPU where it is safe
+    precision: Precision = "auto"  # auto: bfloat16 on a GPU where it is safe
     compiled: bool = False  # torch.compile the image tower, each size once: worth its minutes for long runs on a GPU
     batch_size: int = 8  # images of one size in the network that go through it together
     floor: float = 0.1  # boxes with a lower score are not stored; the decision falls in `score`

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,11 +13,10 @@ from pipeline.ground.glip.load import VOCAB, find, find_vocabulary, load_glip
 from pipeline.ground.glip.model import Glip, GlipOutput
 from pipeline.ground.glip.postprocess import Detections, detect
 from pipeline.ground.glip.text import Plan, Prompt, Prompter, PromptStyle, pad_prompts, positive_map
-from pipeline.ground.grounder import Detection, Grounded, Span
+from pipeline.ground.grounder import Detection, Grounded, Precision, Span
 from pipeline.ground.transfer import OnCpu, pinned
 
 Size = tuple[int, int]  # height, width
-Precision = Literal["auto", "float32", "bfloat16", "float16"]
 MAX_COMPILED_SIZES = 128  # more than the padded sizes between 800 x 800 and 800 x 1333, both ways up
 
 
