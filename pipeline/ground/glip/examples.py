@@ -8,7 +8,7 @@ from torch import Tensor
 
 from common.images import Image
 from pipeline.ground.glip.config import GlipConfig
-from pipeline.ground.glip.images import batch_images, network_size, resize
+from pipeline.ground.glip.images import batch_images, network_size, normalise, resize
 from pipeline.ground.glip.loss import Target
 from pipeline.ground.glip.text import Prompter, pad_prompts, positive_map
 from pipeline.ground.grounder import Span
@@ -65,7 +65,12 @@ def collate(examples: Sequence[Example], prompter: Prompter, config: GlipConfig)
         named = tokens.any(dim=1)
         inclusive = boxes - torch.tensor([0.0, 0.0, 1.0, 1.0])
         targets.append(Target(boxes=inclusive[named], tokens=tokens[named]))
-    return Batch(images=batch_images(images), ids=ids, mask=mask, targets=targets)
+    return Batch(
+        images=normalise(batch_images(images), [image.shape[:2] for image in images]),
+        ids=ids,
+        mask=mask,
+        targets=targets,
+    )
 
 
 def batches(examples: Iterable[Example], prompter: Prompter, config: GlipConfig, size: int) -> Iterator[Batch]:

@@ -1,5 +1,7 @@
 """Images as GLIP's network reads them: BGR, normalised, resized by the short side, padded to a common size."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -36,14 +38,25 @@ def resize(image: Image, size: tuple[int, int]) -> Image:
     return out[0].permute(1, 2, 0).numpy()
 
 
-def batch_images(images: list[Image]) -> Tensor:
-    """float32 [b, 3, h, w], as large as the largest needs; zeros right and below, after the normalisation."""
+def batch_images(images: Sequence[Image]) -> Tensor:
+    """Bytes [b, 3, h, w], BGR, as large as the largest image needs, for `normalise`."""
     height, width = padded_size((max(image.shape[0] for image in images), max(image.shape[1] for image in images)))
-    batch = torch.zeros(len(images), 3, height, width)
-    mean, std = torch.tensor(MEAN_BGR).view(3, 1, 1), torch.tensor(STD_BGR).view(3, 1, 1)
+    batch = torch.zeros(len(images), 3, height, width, dtype=torch.uint8)
     for row, image in zip(batch, images, strict=True):
-        part = row[:, : image.shape[0], : image.shape[1]]
-        for channel, plane in enumerate(part):  # RGB to BGR
-            plane.copy_(torch.from_numpy(image[:, :, 2 - channel]))
-        part.sub_(mean).div_(std)
+        for channel, plane in enumerate(row):
+            plane[: image.shape[0], : image.shape[1]] = torch.from_numpy(image[:, :, 2 - channel])
+    return batch
+
+
+def normalise(pixels: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
+    """The bytes as float32, normalised on their own device; zero outside of each image's height and width.
+
+    Numbers, not tensors, are subtracted: those would have to be brought to a GPU first, which waits for its work to be done.
+    """
+    batch = pixels.float()
+    for channel, (mean, std) in enumerate(zip(MEAN_BGR, STD_BGR, strict=True)):
+        batch[:, channel].sub_(mean).div_(std)
+    for row, (height, width) in zip(batch, sizes, strict=True):
+        row[:, height:] = 0
+        row[:, :, width:] = 0
     return batch

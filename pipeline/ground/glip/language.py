@@ -28,7 +28,8 @@ class BertBody(nn.Module):
         self.model = BertModel(bert_config(config), add_pooling_layer=False)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        # Four axes are taken as they are; of two, BERT would ask whether any is masked, and wait for the GPU to say.
+        return self.model(input_ids=ids, attention_mask=mask[:, None, None].bool()).last_hidden_state
 
 
 class LanguageBackbone(nn.Module):

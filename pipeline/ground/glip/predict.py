@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from common.images import Image
-from pipeline.ground.glip.images import batch_images, network_size, padded_size, resize
+from pipeline.ground.glip.images import batch_images, network_size, normalise, padded_size, resize
 from pipeline.ground.glip.load import VOCAB, find, find_vocabulary, load_glip
 from pipeline.ground.glip.model import Glip, GlipOutput
 from pipeline.ground.glip.postprocess import Detections, detect
@@ -29,7 +29,7 @@ class Prepared:
 
     sizes: list[Size]  # each image's in the network, without padding
     plans: list[Plan]
-    groups: list[tuple[list[int], Tensor]]  # numbers of the images of one padded size, and their pixels [b, 3, h, w]
+    groups: list[tuple[list[int], Tensor]]  # numbers of the images of one padded size, and their bytes [b, 3, h, w]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +86,9 @@ class GlipGrounder:
         """The image tower once an image, the rest once a prompt, as many together as there are images."""
         passes = []
         for numbers, pixels in prepared.groups:
+            images = normalise(pixels.to(self.device, non_blocking=True), [prepared.sizes[i] for i in numbers])
             with self._autocast():
-                visual = self.model.backbone(pixels.to(self.device, non_blocking=True))
+                visual = self.model.backbone(images)
             jobs = [(row, i, prompt) for row, i in enumerate(numbers) for prompt in prepared.plans[i].prompts]
             for start in range(0, len(jobs), len(numbers)):
                 part = jobs[start : start + len(numbers)]

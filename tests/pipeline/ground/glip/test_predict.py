@@ -9,7 +9,7 @@ import torch
 
 from common.images import Image
 from pipeline.ground.glip.config import CONFIGS
-from pipeline.ground.glip.images import MEAN_BGR, STD_BGR, batch_images, network_size, padded_size, resize
+from pipeline.ground.glip.images import MEAN_BGR, STD_BGR, batch_images, network_size, normalise, padded_size, resize
 from pipeline.ground.glip.load import save_glip
 from pipeline.ground.glip.predict import GlipGrounder, Precision, Prepared, load_glip_grounder
 from pipeline.ground.glip.text import Plan, Prompter
@@ -165,7 +165,7 @@ def test_network_sizes_follow_the_short_side_up_to_the_long_sides_limit(
 def test_images_become_bgr_normalised_and_zero_padded() -> None:
     image = np.zeros((20, 33, 3), np.uint8)
     image[..., 0] = 200  # red
-    batch = batch_images([image])
+    batch = normalise(batch_images([image]), [(20, 33)])
     assert tuple(batch.shape) == (1, 3, *padded_size((20, 33))) == (1, 3, 32, 64)
     red = (200 - MEAN_BGR[2]) / STD_BGR[2]
     assert batch[0, 2, 0, 0].item() == pytest.approx(red)
