@@ -202,10 +202,8 @@ def fill_state(path: Path, trained: Trained) -> None:
 def memory_of(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, key: str) -> Tensor:
     """Room for what the optimizer remembers of a parameter."""
     memory = optimizer.state[parameter]
-    # AdamW counts its steps on the CPU, except in its fused form.
-    fused = any(group.get("fused") for group in optimizer.param_groups)
-    count_device = parameter.device if fused else torch.device("cpu")
-    memory[key] = torch.zeros((), device=count_device) if key == "step" else torch.zeros_like(parameter)
+    # Fused, AdamW counts its steps where the parameter is.
+    memory[key] = torch.zeros((), device=parameter.device) if key == "step" else torch.zeros_like(parameter)
     room: Tensor = memory[key]
     return room
 
