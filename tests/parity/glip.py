@@ -3,7 +3,6 @@
 Prints the worst error of every stored tensor in units of its rms and exits non-zero past the bar.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,24 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.errors import UserError
 from pipeline.ground.glip.box_coder import decode
-from pipeline.ground.glip.config import CONFIGS, GlipConfig
+from pipeline.ground.glip.config import GlipConfig
 from pipeline.ground.glip.model import Glip, GlipOutput
 from pipeline.ground.glip.postprocess import class_probability, detect
 from tests.parity import glip_recipe as recipe
 from tests.parity.glip_capture import Capture
+from tests.parity.glip_case import Stored, read_case
 from tests.parity.glip_training import compare_training, positive_map
 
 BAR = 2e-3  # of a tensor's rms, plus 1e-5
 DATA = Path(__file__).parent / "data"
-
-
-def config_of(meta: dict[str, Any]) -> GlipConfig:
-    """Our configuration for a file's."""
-    name = meta["config"].lower()
-    if "_a_" in name:
-        return CONFIGS["glip_t_a"]
-    return CONFIGS["glip_l"] if "swin_l" in name else CONFIGS["glip_t"]
 
 
 def recipe_model(config: GlipConfig, seed: int) -> Glip:
@@ -41,10 +34,8 @@ def recipe_model(config: GlipConfig, seed: int) -> Glip:
 
 
 def run(path: Path) -> list[tuple[str, float, float]]:
-    """(name, error, bar) of every comparison of one file."""
-    stored = np.load(path)
-    meta = json.loads(str(stored["meta"]))
-    config = config_of(meta)
+    """(name, error, bar) of every comparison of one file. Raises UserError for what is no such file."""
+    stored, meta, config = read_case(path)
     model = recipe_model(config, meta["seed"])
     rgb = recipe.picture(meta["height"], meta["width"], meta["seed"])
     images = torch.from_numpy(recipe.model_input(rgb))
@@ -52,33 +43,24 @@ def run(path: Path) -> list[tuple[str, float, float]]:
     with Capture(model) as capture:
         output = model(images, ids, mask)
     tensors = capture.tensors | {"input": images} | _derived(output, capture.tensors, ids, meta)
-    results = [(name, *_error(stored, name, value)) for name, value in tensors.items() if _has(stored, name)]
-    missing = _names(stored) - set(tensors) - {"det.box", "det.score", "det.label", "det.unmatched64", "assigned"}
+    results = [(name, *_error(stored, name, value)) for name, value in tensors.items() if stored.holds(name)]
+    missing = stored.tensors() - set(tensors) - {"det.box", "det.score", "det.label", "det.unmatched64", "assigned"}
     results += [(f"{name} (not computed)", float("inf"), 0.0) for name in sorted(missing)]
     results += _detections(stored, output, meta, config)
     return results + compare_training(stored, meta, model, (images, ids, mask), output)
 
 
-def _names(stored: Any) -> set[str]:
-    parts = ("/shape", "/idx", "/val", "/stat", "/noise")
-    names = {name.rsplit("/", 1)[0] if name.endswith(parts) else name for name in stored.files}
-    return names - {"meta", "grad.key", "grad.norm"}
-
-
-def _has(stored: Any, name: str) -> bool:
-    return name in stored.files or f"{name}/val" in stored.files
-
-
-def _error(stored: Any, name: str, value: Tensor) -> tuple[float, float]:
+def _error(stored: Stored, name: str, value: Tensor) -> tuple[float, float]:
     """Largest difference in units of the rms, and the bar in the same units."""
     found = value.detach().float().contiguous().numpy()
-    if name in stored.files:
+    if name in stored:
         wanted = stored[name]
         rms = float(np.sqrt(np.mean(np.square(wanted, dtype=np.float64)))) if wanted.size else 1.0
     else:
-        if tuple(found.shape) != tuple(stored[f"{name}/shape"]):
+        wanted, places = stored[f"{name}/val"], stored[f"{name}/idx"]
+        if tuple(found.shape) != tuple(stored[f"{name}/shape"]) or not np.isin(places, np.arange(found.size)).all():
             return float("inf"), BAR
-        wanted, found = stored[f"{name}/val"], found.ravel()[stored[f"{name}/idx"]]
+        found = found.ravel()[places]
         mean, std = stored[f"{name}/stat"][:2]
         rms = float(np.hypot(mean, std))
     if found.shape != wanted.shape:
@@ -109,7 +91,7 @@ def _derived(output: GlipOutput, captured: dict[str, Tensor], ids: Tensor, meta:
 
 
 def _detections(
-    stored: Any, output: GlipOutput, meta: dict[str, Any], config: GlipConfig
+    stored: Stored, output: GlipOutput, meta: dict[str, Any], config: GlipConfig
 ) -> list[tuple[str, float, float]]:
     """Detections without a partner of the same label, within 0.05 px and 1e-4 of the score; each partner serves once."""
     found = detect(
@@ -130,13 +112,18 @@ def _detections(
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status for the files named on the command line."""
+    """Exit status for the files named on the command line: 0 within the bars, 1 past one, 2 where a file is none."""
     if not arguments:
         print("usage: python -m tests.parity.glip FILE.npz ...", file=sys.stderr)
         return 2
     failed = 0
     for path in arguments:
-        for name, error, bar in run(Path(path)):
+        try:
+            results = run(Path(path))
+        except UserError as error:
+            print(f"error: {path} cannot be compared: {error}", file=sys.stderr)
+            return 2
+        for name, error, bar in results:
             verdict = "ok" if error <= bar else "FAIL"
             failed += verdict == "FAIL"
             print(f"{verdict:4} {error:10.3g} <= {bar:8.3g}  {name}")

@@ -1,14 +1,18 @@
 """Our GLIP against the authors' numbers, and against the released files' keys and shapes."""
 
+import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pipeline.ground.glip.config import CONFIGS
 from pipeline.ground.glip.load import IGNORABLE
 from pipeline.ground.glip.model import Glip
-from tests.parity.glip import DATA, run
+from tests.parity.glip import DATA, main, run
+from tests.parity.glip_training import GRADIENT_BAR, norm_errors
 
 
 @pytest.mark.slow
@@ -34,3 +38,54 @@ def test_state_dict_has_the_released_keys_and_shapes(name: str) -> None:
     assert {key: tuple(value.shape) for key, value in model.state_dict().items()} == manifest(
         DATA / f"manifest_{name}.txt"
     )
+
+
+CASE = DATA / "glip_t_a.npz"
+
+
+def altered(path: Path, *, without: tuple[str, ...] = (), **meta: object) -> Path:
+    """A copy of a case that lacks arrays, or whose meta says something else; None takes an entry away."""
+    with np.load(CASE) as file:
+        arrays = {name: file[name] for name in file.files if name not in without}
+    if "meta" in arrays:
+        values = json.loads(str(arrays["meta"])) | meta
+        arrays["meta"] = np.array(json.dumps({key: value for key, value in values.items() if value is not None}))
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"without": ("meta",)}, "no array 'meta'"),
+        ({"without": ("det.score",)}, "no array 'det.score'"),
+        ({"seed": None}, "`meta` lacks seed"),
+        ({"config": "yolo"}, "'yolo' is none of GLIP's"),
+        ({"ids": [101] * 300}, "`ids` are no prompt"),
+        ({"ids": [10**6]}, "`ids` are no prompt"),
+        ({"gt_labels": [9, 1, 1]}, "`gt_labels`"),
+        ({"height": 0}, "no pixel"),
+    ],
+)
+def test_a_file_that_is_no_case_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: dict[str, Any], message: str
+) -> None:
+    assert main([str(altered(tmp_path / "case.npz", **wrong))]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip", CASE.read_bytes()[:5000]])
+def test_a_file_that_is_cut_or_foreign_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    (tmp_path / "cut.npz").write_bytes(content)
+    assert main([str(tmp_path / "cut.npz")]) == 2
+    assert "no .npz of plain arrays" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [1.001e-2, 1.0, -1.0])
+def test_a_gradient_that_cancels_still_has_a_bar(wrong: float) -> None:
+    keys, wanted = ["a.weight", "a.self.key.bias"], np.array([100.0, 1e-7])
+    found = np.array([100.0, 1e-6])
+    assert norm_errors((found, found), keys, wanted).max() <= GRADIENT_BAR
+    assert norm_errors((found, found), keys, np.array([100.0, wrong])).max() > GRADIENT_BAR
