@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from common.errors import UserError
+from common.weights import load_tensors
 from trainer.checkpoint import copy_state
 from trainer.dual_encoder import DualEncoder
 from trainer.encoders.image import ImageConfig
 from trainer.encoders.text import OPEN_CLIP, TextConfig
-from trainer.released import load_tensors
 
 # Of a folder as open_clip writes it for the hub, the first that is there.
 FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")

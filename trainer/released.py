@@ -8,11 +8,11 @@ and alphas, which nothing uses. MERU's and HyCoCLIP's are equal key for key, so 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
 
+from common.weights import load_tensors
 from trainer.dual_encoder import DualEncoder
 from trainer.models import PHyCLIP
 
@@ -54,19 +54,6 @@ def read_released(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{path}: neither a state dict nor a dict with one under `model`")
     return from_released(state)
-
-
-def load_tensors(path: Path) -> object:
-    """What a file of torch holds. Nothing is unpickled but tensors and plain containers.
-
-    Raises ValueError for anything else, and not with torch's advice to unpickle it all the same.
-    """
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(
-            "not a file of tensors alone, which is all that is read; save its state dict as safetensors"
-        ) from error
 
 
 def write_released(path: Path, model: DualEncoder) -> None:

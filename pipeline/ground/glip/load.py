@@ -1,9 +1,7 @@
 """GLIP weights on disk: released `.pth` files, and a folder of config.json, vocab.txt and model.safetensors."""
 
 import json
-import pickle
 import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from common.disk import replacing
 from common.errors import UserError
-from common.weights import save_tensors
+from common.weights import load_tensors, save_tensors
 from pipeline.ground.glip.config import CONFIGS, GlipConfig, from_dict, to_dict
 from pipeline.ground.glip.model import Glip
 from pipeline.ground.hub import fetch, list_files, parse_hub_name, weight_file
@@ -28,7 +26,7 @@ IGNORABLE = re.compile(
     r"rpn\.anchor_generator\.cell_anchors\.|\.relative_position_index$|\.position_ids$|\.pooler\.|rpn\.head\.mlm_head\."
 )
 UNUSED = ("rpn.head.cls_logits.weight", "rpn.head.cls_logits.bias")
-MAX_NAMED = 10  # keys that an error lists
+MAX_NAMED, MAX_NAME_CHARS = 10, 200  # keys that an error lists
 
 
 class CheckpointError(ValueError):
@@ -108,16 +106,14 @@ def read_state(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise CheckpointError(f"{path} is not there; give a folder, a .safetensors or a .pth file")
     try:
-        if path.suffix == ".safetensors":
-            loaded: Any = load_file(path)
-        else:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        reason = str(error).split("\n", 1)[0]
-        raise CheckpointError(f"{path} cannot be read as tensors alone: {reason}") from error
+        loaded: Any = load_file(path) if path.suffix == ".safetensors" else load_tensors(path, mmap=True)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
     if isinstance(loaded, Mapping) and isinstance(loaded.get("model"), Mapping):
         loaded = loaded["model"]
-    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+    if not isinstance(loaded, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in loaded.items()
+    ):
         raise CheckpointError(f"{path} holds no state dict, neither at its top nor under `model`")
     if loaded and all(key.startswith("module.") for key in loaded):
         return {key.removeprefix("module."): value for key, value in loaded.items()}
@@ -149,17 +145,29 @@ def check_state(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor], path:
         if key in wanted and value.shape != wanted[key].shape
     ]
     problems += _list("of another shape", shapes)
-    problems += _list("not finite", [key for key, value in given.items() if not torch.isfinite(value).all()])
+    # `expand` and its like describe more numbers than they hold: only what fits is looked into
+    fitting = {key: value for key, value in given.items() if key in wanted and value.shape == wanted[key].shape}
+    problems += _list(
+        "no plain floating-point numbers", [key for key, value in fitting.items() if not _is_plain(value)]
+    )
+    strange = [key for key, value in fitting.items() if _is_plain(value) and not torch.isfinite(value).all()]
+    problems += _list("not finite", strange)
     if problems:
         raise CheckpointError(f"{path} does not fit the GLIP configuration: {'; '.join(problems)}")
     return given
 
 
+def _is_plain(value: Tensor) -> bool:
+    """Whether it holds numbers as a weight does: not sparse, quantised, whole or complex ones, nor none at all."""
+    return value.is_floating_point() and value.layout == torch.strided and not value.is_meta
+
+
 def _list(what: str, keys: list[str]) -> list[str]:
     if not keys:
         return []
+    named = [key if key.isprintable() else ascii(key) for key in keys[:MAX_NAMED]]
     more = f" and {len(keys) - MAX_NAMED} more" if len(keys) > MAX_NAMED else ""
-    return [f"{len(keys)} {what}: {', '.join(keys[:MAX_NAMED])}{more}"]
+    return [f"{len(keys)} {what}: {', '.join(name[:MAX_NAME_CHARS] for name in named)}{more}"]
 
 
 def save_glip(

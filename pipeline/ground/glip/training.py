@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from common.disk import replacing
 from common.errors import UserError
 from common.load import check_positive
 from common.rows_file import truncate
+from common.weights import load_tensors
 from pipeline.ground.glip.examples import Batch
 from pipeline.ground.glip.load import save_glip
 from pipeline.ground.glip.loss import Target, glip_loss
@@ -205,8 +205,8 @@ def next_step(out: Path) -> int:
 def _read(path: Path, device: torch.device | str, mmap: bool = False) -> dict[str, Any]:
     """Raises UserError for a checkpoint that is damaged."""
     try:
-        state = torch.load(path, weights_only=True, map_location=device, mmap=mmap)
-    except (UnpicklingError, RuntimeError, EOFError) as error:
+        state = load_tensors(path, device, mmap=mmap)
+    except ValueError as error:
         raise UserError(f"{path} is damaged; delete it to train from the start") from error
     assert isinstance(state, dict)
     return state

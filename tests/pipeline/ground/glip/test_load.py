@@ -104,7 +104,7 @@ def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(tmp_path: Path) -> 
     plain = tmp_path / "plain.pth"
     plain.write_bytes(pickle.dumps({"model": Evil(trap)}))
     for path in (plain, save_pth(tmp_path / "zipped.pth", {"model": Evil(trap)})):
-        with pytest.raises(CheckpointError, match="cannot be read as tensors alone"):
+        with pytest.raises(CheckpointError, match=r"cannot be read: not a file of tensors alone"):
             read_state(path)
     assert not trap.exists()
 
@@ -118,9 +118,24 @@ def test_a_corrupt_file_is_refused(tmp_path: Path, content: bytes, suffix: str) 
         load_glip(path)
 
 
+def test_entries_that_hold_no_plain_numbers_are_listed(tmp_path: Path, state: dict[str, Tensor]) -> None:
+    state["rpn.head.bias0"] = torch.quantize_per_tensor(state["rpn.head.bias0"], 0.1, 0, torch.qint8)
+    state["rpn.head.bbox_pred.weight"] = state["rpn.head.bbox_pred.weight"].to_sparse()
+    state["rpn.head.log_scale"] = torch.zeros(1, dtype=torch.complex64)
+    state["rpn.head.bbox_pred.bias"] = torch.zeros(1).expand(10**12)
+    with pytest.raises(CheckpointError) as error:
+        load_glip(save_pth(tmp_path / "odd.pth", state), RELEASED)
+    assert "3 no plain floating-point numbers: rpn.head.log_scale, rpn.head.bias0, rpn.head.bbox_pred.weight" in str(
+        error.value
+    )
+    assert "rpn.head.bbox_pred.bias (1000000000000,) instead of (4,)" in str(error.value)
+
+
 def test_foreign_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no state dict"):
         load_glip(save_pth(tmp_path / "list.pth", [1, 2]))
+    with pytest.raises(CheckpointError, match="no state dict"):
+        load_glip(save_pth(tmp_path / "numbered.pth", {1: torch.zeros(1)}))
     with pytest.raises(CheckpointError, match="no GLIP checkpoint"):
         load_glip(save_pth(tmp_path / "other.pth", {"conv1.weight": torch.zeros(1)}))
     with pytest.raises(CheckpointError, match="is not there"):
