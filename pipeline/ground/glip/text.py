@@ -46,6 +46,7 @@ class Prompter:
             n_pieces = self.tokenizer.get_vocab_size()
             raise ValueError(f"{vocab} holds {n_pieces} word pieces, the model only {config.vocab_size}")
         self.unknown = self.tokenizer.token_to_id("[UNK]")
+        self.ignored = {self.tokenizer.token_to_id(word) for word in config.ignored_words}
 
     def plan(self, caption: str, spans: Sequence[Span], style: PromptStyle) -> Plan:
         """Prompts that together hold every phrase that can be grounded.
@@ -59,23 +60,20 @@ class Prompter:
         if not valid:
             return Plan(prompts=(), dropped=tuple(dropped))
         encoding = self.tokenizer.encode(caption)
+        ids = encoding.ids  # a copy at every look
         found: list[tuple[int, list[int]]] = []
         for index, span in valid:
-            tokens = self._positives(encoding, span)
+            tokens = span_tokens(encoding, span)
             if not tokens:
                 dropped.append((index, "no_word_piece"))
-            elif all(encoding.ids[token] == self.unknown for token in tokens):
+            elif all(ids[token] == self.unknown for token in tokens):
                 dropped.append((index, "unknown_words"))
             else:
-                found.append((index, tokens))
-        prompts, too_long = _split(encoding.ids, found, self.config.max_tokens)
+                content = [token for token in tokens if ids[token] not in self.ignored]
+                found.append((index, content or tokens))
+        prompts, too_long = _split(ids, found, self.config.max_tokens)
         dropped += [(index, "too_many_word_pieces") for index in too_long]
         return Plan(prompts=tuple(prompts), dropped=tuple(sorted(dropped)))
-
-    def _positives(self, encoding: Encoding, span: Span) -> list[int]:
-        tokens = span_tokens(encoding, span)
-        content = [token for token in tokens if encoding.tokens[token] not in self.config.ignored_words]
-        return content or tokens
 
 
 def span_tokens(encoding: Encoding, span: Span) -> list[int]:
