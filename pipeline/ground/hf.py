@@ -13,10 +13,11 @@ from common.errors import UserError
 from common.images import Image
 from pipeline.ground.grounder import Detection, Grounded, PhraseDrop, Precision, Span
 from pipeline.ground.hub import fetch, parse_hub_name
-from pipeline.ground.transfer import OnCpu, pinned
+from pipeline.ground.transfer import OnCpu, pinned, take
 
 SEPARATOR = " . "  # Grounding DINO's, between the phrases of a prompt; its words see only their own phrase
 MAX_PHRASE_CHARS = 1000  # longer text is no phrase; tokenising it would only cost time
+MAX_ASPECT_RATIO = 20  # of what their image processors are given
 HUB_FILES = ["*.json", "*.txt", "*.safetensors", "*.model"]  # of a repository: no pickles
 
 
@@ -25,24 +26,33 @@ def load_hf_grounder(
 ) -> "GroundingDino | Owlv2":
     """The model of a folder or hub name, `owner/name` or, pinned, `owner/name@commit`.
 
-    Raises UserError if it is neither there nor one of the two kinds.
+    Raises UserError if it is neither there, whole, nor one of the two kinds.
     """
     from transformers import AutoConfig, AutoModelForZeroShotObjectDetection, AutoProcessor
 
     hub = parse_hub_name(name) if "@" in name else None
     place = str(fetch(hub, HUB_FILES)) if hub else name
     try:
-        kind = AutoConfig.from_pretrained(place).model_type
+        kind = AutoConfig.from_pretrained(place, trust_remote_code=False).model_type
         if kind not in ("grounding-dino", "owlv2"):
             raise UserError(
                 f"ground.grounder={name!r} is a {kind!r} model; known: grounding-dino, owlv2, and GLIP's own folders"
             )
-        # safetensors only: a pickle would be executed.
-        model = AutoModelForZeroShotObjectDetection.from_pretrained(place, use_safetensors=True).to(device).eval()
-        processor = AutoProcessor.from_pretrained(place)
-    except (OSError, ValueError) as error:
-        reason = str(error).split("\n", 1)[0][:300]
+        # safetensors only: a pickle would be executed. float32: they may be stored in half precision.
+        model, report = AutoModelForZeroShotObjectDetection.from_pretrained(
+            place, use_safetensors=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
+        )
+        processor = AutoProcessor.from_pretrained(place, trust_remote_code=False)
+    except UserError:
+        raise
+    except Exception as error:  # of a damaged folder transformers lets through whatever its parsers raise
+        reason = f"{type(error).__name__}: {error!s}".split("\n", 1)[0][:300]
         raise UserError(f"ground.grounder={name!r} is no model folder and cannot be fetched: {reason}") from error
+    strange = [key for key, value in model.named_parameters() if not torch.isfinite(value).all()]
+    for what, keys in (("lack", sorted(report["missing_keys"])), ("are not finite in", strange)):
+        if keys:  # which transformers would fill with random numbers, or carry along
+            raise UserError(f"ground.grounder={name!r}: its weights {what} {', '.join(keys[:5])}; {len(keys)} in all")
+    model = model.to(device).eval()
     if compiled:
         model.compile()
     if precision == "auto":  # Grounding DINO chooses queries by rank and refines boxes: half precision changes both
@@ -80,9 +90,12 @@ class _HfGrounder:
         """Their image processors pad to the largest image of a batch, so a batch has one size."""
         return height, width
 
-    def _pixels(self, images: Sequence[Image]) -> dict[str, Tensor]:
-        found = self.processor.image_processor(list(images), return_tensors="pt", input_data_format="channels_last")
-        return {name: pinned(value, self.model.device) for name, value in found.items()}
+    def _prepared(self, images: Sequence[Image], passes: list[Pass], dropped: list[dict[int, PhraseDrop]]) -> Prepared:
+        shown = [_thicken(image) for image in images]
+        found = self.processor.image_processor(shown, return_tensors="pt", input_data_format="channels_last")
+        pixels = {name: pinned(value, self.model.device) for name, value in found.items()}
+        sides = [(image.shape[0], image.shape[1]) for image in shown]
+        return Prepared(pixels=pixels, sides=sides, passes=passes, dropped=dropped)
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> tuple[Prepared, list[OnCpu]]:
@@ -91,7 +104,7 @@ class _HfGrounder:
         pixels = {name: value.to(device, non_blocking=True) for name, value in prepared.pixels.items()}
         passes = []
         for part in prepared.passes:
-            own = {name: value[part.rows] for name, value in pixels.items()}
+            own = {name: take(value, part.rows) for name, value in pixels.items()}
             with torch.autocast(device.type, self.dtype if is_half else None, enabled=is_half):
                 output = self.model(**own, **part.words.to(device))
             passes.append(OnCpu([output.pred_boxes, output.logits]))
@@ -138,8 +151,7 @@ class GroundingDino(_HfGrounder):
             for row, (where, _) in zip(rows, prompts, strict=True):
                 waiting[row] = waiting[row][len(where) :]
             passes.append(self._pass(rows, prompts))
-        sides = [(image.shape[0], image.shape[1]) for image in images]
-        return Prepared(pixels=self._pixels(images), sides=sides, passes=passes, dropped=dropped)
+        return self._prepared(images, passes, dropped)
 
     def _unaskable(self, text: str) -> PhraseDrop | None:
         tokenizer = self.processor.tokenizer
@@ -198,8 +210,7 @@ class Owlv2(_HfGrounder):
             words = self.processor.tokenizer(queries, return_tensors="pt", padding="max_length", truncation=True)
             places = [{n: [column] for column, n in enumerate(numbers)} for numbers in kept]
             passes = [Pass(rows=list(range(len(texts))), words=words, places=places)]
-        sides = [(image.shape[0], image.shape[1]) for image in images]
-        return Prepared(pixels=self._pixels(images), sides=sides, passes=passes, dropped=dropped)
+        return self._prepared(images, passes, dropped)
 
     def _unaskable(self, text: str) -> PhraseDrop | None:
         tokenizer = self.processor.tokenizer
@@ -211,6 +222,13 @@ class Owlv2(_HfGrounder):
         """Images were padded below and right to a square: fractions of the square become fractions of the image."""
         height, width = side
         return boxes * torch.tensor([max(height, width) / width, max(height, width) / height]).repeat(2)
+
+
+def _thicken(image: Image) -> Image:
+    """A strip with its rows or columns repeated: resizing would leave nothing of its short side. Fractions stay what they are."""
+    height, width = image.shape[:2]
+    rows, columns = -(-width // (height * MAX_ASPECT_RATIO)), -(-height // (width * MAX_ASPECT_RATIO))
+    return image.repeat(rows, axis=0).repeat(columns, axis=1)
 
 
 def _detections(phrase: int, boxes: Tensor, scores: Tensor, floor: float) -> list[Detection]:

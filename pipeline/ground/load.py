@@ -11,6 +11,7 @@ from pipeline.ground.grounder import Grounder, Precision
 from pipeline.ground.hub import HubName, fetch, parse_hub_name
 
 MINIATURE: Final = Path(__file__).parents[2] / "demo" / "weights" / "glip"
+CALIBRATED: Final = (("thresholds", "score"), ("detect", "score_threshold"))  # where a config.json says a model's own
 SCORE_THRESHOLD: Final = 0.65  # GRIT's (Kosmos-2, section 2.1), for GLIP
 
 
@@ -96,8 +97,13 @@ def score_threshold(grounder: str) -> float:
     path = grounder_path(grounder)
     name = parse_hub_name(path) if "@" in path and not Path(path).exists() else None
     config = hub_config(name) if name else read_config(Path(path))
-    value = config.get("thresholds", {}).get("score") or config.get("detect", {}).get("score_threshold")
-    return float(value) if value is not None else SCORE_THRESHOLD
+    found = [part[key] for name, key in CALIBRATED if isinstance(part := config.get(name), dict) and key in part]
+    value = found[0] if found else SCORE_THRESHOLD
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise UserError(
+            f"the config.json of grounder {grounder!r} has {value!r} as score threshold; from 0 to 1 it must be"
+        )
+    return float(value)
 
 
 def grounder_path(grounder: str) -> str:

@@ -69,7 +69,7 @@ class Ground:
         light = table.select(["caption", "caption_original", "noun_chunks", "given_noun_chunks", "width", "height"])
         rows: dict[int, dict[str, Any]] = {i: light.slice(i, 1).to_pylist()[0] for i in kept}
         boxes: dict[int, Boxes] = {i: given_boxes(row) for i, row in rows.items() if row["given_noun_chunks"]}
-        sizes = {i: (rows[i]["height"] or 0, rows[i]["width"] or 0) for i in kept if i not in boxes}
+        sizes = {i: (rows[i]["height"] or 1, rows[i]["width"] or 1) for i in kept if i not in boxes}
         buckets = {i: self.grounder.bucket(*size) for i, size in sizes.items()}
         order = sorted(sizes, key=lambda i: (buckets[i], sizes[i], i))
 

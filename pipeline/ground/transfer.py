@@ -11,6 +11,13 @@ def pinned(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
+def take(tensor: Tensor, rows: list[int]) -> Tensor:
+    """These rows of a tensor. A list as index would be copied to a GPU from memory that it has to wait for."""
+    if rows == list(range(len(tensor))):
+        return tensor
+    return tensor.index_select(0, pinned(torch.tensor(rows), tensor.device).to(tensor.device, non_blocking=True))
+
+
 class OnCpu:
     """Copies of tensors on the CPU. On a GPU they are under way until `wait`, and it is not held up by them."""
 
@@ -18,9 +25,10 @@ class OnCpu:
         tensors = list(tensors)
         self.copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]  # non_blocking: to pinned memory
         self.event = None
-        if any(tensor.is_cuda for tensor in tensors):
+        device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+        if device is not None:
             self.event = torch.cuda.Event()
-            self.event.record()
+            self.event.record(torch.cuda.current_stream(device))  # by itself it would ask for cuda:0's
 
     def wait(self) -> list[Tensor]:
         """The copies, complete."""

@@ -14,7 +14,7 @@ from pipeline.ground.glip.model import Glip, GlipOutput
 from pipeline.ground.glip.postprocess import Detections, detect
 from pipeline.ground.glip.text import Plan, Prompt, Prompter, PromptStyle, pad_prompts, positive_map
 from pipeline.ground.grounder import Detection, Grounded, Precision, Span
-from pipeline.ground.transfer import OnCpu, pinned
+from pipeline.ground.transfer import OnCpu, pinned, take
 
 Size = tuple[int, int]  # height, width
 MAX_COMPILED_SIZES = 128  # more than the padded sizes between 800 x 800 and 800 x 1333, both ways up
@@ -99,8 +99,7 @@ class GlipGrounder:
 
     def _ground(self, visual: list[Tensor], rows: list[int], prompts: Sequence[Prompt]) -> GlipOutput:
         """Of these rows of the pyramid, a prompt each."""
-        if rows != list(range(len(visual[0]))):
-            visual = [level[rows] for level in visual]
+        visual = [take(level, rows) for level in visual]
         ids, mask = (pinned(part, self.device) for part in pad_prompts([prompt.ids for prompt in prompts]))
         with self._autocast():
             return self.model.ground(

@@ -1,3 +1,5 @@
+import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -6,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     BertTokenizerFast,
     GroundingDinoConfig,
@@ -22,7 +25,7 @@ from transformers import (
 from common.errors import UserError
 from pipeline.ground.grounder import Detection, Grounder
 from pipeline.ground.hf import GroundingDino
-from pipeline.ground.load import load_grounder
+from pipeline.ground.load import load_grounder, score_threshold
 from tests.pipeline.clip_tokenizer import small_clip_tokenizer
 
 CAPTION = "A red dog and the blue house"
@@ -128,6 +131,71 @@ def test_other_kinds_of_models_are_refused_by_name(tmp_path: Path) -> None:
 def test_model_that_is_nowhere_is_named() -> None:
     with pytest.raises(UserError, match="/no/such/model"):
         load_grounder("/no/such/model", "cpu", 0.1, "caption")
+
+
+@pytest.mark.parametrize("size", [(1, 200), (200, 1), (1, 2)])
+def test_a_strip_is_asked_like_any_other_image(folder: Path, size: tuple[int, int]) -> None:
+    (found,) = ask(load_grounder(str(folder), "cpu", 0.0, "caption"), [image(*size)], [CAPTION], [SPANS])
+    assert {d.phrase for d in found} == {0, 1}
+    assert all(0 <= v <= 1 for d in found for v in d.box)
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+
+
+def test_weights_stored_in_half_precision_are_read(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "half"))
+    rewrite(copy, lambda state: {k: v.half() if v.is_floating_point() else v for k, v in state.items()})
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
+    (found,) = ask(load_grounder(str(copy), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
+    assert {d.phrase for d in found} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: {k: v for i, (k, v) in enumerate(state.items()) if i % 2}, "its weights lack"),
+        (lambda state: {k: v * float("nan") for k, v in state.items()}, "its weights are not finite in"),
+        (
+            lambda state: {k: v[:1].clone() if v.ndim > 1 else v for k, v in state.items()},
+            "cannot be fetched: RuntimeErr",
+        ),
+    ],
+    ids=["lacking", "nan", "shapes"],
+)
+def test_weights_that_do_not_fit_are_refused(
+    folder: Path, tmp_path: Path, change: Callable[[dict], dict], message: str
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "wrong"))
+    rewrite(copy, change)
+    with pytest.raises(UserError, match=message):
+        load_grounder(str(copy), "cpu", 0.0, "caption")
+
+
+def test_damaged_folders_are_refused(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "cut"))
+    weights = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(UserError, match="SafetensorError"):
+        load_grounder(str(copy), "cpu", 0.0, "caption")
+    (copy / "config.json").write_text('{"model_type": "owlv2", "vision_config": 3}')
+    with pytest.raises(UserError, match="vision_config"):
+        load_grounder(str(copy), "cpu", 0.0, "caption")
+
+
+@pytest.mark.parametrize("content", ['{"thresholds": {"score": "high"}}', '{"thresholds": {"score": 2}}'])
+def test_a_threshold_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match="score threshold"):
+        score_threshold(str(tmp_path))
+
+
+def test_a_threshold_of_nothing_is_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"thresholds": {"score": 0}, "detect": {"score_threshold": 0.4}}')
+    assert score_threshold(str(tmp_path)) == 0
 
 
 def test_a_phrase_that_cannot_be_asked_for_is_dropped_by_name(folder: Path) -> None:
