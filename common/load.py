@@ -3,6 +3,7 @@
 Unknown keys and wrong types stop at once, with the file or argument that holds them.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -51,10 +52,10 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
 
 
 def check_positive(config: object, *names: str, prefix: str = "") -> None:
-    """Raise ValueError for a field that is not above 0; one that is None is not set."""
+    """Raise ValueError for a field that is not above 0, or not finite; one that is None is not set."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{prefix}{name} is {value}; give a number above 0")
 
 

@@ -22,11 +22,13 @@ from demo.world.scenes import TRAIN_SEEDS, Curriculum, Scene, corpus, scene_stre
 from demo.world.sprites import Style
 from demo.world.vocabulary import CONCEPTS
 from pipeline.ground.glip.backbone import ConvBackbone
+from pipeline.ground.glip.checkpoint import next_step
 from pipeline.ground.glip.config import MINIATURE
 from pipeline.ground.glip.examples import Example, LabelledPhrase, batches
 from pipeline.ground.glip.model import Glip
+from pipeline.ground.glip.recipe import TrainConfig
 from pipeline.ground.glip.text import Prompter
-from pipeline.ground.glip.training import TrainConfig, next_step, train
+from pipeline.ground.glip.training import train
 from pipeline.ground.glip.vocabulary import write_vocabulary
 
 logger = logging.getLogger(__name__)

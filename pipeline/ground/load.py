@@ -34,15 +34,11 @@ def load_grounder(
         from pipeline.ground.hf import load_hf_grounder
 
         return load_hf_grounder(path, device, floor, precision=precision, compiled=compiled)
-    from pipeline.ground.glip.load import CheckpointError
     from pipeline.ground.glip.predict import load_glip_grounder
 
-    try:
-        return load_glip_grounder(
-            path, device, floor, prompt, vocabulary=vocabulary, precision=precision, compiled=compiled
-        )
-    except (CheckpointError, FileNotFoundError) as error:
-        raise UserError(f"grounder {path!r} cannot be loaded: {error}") from error
+    return load_glip_grounder(
+        path, device, floor, prompt, vocabulary=vocabulary, precision=precision, compiled=compiled
+    )
 
 
 def is_transformers(grounder: str) -> bool:

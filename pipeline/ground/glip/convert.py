@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
+from common.errors import UserError
 from pipeline.ground.glip.config import CONFIGS
-from pipeline.ground.glip.load import VOCAB, CheckpointError, load_glip, save_glip
+from pipeline.ground.glip.load import VOCAB, load_glip, save_glip
 from pipeline.ground.glip.text import Prompter
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def main() -> None:
     vocab = options.vocab or options.checkpoint.parent / VOCAB
     try:
         convert(options.checkpoint, options.out, vocab, options.graph, getattr(torch, options.dtype))
-    except (CheckpointError, FileNotFoundError) as error:
+    except (UserError, OSError) as error:
         sys.exit(f"error: {error}")
 
 

@@ -52,7 +52,8 @@ def corners(offset: Tensor, size: tuple[int, int], stride: int) -> tuple[Tensor,
         corner_rows = torch.stack([top, top, top + 1, top + 1], dim=-1)
         corner_columns = torch.stack([left, left + 1, left, left + 1], dim=-1)
         is_inside = (corner_rows >= 0) & (corner_rows < height) & (corner_columns >= 0) & (corner_columns < width)
-        index = corner_rows.clamp(0, height - 1).int() * width + corner_columns.clamp(0, width - 1).int()
+        # 0 outside, where the weight is none; an offset that is not finite is outside, and says so in its own weight
+        index = torch.where(is_inside, corner_rows * width + corner_columns, 0).int()
     down, right = y - top, x - left
     up, far = 1 - down, 1 - right
     weight = torch.stack([up * far, up * right, down * far, down * right], dim=-1)

@@ -29,7 +29,7 @@ UNUSED = ("rpn.head.cls_logits.weight", "rpn.head.cls_logits.bias")
 MAX_NAMED, MAX_NAME_CHARS = 10, 200  # keys that an error lists
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A file that is not the checkpoint it should be; the message says what is wrong with it."""
 
 
@@ -60,17 +60,14 @@ def find(name: str | Path) -> Path:
 
     A repository is a folder as `save_glip` writes it, or holds one weight file, or the name says which file is meant.
     """
-    try:
-        hub = parse_hub_name(str(name))
-        if hub is None:
-            return Path(name)
-        files = [] if hub.file else list_files(hub)
-        if CONFIG in files and WEIGHTS in files:
-            return fetch(hub, [CONFIG, VOCAB, WEIGHTS])
-        file = hub.file or weight_file(hub, files)
-        path = fetch(hub, [file, VOCAB]) / file
-    except UserError as error:
-        raise CheckpointError(str(error)) from error
+    hub = parse_hub_name(str(name))
+    if hub is None:
+        return Path(name)
+    files = [] if hub.file else list_files(hub)
+    if CONFIG in files and WEIGHTS in files:
+        return fetch(hub, [CONFIG, VOCAB, WEIGHTS])
+    file = hub.file or weight_file(hub, files)
+    path = fetch(hub, [file, VOCAB]) / file
     if not path.is_file():
         raise CheckpointError(f"{hub.repository}@{hub.commit} holds no {file}, or it was not fetched before")
     return path
@@ -78,13 +75,8 @@ def find(name: str | Path) -> Path:
 
 def find_vocabulary(name: str) -> Path:
     """The local vocab.txt of a file, folder or hub name."""
-    path = Path(name)
-    try:
-        hub = parse_hub_name(name)
-        if hub:
-            path = fetch(hub, [hub.file or VOCAB]) / (hub.file or VOCAB)
-    except UserError as error:
-        raise CheckpointError(str(error)) from error
+    hub = parse_hub_name(name)
+    path = fetch(hub, [hub.file or VOCAB]) / (hub.file or VOCAB) if hub else Path(name)
     return path / VOCAB if path.is_dir() else path
 
 

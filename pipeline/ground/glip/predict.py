@@ -148,8 +148,8 @@ def load_glip_grounder(
 ) -> GlipGrounder:
     """The grounder of a folder (config.json, model.safetensors, vocab.txt), weight file or hub name (`load.find`).
 
-    The word pieces are `vocabulary`, a file or hub name, or vocab.txt beside the weights. Raises CheckpointError or
-    FileNotFoundError naming what is missing.
+    The word pieces are `vocabulary`, a file or hub name, or vocab.txt beside the weights. Raises UserError naming what is
+    missing.
     """
     path = find(name)
     vocab = find_vocabulary(vocabulary) if vocabulary else (path if path.is_dir() else path.parent) / VOCAB

@@ -9,6 +9,7 @@ import torch
 from tokenizers import BertWordPieceTokenizer, Encoding
 from torch import Tensor
 
+from common.errors import UserError
 from pipeline.ground.glip.config import TextConfig
 from pipeline.ground.grounder import PhraseDrop, Span
 
@@ -38,14 +39,20 @@ class Prompter:
     """Tokenises captions as bert-base-uncased does, with a vocabulary file of one word piece a line."""
 
     def __init__(self, vocab: Path, config: TextConfig) -> None:
+        """Raises UserError for a vocabulary that is not there, is none, or is larger than the model's."""
         if not vocab.is_file():
-            raise FileNotFoundError(f"GLIP's vocabulary {vocab} is not there; it is bert-base-uncased's vocab.txt")
-        self.tokenizer = BertWordPieceTokenizer(str(vocab), lowercase=True)
+            raise UserError(f"GLIP's vocabulary {vocab} is not there; it is bert-base-uncased's vocab.txt")
+        try:
+            self.tokenizer = BertWordPieceTokenizer(str(vocab), lowercase=True)
+            self.unknown = self.tokenizer.token_to_id("[UNK]")
+        except Exception as error:  # tokenizers has no narrower one
+            raise UserError(f"{vocab} is no vocabulary, a word piece a line: {error}") from error
         self.config = config
-        if self.tokenizer.get_vocab_size() > config.vocab_size:
-            n_pieces = self.tokenizer.get_vocab_size()
-            raise ValueError(f"{vocab} holds {n_pieces} word pieces, the model only {config.vocab_size}")
-        self.unknown = self.tokenizer.token_to_id("[UNK]")
+        n_pieces = self.tokenizer.get_vocab_size()
+        if self.unknown is None or n_pieces > config.vocab_size:
+            raise UserError(
+                f"{vocab} holds {n_pieces} word pieces; it must have [UNK] and no more than the model's {config.vocab_size}"
+            )
         self.ignored = {self.tokenizer.token_to_id(word) for word in config.ignored_words}
 
     def plan(self, caption: str, spans: Sequence[Span], style: PromptStyle) -> Plan:

@@ -12,13 +12,15 @@ import torch
 from common.errors import UserError
 from common.help import describe
 from common.load import merge, read_layers, to_yaml
+from pipeline.ground.glip.checkpoint import next_step
 from pipeline.ground.glip.config import CONFIGS, GlipConfig
 from pipeline.ground.glip.examples import Batch, Example, collate
-from pipeline.ground.glip.load import VOCAB, CheckpointError, find, find_vocabulary, load_glip
+from pipeline.ground.glip.load import VOCAB, find, find_vocabulary, load_glip
 from pipeline.ground.glip.model import Glip
+from pipeline.ground.glip.recipe import TrainConfig
 from pipeline.ground.glip.shards import Row, batches_from, captions, find_shards, index_rows, load_example
 from pipeline.ground.glip.text import Prompter
-from pipeline.ground.glip.training import TrainConfig, next_step, train
+from pipeline.ground.glip.training import train
 from pipeline.ground.glip.vocabulary import write_vocabulary
 from pipeline.ground.grounder import ahead
 from pipeline.ground.load import grounder_path, usable_device
@@ -82,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
         run(load_config(arguments))
-    except (UserError, CheckpointError, OSError) as error:
+    except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except FloatingPointError as error:
@@ -132,7 +134,7 @@ def check_settings(path: Path, config: Config, *, is_begun: bool) -> None:
 def make_model(config: Config, out: Path, shards: Sequence[Path]) -> tuple[Glip, Path]:
     """The network to train, and the vocabulary that belongs to it.
 
-    Raises UserError or CheckpointError naming what is missing.
+    Raises UserError naming what is missing.
     """
     if not config.start.startswith(NEW):
         path = find(grounder_path(config.start))

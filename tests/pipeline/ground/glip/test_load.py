@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from common.errors import UserError
 from pipeline.ground.glip import convert
 from pipeline.ground.glip.config import CONFIGS, GlipConfig, TextConfig, from_dict, to_dict
 from pipeline.ground.glip.load import CheckpointError, find, guess_config, load_glip, read_state, save_glip
@@ -168,7 +169,7 @@ def test_the_keys_tell_the_released_graphs_apart(name: str) -> None:
 
 def test_a_hub_name_must_pin_its_commit() -> None:
     for name in ("owner/model", "owner/model@main"):
-        with pytest.raises(CheckpointError, match=r"owner/model@<40 hex digits>"):
+        with pytest.raises(UserError, match=r"owner/model@<40 hex digits>"):
             find(name)
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.errors import UserError
 from pipeline.ground.glip.config import TextConfig
 from pipeline.ground.glip.text import Prompter, pad_prompts, positive_map, span_tokens
 from tests.pipeline.ground.glip.tiny import TINY, write_vocab
@@ -134,5 +135,12 @@ def test_padding_and_maps() -> None:
 
 
 def test_a_missing_vocabulary_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"bert-base-uncased's vocab\.txt"):
+    with pytest.raises(UserError, match=r"bert-base-uncased's vocab\.txt"):
+        Prompter(tmp_path / "vocab.txt", TINY.text)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a book\nof words\n", b"[CLS]\n[SEP]\ndog\n"])
+def test_a_file_that_is_no_vocabulary_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "vocab.txt").write_bytes(content)
+    with pytest.raises(UserError, match=r"vocab\.txt (is no vocabulary|holds \d+ word pieces; it must have \[UNK\])"):
         Prompter(tmp_path / "vocab.txt", TINY.text)

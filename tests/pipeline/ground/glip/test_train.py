@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
+from pipeline.ground.glip import checkpoint
 from pipeline.ground.glip import train as command
-from pipeline.ground.glip import training
+from pipeline.ground.glip.checkpoint import STATE, next_step
 from pipeline.ground.glip.examples import Example, LabelledPhrase
 from pipeline.ground.glip.load import load_glip, save_glip
 from pipeline.ground.glip.shards import batches_from, find_shards, index_rows, load_example
 from pipeline.ground.glip.text import Prompter
 from pipeline.ground.glip.train import main, mirror
-from pipeline.ground.glip.training import next_step
 from pipeline.write import WriteConfig, write_shard
 from tests.pipeline.ground.glip.tiny import TINY, tiny_model, write_vocab
 from tests.pipeline.write.shards import CAPTION, PROVENANCE, dropped_row, jpeg, kept_row, plan, table
@@ -113,7 +113,8 @@ def test_a_killed_run_goes_on_where_it_stopped(output: Path, start: Path, tmp_pa
     assert 3 <= stopped < 8
     assert main(again) == 0
     assert losses(broken) == losses(whole)
-    assert (broken / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    for name in ("model.safetensors", STATE):
+        assert (broken / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_a_run_with_other_settings_is_not_overwritten(
@@ -134,6 +135,12 @@ def test_a_run_with_other_settings_is_not_overwritten(
         ({"train.warmup_steps": 9}, "must exceed warmup_steps"),
         ({"batch_size": 0}, "train.batch_size is 0"),
         ({"lr": -1}, "train.lr is -1"),
+        ({"lr": "inf"}, "train.lr is inf"),
+        ({"lr": "nan"}, "train.lr is nan"),
+        ({"lr": 1e9}, "is not finite: token"),
+        ({"train.weight_decay": "nan"}, "train.weight_decay is nan"),
+        ({"train.warmup_steps": -1}, "train.warmup_steps is -1"),
+        ({"vocabulary": "README.md"}, "is no vocabulary"),
         ({"train.average_every": 0}, "train.average_every is 0"),
         ({"train.ema": 2}, "train.ema is 2"),
         ({"seed": -1}, "seed is -1"),
@@ -153,16 +160,18 @@ def test_what_stops_a_run_midway_is_said_in_a_line(
     output: Path, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = arguments(output, start, tmp_path, steps=2)
-    with patch.object(training, "save_glip", side_effect=OSError(28, "No space left on device")):
+    with patch.object(checkpoint, "save_glip", side_effect=OSError(28, "No space left on device")):
         assert main(given) == 2
     assert "the checkpoint of step 1 cannot be written" in capsys.readouterr().err
     with patch.object(command, "train", side_effect=FloatingPointError("the loss is not finite: nan")):
         assert main(given) == 2
     assert "the loss is not finite: nan; a lower lr" in capsys.readouterr().err
     assert main(given) == 0
-    (tmp_path / "state.pt").write_bytes(b"damaged")
-    assert main(given) == 2
-    assert "state.pt is damaged; delete it" in capsys.readouterr().err
+    whole = (tmp_path / STATE).read_bytes()
+    for damaged in (b"damaged", whole[: len(whole) // 2], (tmp_path / "model.safetensors").read_bytes()):
+        (tmp_path / STATE).write_bytes(damaged)
+        assert main(given) == 2
+        assert f"{STATE} is damaged; delete it" in capsys.readouterr().err
 
 
 def test_shards_that_cannot_be_learned_from_are_named(tmp_path: Path, start: Path) -> None:
