@@ -53,8 +53,9 @@ def plain() -> dict[str, Any]:
 def test_images_of_every_shape_and_colour_mode_share_a_table_with_a_plain_one(ground: Ground) -> None:
     kinds = [("L", 60, 40), ("CMYK", 60, 40), ("I;16", 60, 40), ("RGBA", 60, 40), ("RGB", 1, 1), ("RGB", 2000, 4)]
     odd = [row(encoded(mode, w, h), w, h) for mode, w, h in kinds]
+    odd.append(row(encoded("RGB", 60, 40), 60, 40) | {"width": None, "height": None})
     table = ground(table_after("parse", [plain(), *odd]))
-    assert table["status"].to_pylist() == ["kept"] * 7
+    assert table["status"].to_pylist() == ["kept"] * 8
     for boxes in table["boxes"].to_pylist():
         assert boxes
         assert all(0 <= box[side] <= 1 for box in boxes for side in ("x_min", "y_min", "x_max", "y_max"))
