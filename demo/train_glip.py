@@ -19,7 +19,7 @@ import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
 from demo.world.scenes import TRAIN_SEEDS, Curriculum, Scene, corpus, scene_stream
-from demo.world.sprites import Style
+from demo.world.sprites import TRAIN_STYLES, Style
 from demo.world.vocabulary import CONCEPTS
 from pipeline.ground.glip.backbone import ConvBackbone
 from pipeline.ground.glip.checkpoint import next_step
@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 N_CAPTIONS = 20_000  # the vocabulary is made from
 # glibc otherwise returns every large activation to the system and has its pages zeroed again at the next step.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "16000000000"}
-TRAIN_STYLES: tuple[Style, ...] = ("openmoji", "twemoji", "fluent")
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from demo.world.layout import WorldConfig
 from demo.world.scenes import TEST_SEEDS, make_scene
+from demo.world.sprites import STYLES, Style
 from demo.world.truth import Truth, phrase_of, truth_of
 from pipeline.images import encode_jpeg
 from pipeline.parse import Parse, ParseConfig
@@ -25,7 +26,6 @@ from schemas.rows import CAPTIONED, SCORED
 from schemas.status import REASONS
 from schemas.table import Drop, add_columns, drop_rows
 
-STYLES = ("openmoji", "twemoji", "fluent", "noto")
 CANVASES = ((448, 336), (336, 448), (384, 384), (320, 240))
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 PROVENANCE: dict[str, Any] = {
@@ -59,7 +59,7 @@ DETAILS = {
 EARLY = [("read", "missing_url"), *(("download", r) for r in REASONS["download"]), ("captions", "empty_caption")]
 
 
-def make_row(number: int, style: str) -> tuple[dict[str, Any], Truth]:
+def make_row(number: int, style: Style) -> tuple[dict[str, Any], Truth]:
     """A row after `captions`, and the truth about it."""
     width, height = CANVASES[number % len(CANVASES)]
     scene = make_scene(TEST_SEEDS[number], style, WorldConfig(width=width, height=height))
