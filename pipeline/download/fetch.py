@@ -34,11 +34,11 @@ class FetchError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """What is still to be fetched for a row: redirects that led there, and the seconds that are left to it."""
+    """The next request to send for a row."""
 
     url: URL
-    left_s: float
-    n_redirects: int = 0
+    left_s: float  # seconds until the row's deadline
+    n_redirects: int = 0  # that were followed to get to this URL
 
     @property
     def host(self) -> str:
@@ -74,9 +74,10 @@ def new_session(config: DownloadConfig) -> aiohttp.ClientSession:
 
 
 async def fetch(session: aiohttp.ClientSession, request: Request, config: DownloadConfig) -> bytes | Request:
-    """The body, after as many attempts as the config and the time left allow; a Request where another host has it.
+    """The body of the image, after as many attempts as the config and the time left allow.
 
-    The caller asks for that one in turn: it may have to wait for its place among those to the same host, outside of any time limit.
+    Where the server redirects to another host, the Request to send there instead, with the time that is then left. Sending it is
+    the caller's: that host may be busy with other rows, and waiting for it must not count against any time limit.
     Raises FetchError.
     """
     start_s = asyncio.get_running_loop().time()
@@ -86,16 +87,13 @@ async def fetch(session: aiohttp.ClientSession, request: Request, config: Downlo
             for attempt in range(config.retries + 1):
                 try:
                     found = await attempt_fetch(session, request, config)
-                    if isinstance(found, Request):
-                        spent_s = asyncio.get_running_loop().time() - start_s
-                        return replace(found, left_s=request.left_s - spent_s)
-                    return found
                 except FetchError as failed:
                     error = failed
-                if not error.is_transient or attempt == config.retries:
-                    break
+                else:
+                    spent_s = asyncio.get_running_loop().time() - start_s
+                    return replace(found, left_s=request.left_s - spent_s) if isinstance(found, Request) else found
                 wait_s = max(config.backoff_s * 2**attempt, error.retry_after_s)
-                if wait_s > config.deadline_s:
+                if not error.is_transient or attempt == config.retries or wait_s > config.deadline_s:
                     break
                 await asyncio.sleep(wait_s)
     except TimeoutError:

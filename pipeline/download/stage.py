@@ -3,10 +3,13 @@
 import asyncio
 import hashlib
 from collections import defaultdict
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import pyarrow as pa
 import uvloop
 
@@ -51,32 +54,49 @@ class Download:
 
     async def _fetch_all(self, rows: list[tuple[str | None, bytes | None]]) -> list[Outcome]:
         """Outcomes in the order of `rows` (URL, image bytes if it has them already)."""
-        hosts: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(self.config.concurrency_per_host))
-        everyone = asyncio.Semaphore(self.config.concurrency)
+        slots = Slots(self.config)
         with ThreadPoolExecutor(self.config.decode_threads, thread_name_prefix="decode") as pool:
             async with new_session(self.config) as session:
+                outcomes = (
+                    self._prepare(image, pool) if image is not None else self._fetch(url or "", session, slots, pool)
+                    for url, image in rows
+                )
+                return await asyncio.gather(*outcomes)
 
-                async def one(url: str | None, image: bytes | None) -> Outcome:
-                    if image is not None:
-                        return await self._prepare(image, pool)
-                    try:
-                        request = Request(parse_url(url or ""), self.config.deadline_s)
-                        while True:
-                            # The host comes first: rows that wait for a slow one must not fill the places of the others.
-                            async with hosts[request.host], everyone:
-                                found = await fetch(session, request, self.config)
-                                if not isinstance(found, Request):
-                                    return await self._prepare(found, pool)
-                            request = found
-                    except FetchError as error:
-                        return Outcome({}, drop=error.drop)
-
-                return await asyncio.gather(*(one(url, image) for url, image in rows))
+    async def _fetch(
+        self, url: str, session: aiohttp.ClientSession, slots: "Slots", pool: ThreadPoolExecutor
+    ) -> Outcome:
+        """What became of a row whose image has to be fetched, from one host after the other where it is redirected."""
+        try:
+            request = Request(parse_url(url), self.config.deadline_s)
+            while True:
+                async with slots.at(request.host):
+                    found = await fetch(session, request, self.config)
+                    if isinstance(found, bytes):
+                        return await self._prepare(found, pool)
+                request = found
+        except FetchError as error:
+            return Outcome({}, drop=error.drop)
 
     async def _prepare(self, data: bytes, pool: ThreadPoolExecutor) -> Outcome:
         if self.config.decode_threads == 1 and len(data) < SMALL_BYTES:
             return prepare_image(data, self.config)
         return await asyncio.get_running_loop().run_in_executor(pool, prepare_image, data, self.config)
+
+
+class Slots:
+    """How many requests may be under way at once: so many in all, and so many of them to one host."""
+
+    def __init__(self, config: DownloadConfig) -> None:
+        self._all = asyncio.Semaphore(config.concurrency)
+        self._of_host = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(config.concurrency_per_host))
+
+    @asynccontextmanager
+    async def at(self, host: str) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it for as long as the context lasts."""
+        # The host comes first: rows that wait for a slow one must not fill the slots of the others.
+        async with self._of_host[host], self._all:
+            yield
 
 
 def prepare_image(data: bytes, config: DownloadConfig) -> Outcome:
