@@ -53,9 +53,11 @@ MEMORY_ADDRESS = re.compile(r" ?<[^<>]* at 0x[0-9a-f]+>")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageLimits:
-    max_pixels: int = 60_000_000  # width times height as the header announces it; more is not decoded
-    min_side_px: int = 1  # least shorter side, in pixels of the image as it arrived
-    max_aspect_ratio: float = 20.0  # longest allowed side, as a multiple of the shorter one
+    """Which images are decoded; judged by the size that the header announces."""
+
+    max_pixels: int = 60_000_000  # largest width times height; more is not decoded
+    min_side_px: int = 1  # smallest shorter side, in pixels of the image as it arrived
+    max_aspect_ratio: float = 20.0  # largest longer side, as a multiple of the shorter one
 
     def __post_init__(self) -> None:
         for name in ("max_pixels", "min_side_px", "max_aspect_ratio"):

@@ -16,11 +16,14 @@ BRACKETED = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
 HANDLE = re.compile(r"(?<!\S)@\S+")
 FTFY = ftfy.TextFixerConfig(unescape_html=False, explain=False)
 RAW_FACTOR = 8
-"""An original this many times longer than the limit is not even cleaned: entities and mojibake shrink, but less."""
+"""Cleaning shortens a caption (`&amp;` becomes `&`), but never by this factor: an original that is longer than the limit by more
+cannot pass, and is dropped without the work of cleaning it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionsConfig:
+    """How captions are cleaned."""
+
     redcaps: bool = False  # also clean as RedCaps does: lower case, Latin letters only, no brackets, @handles as <usr>
     max_characters: int = 1000  # longest caption kept, after cleaning
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from common.errors import UserError
 from common.load import merge, read_layers
@@ -31,16 +31,14 @@ SHORT: Final = {"grounder": "ground.grounder", "scorer": "score.scorer", "format
 class RayConfig:
     """How the stages are spread over the cluster (see pipeline/on_ray.py)."""
 
-    runner: str = "ray"  # ray, or local: the stages in a plain loop in this process
+    runner: Literal["ray", "local"] = "ray"  # ray, or local: the stages in a plain loop in this process
     address: str | None = None  # cluster to join; none: RAY_ADDRESS if set, else a Ray of its own on this machine
     cpu_workers: int | None = None  # processes that download, parse and write; none: as many as the CPUs allow
     model_workers: int | None = None  # processes that ground and score; none: one a GPU, or one a CPU without GPUs
-    gpus_per_model_worker: float = 1.0  # on a cluster with GPUs; 0.5 puts two workers on one GPU
+    gpus_per_model_worker: float = 1.0  # GPUs of one model worker, if the cluster has any; 0.5: two workers share one
     retries: int = 2  # how often a shard is begun again after a worker died under it
 
     def __post_init__(self) -> None:
-        if self.runner not in ("ray", "local"):
-            raise UserError(f"ray.runner is {self.runner!r}; it is 'ray' or 'local'")
         for name in ("cpu_workers", "model_workers"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UserError(f"ray.{name} is {getattr(self, name)}; give 1 or more, or leave it out")
@@ -54,8 +52,8 @@ class PipelineConfig:
 
     input: str = ""  # file, folder, glob or URL: parquet, JSONL, CSV, TSV, or tars of image-text pairs
     output: str = ""  # folder or URL for train/, grit/, arrow/, stats.json and report.html
-    rows_per_shard: int = 1000  # input rows that become one set of output files, the unit of work and of restart
-    limit: int | None = None  # stop after that many input rows
+    rows_per_shard: int = 1000  # input rows that become one set of output files: the unit of work and of restart
+    limit: int | None = None  # read only that many input rows, the first ones
     read: ReadConfig = field(default_factory=ReadConfig)
     download: DownloadConfig = field(default_factory=DownloadConfig)
     captions: CaptionsConfig = field(default_factory=CaptionsConfig)

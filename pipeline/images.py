@@ -18,10 +18,13 @@ MAX_SIDE_PX = 65_500
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeConfig:
-    mode: ResizeMode = "keep_ratio"  # shorter side to `size`; border: fitted into a white square; none: as it came
-    size: int = 256  # pixels
-    enlarge: bool = False  # whether keep_ratio also enlarges small images
-    jpeg_quality: int = 95  # of the stored image, 1 to 100
+    """How an image is stored."""
+
+    # keep_ratio: the shorter side becomes `size`; border: fitted into a white square of that side; none: as it came
+    mode: ResizeMode = "keep_ratio"
+    size: int = 256  # pixels of the stored image's shorter side, or of the square
+    enlarge: bool = False  # whether keep_ratio also enlarges images whose shorter side is below `size`
+    jpeg_quality: int = 95  # JPEG quality of the stored image, 1 to 100
 
     def __post_init__(self) -> None:
         if not 1 <= self.jpeg_quality <= 100:

@@ -35,9 +35,11 @@ class ParseConfig:
 
     model: str = "en_core_web_sm"  # spaCy model: name of an installed package, or a folder
     batch_size: int = 256  # captions parsed together
-    extra_abstract: tuple[str, ...] = ()  # lemmas treated as abstract nouns, besides the list in pipeline/phrases.py
-    abstract_suffixes: tuple[str, ...] = SUFFIXES  # endings of abstract nouns; [] turns the rule off
-    keep: tuple[str, ...] = ()  # lemmas that are phrases whatever the lists and the rule say
+    extra_abstract: tuple[
+        str, ...
+    ] = ()  # lemmas whose phrases are removed as abstract, besides those in pipeline/phrases.py
+    abstract_suffixes: tuple[str, ...] = SUFFIXES  # endings of lemmas that count as abstract too; []: none
+    keep: tuple[str, ...] = ()  # lemmas whose phrases are kept, whatever the lists and the suffixes say
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

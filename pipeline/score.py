@@ -28,12 +28,12 @@ class ScoreConfig:
     scorer: str = "miniature"  # miniature; a folder of the trainer; a folder or name of transformers; open_clip:ARCHITECTURE/WEIGHTS
     device: str | None = None  # torch device; none: cuda where there is one, else cpu
     batch_size: int = 256  # crops that go through the network together
-    min_side_px: int = 32  # least box size, in pixels of the stored image
-    size_rule: Literal["area", "side"] = "area"  # area: at least min_side_px squared; side: width and height each
-    min_score: float | None = None  # least grounding score; none: the grounder's own calibration, 0.65 for GLIP
-    min_clip_score: float | None = (
-        None  # least 2.5 * max(cosine, 0); none: the scorer's own calibration, 0.65 without one
-    )
+    min_side_px: int = 32  # smallest box, in pixels of the stored image; size_rule says what is compared with it
+    # area: the box's area with min_side_px squared; side: its width and its height with min_side_px
+    size_rule: Literal["area", "side"] = "area"
+    min_score: float | None = None  # lowest grounding score; none: the grounder's own calibration, 0.65 for GLIP
+    # lowest CLIPScore, 2.5 * max(cosine, 0), of crop and phrase; none: the scorer's own calibration, 0.65 without one
+    min_clip_score: float | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.min_side_px < 0:

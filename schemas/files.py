@@ -1,13 +1,11 @@
 """The files a shard becomes: their names, the members of a training sample, GRIT's columns, and the manifest that commits them."""
 
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 import pyarrow as pa
 
 from schemas.rows import field
-
-Format = Literal["train", "grit", "arrow"]
 
 FILES: Final = MappingProxyType(
     {

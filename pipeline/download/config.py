@@ -9,27 +9,24 @@ from pipeline.images import ResizeConfig
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadConfig:
-    concurrency: int = 64  # requests in flight in one worker
-    concurrency_per_host: int = (
-        16  # of these to one host, also as the target of redirects, so that no server is overrun
-    )
-    connect_timeout_s: float = 5.0  # until the connection stands
-    timeout_s: float = 15.0  # one attempt, redirects included, until the last byte
-    deadline_s: float = 40.0  # all attempts at one row together, waiting times included
-    retries: int = 2  # further attempts after a time-out, a broken connection, 429 or 5xx
-    backoff_s: float = 0.5  # before the first of them; doubles each time; Retry-After counts if it is longer
-    max_redirects: int = 5  # each hop's address is checked
-    max_bytes: int = 32_000_000  # of a body; reading stops there
-    user_agent_token: str = "hypergrit"  # name sent to servers, and the one X-Robots-Tag lines may be addressed to
-    contact: str = ""  # address or page sent along with it, for those who want to complain
-    disallowed_header_directives: tuple[str, ...] = (
-        "noai",
-        "noimageai",
-        "noindex",
-        "noimageindex",
-    )  # opt-outs honoured
-    allowed_private_hosts: tuple[str, ...] = ()  # hosts exempt from the refusal of private addresses, as in URLs
-    decode_threads: int = 1  # threads in one worker for decoding; with 1, small images are done between requests
+    """How images are fetched, and which are not."""
+
+    concurrency: int = 64  # most requests that one worker has in flight
+    concurrency_per_host: int = 16  # most requests that one worker has in flight to the same host
+    connect_timeout_s: float = 5.0  # longest time to connect, in seconds
+    timeout_s: float = 15.0  # longest time for one attempt at one server, in seconds, from the request to the last byte
+    deadline_s: float = 40.0  # longest time for one row, in seconds, with all its attempts and the pauses between them
+    retries: int = 2  # further attempts after a time-out, a broken connection, HTTP 429 or 5xx
+    backoff_s: float = 0.5  # pause before the first retry, in seconds; doubles each time; Retry-After counts if longer
+    max_redirects: int = 5  # redirects followed for one row; the address behind each is checked as the first one's
+    max_bytes: int = 32_000_000  # largest body; reading stops there
+    user_agent_token: str = "hypergrit"  # our name in the User-Agent header, and in X-Robots-Tag lines meant for us
+    contact: str = ""  # mail address or web page for complaints, sent in the User-Agent header
+    # X-Robots-Tag directives by which a server opts out; such an image is not kept
+    disallowed_header_directives: tuple[str, ...] = ("noai", "noimageai", "noindex", "noimageindex")
+    # host names or addresses, as URLs spell them, that may be fetched from although they are private
+    allowed_private_hosts: tuple[str, ...] = ()
+    decode_threads: int = 1  # threads in one worker that decode; with 1, small images are decoded on the event loop
     limits: ImageLimits = field(default_factory=ImageLimits)
     resize: ResizeConfig = field(default_factory=ResizeConfig)
 

@@ -9,21 +9,23 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ReadConfig:
-    url_column: str | None = None  # column with the image's address; none: url, image_url or link, in any case
+    """Which columns of the input are ours."""
+
+    url_column: str | None = None  # column with the image's URL; none: url, image_url or link, in any letter case
     caption_column: str | None = None  # column with the caption; none: caption, text, alt_text, alt or title
-    id_column: str | None = None  # column with the input's own identifier; none: id, uid, sample_id, image_id or key
+    id_column: str | None = None  # column with the row's identifier; none: id, uid, sample_id, image_id or key
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive rows of one file; `offset` (bytes) and `line` say where the first one starts: one seeks there."""
+    """Consecutive rows of one file, and where the first of them starts, so that reading can begin there."""
 
     path: str
     first_row: int  # in this file, from 0
     n_rows: int
     size: int  # bytes of the whole file when it was planned
-    offset: int = 0  # in the unpacked file; 0 for parquet, which seeks by row
-    line: int = 1
+    offset: int = 0  # byte of the unpacked file at which the first row starts; 0 for parquet, which seeks by row
+    line: int = 1  # line at which the first row starts, from 1; for messages
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from common.errors import UserError
 class ReportConfig:
     """How much report.html shows; stats.json always counts everything."""
 
-    pictures: int = 24  # pictures with their boxes
-    trees: int = 4  # dependency trees, of the first pictures whose caption is short enough to draw
-    examples: int = 3  # rows shown for each reason to drop one
-    thumbnail_px: int = 320  # longest side of a picture
+    pictures: int = 24  # pictures shown with their boxes
+    trees: int = 4  # dependency trees shown, of the first pictures whose caption is short enough to draw
+    examples: int = 3  # dropped rows shown for each reason
+    thumbnail_px: int = 320  # longest side of a picture, in pixels
     seed: int = 0  # another seed shows other pictures
-    summary: bool = True  # also print the table of figures when the job ends
+    summary: bool = True  # also print the figures in the terminal when the job ends
 
     def __post_init__(self) -> None:
         for name in ("pictures", "trees", "examples"):
