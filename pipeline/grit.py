@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tqdm import tqdm  # noqa: E402
 
 from common.errors import UserError  # noqa: E402
 from common.load import to_yaml  # noqa: E402
-from common.remote import open_store  # noqa: E402
+from common.remote import open_store, side_by_side  # noqa: E402
 from pipeline.config import PipelineConfig, load_config  # noqa: E402
 from pipeline.help import help_text  # noqa: E402
 from pipeline.provenance import make_provenance  # noqa: E402
@@ -82,9 +81,8 @@ def run(config: PipelineConfig) -> dict[str, Any]:
 
 
 def unfinished(plans: Sequence[ShardPlan], output: str, provenance: dict[str, Any]) -> list[ShardPlan]:
-    """The shards still to be made. Asked side by side: a remote store takes its time to answer, for each of thousands."""
-    with ThreadPoolExecutor(16) as pool:
-        finished = list(pool.map(lambda plan: is_finished(output, plan, provenance), plans))
+    """The shards still to be made."""
+    finished = side_by_side(lambda plan: is_finished(output, plan, provenance), plans)
     return [plan for plan, done in zip(plans, finished, strict=True) if not done]
 
 

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 
 from common.errors import UserError
+from common.remote import side_by_side
 from pipeline.write.store import Store
 from schemas.files import FILES, MANIFEST_FILE
 from schemas.rows import VERSION
@@ -21,9 +22,12 @@ def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Ma
     Raises UserError if there is none, or one of another version of the schemas.
     """
     folder = MANIFEST_FILE.rsplit("/", 1)[0]
-    contents = [store.read(f"{folder}/{name}") for name in store.names(folder) if name.endswith(".json")]
+    files = [f"{folder}/{name}" for name in store.names(folder) if name.endswith(".json")]
+    if only is not None:
+        wanted = {MANIFEST_FILE.format(index) for index in only}
+        files = [file for file in files if file in wanted]
+    contents = side_by_side(store.read, files)
     manifests = [json.loads(content) for content in contents if content is not None]
-    manifests = [manifest for manifest in manifests if only is None or manifest["shard"] in only]
     if not manifests:
         raise UserError(f"no finished shard in {store.root}: run the job with this output first")
     old = next((manifest for manifest in manifests if manifest["schema"] != VERSION), None)
