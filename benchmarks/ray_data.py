@@ -66,7 +66,7 @@ def with_actors(n: int) -> list[dict[str, float]]:
     on_ray.CpuWorker, on_ray.ModelWorker = CpuWorker, ModelWorker  # type: ignore[misc, assignment]
     config: Any = type("Config", (), {"ray": None})
     crew = Crew(WORKERS, WORKERS, 0.5, 0.5, 0.0)
-    return list(on_ray._drive([Shard(i) for i in range(n)], config, {}, crew))  # type: ignore[misc]
+    return list(on_ray.Driver([Shard(i) for i in range(n)], config, {}, crew).run())  # type: ignore[misc]
 
 
 class Prepare:
@@ -112,7 +112,8 @@ def figures(times: list[dict[str, float]]) -> dict[str, float]:
 
 def main() -> None:
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 40
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)  # Ray Data hangs when its actors fill every CPU
+    # Four CPUs: Ray Data hangs when its actors fill every one. A Ray of its own, also where another runs on the machine.
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     actors, data = figures(with_actors(n)), figures(with_ray_data(n))
     ray.shutdown()
     for name, row in (("actors", actors), ("Ray Data", data)):

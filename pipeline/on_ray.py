@@ -1,4 +1,4 @@
-"""The only file that knows Ray: the three steps of run.py as pools of actors, one shard at a time through each.
+"""The only file of the pipeline that knows Ray: the three steps of run.py as pools of actors, one shard at a time through each.
 
 A shard's table travels between actors through the object store; the driver holds references only. Back-pressure is a count: no more
 than two prepared shards wait for each model worker. A shard whose worker died is begun again from its input rows, which loses
@@ -10,7 +10,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import cv2
 import pyarrow as pa
@@ -90,16 +90,6 @@ class ModelWorker:
         return self.steps(plan, table, timings)
 
 
-@dataclass(frozen=True)
-class Running:
-    """A call under way: which step of which shard, on which worker; `refs` is what it returns."""
-
-    step: str
-    plan: ShardPlan
-    worker: Any
-    refs: tuple[Any, ...]
-
-
 def connect(config: RayConfig) -> None:
     """Join the cluster, or start a Ray of our own. Workers find this checkout also when the job was started from another folder."""
     address = config.address or (None if "RAY_ADDRESS" in os.environ else "local")
@@ -126,66 +116,95 @@ def run_on_ray(
         resources = ray.cluster_resources()
         crew = plan_crew(resources.get("CPU", 0), resources.get("GPU", 0), len(plans), config.ray)
         logger.info("%d cpu workers and %d model workers", crew.cpu_workers, crew.model_workers)
-        yield from _drive(plans, config, provenance, crew)
+        yield from Driver(plans, config, provenance, crew).run()
     finally:
         ray.shutdown()
 
 
-def _drive(
-    plans: Sequence[ShardPlan], config: PipelineConfig, provenance: dict[str, Any], crew: Crew
-) -> Iterator[dict[str, Any]]:
-    # A worker that dies is started again; the shard it held is begun again below, not the call alone.
-    cpu_actor: Any = ray.remote(max_restarts=-1, num_cpus=crew.cpus_per_cpu_worker)(CpuWorker)
-    model_actor: Any = ray.remote(
-        max_restarts=-1, num_cpus=crew.cpus_per_model_worker, num_gpus=crew.gpus_per_model_worker
-    )(ModelWorker)
-    idle_cpu: list[Any] = [cpu_actor.remote(config, provenance) for _ in range(crew.cpu_workers)]
-    idle_model: list[Any] = [model_actor.remote(config) for _ in range(crew.model_workers)]
-    todo, prepared, inferred = deque(plans), deque[Running](), deque[Running]()
-    running: dict[Any, Running] = {}
-    deaths: Counter[int] = Counter()
+@dataclass(frozen=True)
+class Call:
+    """A step of a shard under way on a worker; `refs` is what it returns."""
 
-    def start(call: Running) -> None:
-        running[call.refs[-1]] = call
+    step: Literal["prepare", "infer", "write"]
+    plan: ShardPlan
+    worker: Any
+    refs: tuple[Any, ...]
 
-    while todo or prepared or inferred or running:
-        while idle_cpu:
-            preparing = sum(call.step == "prepare" for call in running.values())
-            if inferred:
-                done, worker = inferred.popleft(), idle_cpu.pop()
-                start(Running("write", done.plan, worker, (worker.write.remote(done.plan, *done.refs),)))
-            elif todo and len(prepared) + preparing < WAITING_PER_MODEL_WORKER * crew.model_workers:
-                plan, worker = todo.popleft(), idle_cpu.pop()
-                start(Running("prepare", plan, worker, tuple(worker.prepare.remote(plan))))
-            else:
-                break
-        while idle_model and prepared:
-            done, worker = prepared.popleft(), idle_model.pop()
-            start(Running("infer", done.plan, worker, tuple(worker.infer.remote(done.plan, *done.refs))))
-        ready, _ = ray.wait(list(running), num_returns=1)
-        call = running.pop(ready[0])
-        (idle_model if call.step == "infer" else idle_cpu).append(call.worker)
-        try:
-            result = ray.get(ready[0])
-        except RayTaskError as error:
-            raise _cause(error) from None
-        except RayError as error:
-            # The worker died or its result was lost with a node: Ray restarts the worker, the shard begins again.
-            deaths[call.plan.index] += 1
-            if deaths[call.plan.index] > config.ray.retries:
-                raise UserError(
-                    f"shard {call.plan.index} ended its worker {deaths[call.plan.index]} times in step {call.step!r} "
-                    f"({type(error).__name__}); most often that is memory: lower rows_per_shard"
-                ) from error
-            logger.warning("shard %d begins again: %s in %s", call.plan.index, type(error).__name__, call.step)
-            todo.appendleft(call.plan)
-            continue
-        if call.step == "prepare":
-            prepared.append(call)
-        elif call.step == "infer":
-            inferred.append(call)
-        else:
-            yield result
+
+class Driver:
+    """Starts the crew and hands it the shards, each to an idle worker for one step after the other."""
+
+    def __init__(
+        self, plans: Sequence[ShardPlan], config: PipelineConfig, provenance: dict[str, Any], crew: Crew
+    ) -> None:
+        # A worker that dies is started again by Ray; the shard it held is begun again by us, not the call alone.
+        cpu_actor: Any = ray.remote(max_restarts=-1, num_cpus=crew.cpus_per_cpu_worker)(CpuWorker)
+        model_actor: Any = ray.remote(
+            max_restarts=-1, num_cpus=crew.cpus_per_model_worker, num_gpus=crew.gpus_per_model_worker
+        )(ModelWorker)
+        self.config = config
+        self.idle_cpu: list[Any] = [cpu_actor.remote(config, provenance) for _ in range(crew.cpu_workers)]
+        self.idle_model: list[Any] = [model_actor.remote(config) for _ in range(crew.model_workers)]
+        self.most_prepared = WAITING_PER_MODEL_WORKER * crew.model_workers
+        self.todo, self.prepared, self.inferred = deque(plans), deque[Call](), deque[Call]()
+        self.running: dict[Any, Call] = {}
+        self.deaths: Counter[int] = Counter()
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        """Each manifest once it is committed, in order of completion.
+
+        Raises what a stage raised, and UserError for a shard whose workers died too often.
+        """
+        while self.todo or self.prepared or self.inferred or self.running:
+            self._employ_idle_workers()
+            (ready,), _ = ray.wait(list(self.running), num_returns=1)
+            call = self.running.pop(ready)
+            (self.idle_model if call.step == "infer" else self.idle_cpu).append(call.worker)
+            try:
+                result = ray.get(ready)
+            except RayTaskError as error:
+                raise _cause(error) from None
+            except RayError as error:
+                # The worker died, or its result was lost with a node.
+                self._begin_again(call, error)
+                continue
+            match call.step:
+                case "prepare":
+                    self.prepared.append(call)
+                case "infer":
+                    self.inferred.append(call)
+                case "write":
+                    yield result
+
+    def _employ_idle_workers(self) -> None:
+        while self.idle_cpu and self.inferred:
+            done, worker = self.inferred.popleft(), self.idle_cpu.pop()
+            self._start(Call("write", done.plan, worker, (worker.write.remote(done.plan, *done.refs),)))
+        while self.idle_cpu and self.todo and self._n_prepared() < self.most_prepared:
+            plan, worker = self.todo.popleft(), self.idle_cpu.pop()
+            self._start(Call("prepare", plan, worker, tuple(worker.prepare.remote(plan))))
+        while self.idle_model and self.prepared:
+            done, worker = self.prepared.popleft(), self.idle_model.pop()
+            self._start(Call("infer", done.plan, worker, tuple(worker.infer.remote(done.plan, *done.refs))))
+
+    def _start(self, call: Call) -> None:
+        self.running[call.refs[-1]] = call
+
+    def _n_prepared(self) -> int:
+        """Shards that wait for a model worker, or soon will."""
+        return len(self.prepared) + sum(call.step == "prepare" for call in self.running.values())
+
+    def _begin_again(self, call: Call, error: RayError) -> None:
+        """Put the shard of a failed call first in the queue. Raises UserError once `ray.retries` are used up."""
+        index = call.plan.index
+        self.deaths[index] += 1
+        if self.deaths[index] > self.config.ray.retries:
+            raise UserError(
+                f"shard {index} ended its worker {self.deaths[index]} times in step {call.step!r} "
+                f"({type(error).__name__}); most often that is memory: lower rows_per_shard"
+            ) from error
+        logger.warning("shard %d begins again: %s in %s", index, type(error).__name__, call.step)
+        self.todo.appendleft(call.plan)
 
 
 def _cause(error: RayTaskError) -> BaseException:
