@@ -62,7 +62,16 @@ def plan_crew(cpus: float, gpus: float, n_shards: int, config: RayConfig) -> Cre
     return crew
 
 
-class CpuWorker:
+class Worker:
+    """What the driver asks of a worker of either kind."""
+
+    @ray.method(max_task_retries=-1)
+    def is_back(self) -> bool:
+        """True; a worker that died says it once Ray has started it again, to any other call it is unavailable until then."""
+        return True
+
+
+class CpuWorker(Worker):
     """Prepares shards and commits them."""
 
     def __init__(self, config: PipelineConfig, provenance: dict[str, Any]) -> None:
@@ -78,7 +87,7 @@ class CpuWorker:
         return write(plan, table, timings, self.config, self.provenance)
 
 
-class ModelWorker:
+class ModelWorker(Worker):
     """Grounds and scores shards."""
 
     def __init__(self, config: PipelineConfig) -> None:
@@ -137,7 +146,7 @@ class Driver:
     def __init__(
         self, plans: Sequence[ShardPlan], config: PipelineConfig, provenance: dict[str, Any], crew: Crew
     ) -> None:
-        # A worker that dies is started again by Ray; the shard it held is begun again by us, not the call alone.
+        # A worker that dies is started again by Ray; the shard it held is begun again here, not the call alone.
         cpu_actor: Any = ray.remote(max_restarts=-1, num_cpus=crew.cpus_per_cpu_worker)(CpuWorker)
         model_actor: Any = ray.remote(
             max_restarts=-1, num_cpus=crew.cpus_per_model_worker, num_gpus=crew.gpus_per_model_worker
@@ -148,6 +157,7 @@ class Driver:
         self.most_prepared = WAITING_PER_MODEL_WORKER * crew.model_workers
         self.todo, self.prepared, self.inferred = deque(plans), deque[Call](), deque[Call]()
         self.running: dict[Any, Call] = {}
+        self.failed: dict[Any, Call] = {}  # calls whose worker is started again, by what it answers then
         self.deaths: Counter[int] = Counter()
 
     def run(self) -> Iterator[dict[str, Any]]:
@@ -157,9 +167,12 @@ class Driver:
         """
         while self.todo or self.prepared or self.inferred or self.running:
             self._employ_idle_workers()
-            (ready,), _ = ray.wait(list(self.running), num_returns=1)
+            (ready,), _ = ray.wait([*self.running, *self.failed], num_returns=1)
+            if ready in self.failed:
+                ray.get(ready)
+                self._release(self.failed.pop(ready))
+                continue
             call = self.running.pop(ready)
-            (self.idle_model if call.step == "infer" else self.idle_cpu).append(call.worker)
             try:
                 result = ray.get(ready)
             except RayTaskError as error:
@@ -168,6 +181,7 @@ class Driver:
                 # The worker died, or its result was lost with a node.
                 self._begin_again(call, error)
                 continue
+            self._release(call)
             match call.step:
                 case "prepare":
                     self.prepared.append(call)
@@ -190,12 +204,19 @@ class Driver:
     def _start(self, call: Call) -> None:
         self.running[call.refs[-1]] = call
 
+    def _release(self, call: Call) -> None:
+        """The call's worker is free for another."""
+        (self.idle_model if call.step == "infer" else self.idle_cpu).append(call.worker)
+
     def _n_prepared(self) -> int:
         """Shards that wait for a model worker, or soon will."""
         return len(self.prepared) + sum(call.step == "prepare" for call in self.running.values())
 
     def _begin_again(self, call: Call, error: RayError) -> None:
-        """Put the shard of a failed call first in the queue. Raises UserError once `ray.retries` are used up."""
+        """Put the shard of a failed call first in the queue, and leave its worker alone until it is back.
+
+        Raises UserError once `ray.retries` are used up.
+        """
         index = call.plan.index
         self.deaths[index] += 1
         if self.deaths[index] > self.config.ray.retries:
@@ -205,6 +226,7 @@ class Driver:
             ) from error
         logger.warning("shard %d begins again: %s in %s", index, type(error).__name__, call.step)
         self.todo.appendleft(call.plan)
+        self.failed[call.worker.is_back.remote()] = call
 
 
 def _cause(error: RayTaskError) -> BaseException:

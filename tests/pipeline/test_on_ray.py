@@ -1,10 +1,17 @@
-"""How work is spread over a cluster: plans that fit, and refusals of those that would wait for ever."""
+"""How work is spread over a cluster: plans that fit, refusals of those that would wait for ever, workers that die."""
+
+import os
+from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
 
 from common.errors import UserError
-from pipeline.config import RayConfig
-from pipeline.on_ray import Crew, plan_crew
+from pipeline import on_ray
+from pipeline.config import PipelineConfig, RayConfig, repository_root
+from pipeline.on_ray import Crew, Driver, Worker, plan_crew
+from pipeline.read import ShardPlan
 
 
 def needed(crew: Crew) -> tuple[float, float]:
@@ -51,3 +58,44 @@ def test_few_shards_need_few_workers() -> None:
 def test_a_crew_that_would_wait_for_ever_is_refused_with_the_mend(config: RayConfig) -> None:
     with pytest.raises(UserError, match=r"wait for ever|does not fit"):
         plan_crew(4, 2, 1000, config)
+
+
+class MortalWorker(Worker):
+    """Works on the number of a shard alone, and is killed when it first prepares shard 1."""
+
+    def __init__(self, config: PipelineConfig, grave: str) -> None:
+        self.grave = Path(grave)
+
+    @ray.method(num_returns=2)
+    def prepare(self, plan: ShardPlan) -> tuple[int, None]:
+        if plan.index == 1 and not self.grave.exists():
+            self.grave.touch()
+            os._exit(1)
+        return plan.index, None
+
+    def write(self, plan: ShardPlan, table: int, timings: None) -> dict[str, Any]:
+        return {"shard": table}
+
+
+class QuietWorker(Worker):
+    def __init__(self, config: PipelineConfig) -> None: ...
+
+    @ray.method(num_returns=2)
+    def infer(self, plan: ShardPlan, table: int, timings: None) -> tuple[int, None]:
+        return table, None
+
+
+@pytest.mark.ray
+def test_a_worker_that_dies_once_costs_its_shard_one_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "CpuWorker", MortalWorker)
+    monkeypatch.setattr(on_ray, "ModelWorker", QuietWorker)
+    config = PipelineConfig(input="in", output="out", ray=RayConfig(retries=1))
+    plans = [ShardPlan(i, i, 1, ()) for i in range(4)]
+    paths = {"PYTHONPATH": str(repository_root())}
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths})
+    try:
+        driver = Driver(plans, config, str(tmp_path / "grave"), Crew(1, 1, 0.5, 0.5, 0.0))  # type: ignore[arg-type]
+        assert sorted(manifest["shard"] for manifest in driver.run()) == [0, 1, 2, 3]
+    finally:
+        ray.shutdown()
+    assert (tmp_path / "grave").exists()
