@@ -1,14 +1,18 @@
 """Histograms and bars as plain numbers; charts.html turns them into SVG that follows the page's light or dark colours."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 WIDTH: Final = 360.0
 HEIGHT: Final = 210.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 10.0, 12.0, 40.0
 MAX_BARS: Final = 40
+
+Across = Callable[[float], float]
+"""From a value on the x axis to its position in the SVG."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,12 @@ class Look:
     is_stacked: bool = True
     is_log: bool = False
     is_whole: bool = False  # each bin is one whole number
-    full: bool = False  # show the whole range, however empty
+    is_full: bool = False  # the whole range is shown, however empty
 
 
 LOOKS: Final = {
     "box_area_ratio": Look(
-        "Box area", "box area / image area", "share of the image that a box covers (paper 003, figure 4)", full=True
+        "Box area", "box area / image area", "share of the image that a box covers (paper 003, figure 4)", is_full=True
     ),
     "boxes_per_image": Look("Boxes per image", "kept boxes", "kept images by the number of their boxes", is_whole=True),
     "caption_length": Look("Caption length", "characters", "cleaned captions by their number of characters"),
@@ -79,7 +83,6 @@ def histogram_chart(name: str, data: Mapping[str, Any], mark: float | None = Non
     if not edges:
         return None
     low, high = position(edges[0], look), position(edges[-1], look)
-    n_bars = len(edges) - 1
     heights = [sum(c) if look.is_stacked else max(c) for c in zip(*counts, strict=True)]
     y_ticks = nice_ticks(max(heights))
     scale = (HEIGHT - TOP - BOTTOM) / y_ticks[-1]
@@ -87,42 +90,13 @@ def histogram_chart(name: str, data: Mapping[str, Any], mark: float | None = Non
     def across(value: float) -> float:
         return round(LEFT + (position(value, look) - low) / (high - low) * (WIDTH - LEFT - RIGHT), 2)
 
-    bars: list[Bar] = []
-    for i in range(n_bars):
-        x, width = across(edges[i]), across(edges[i + 1]) - across(edges[i])
-        span = number(edges[i]) if look.is_whole else f"{number(edges[i])} to {number(edges[i + 1])}"
-        floor = HEIGHT - BOTTOM
-        for j, name_ in enumerate(series):
-            height = counts[j][i] * scale
-            if not counts[j][i]:
-                continue
-            share = 1 if look.is_stacked else len(series)
-            left = x + (0 if look.is_stacked else j * width / share)
-            gap = min(1.5, width / share * 0.15)
-            title = f"{span}: {counts[j][i]:,}" + (f" {name_}" if len(series) > 1 else "")
-            bars.append(
-                Bar(
-                    round(left + gap / 2, 2),
-                    round(floor - height, 2),
-                    round(width / share - gap, 2),
-                    round(height, 2),
-                    j,
-                    title,
-                )
-            )
-            if look.is_stacked:
-                floor -= height
-    shown = [s for s, c in zip(series, counts, strict=True) if sum(c)]
-    facts = [
-        f"{s if len(series) > 1 else ''} n = {data['n'][s]:,}, mean {number(data['mean'][s])}".strip() for s in shown
-    ]
     is_marked = mark is not None and edges[0] <= mark <= edges[-1]
     return Chart(
         name=name,
         title=look.title,
         axis=look.axis,
-        summary=f"{look.note[0].upper()}{look.note[1:]}; {'; '.join(facts)}.",
-        bars=bars,
+        summary=summary(data, look),
+        bars=list(draw_bars(edges, dict(zip(series, counts, strict=True)), look, across, scale)),
         x_ticks=x_ticks(edges, look, across),
         y_ticks=[(round(HEIGHT - BOTTOM - tick * scale, 2), short(tick)) for tick in y_ticks],
         legend=series if len(series) > 1 else [],
@@ -131,13 +105,50 @@ def histogram_chart(name: str, data: Mapping[str, Any], mark: float | None = Non
     )
 
 
+def summary(data: Mapping[str, Any], look: Look) -> str:
+    """What the histogram shows, and number and mean of each series that counted something."""
+    names = {s: f"{s} " if len(data["counts"]) > 1 else "" for s in data["counts"] if data["n"][s]}
+    facts = [f"{name}n = {data['n'][s]:,}, mean {number(data['mean'][s])}" for s, name in names.items()]
+    return f"{look.note[0].upper()}{look.note[1:]}; {'; '.join(facts)}."
+
+
+def draw_bars(
+    edges: Sequence[float], counts: Mapping[str, Sequence[int]], look: Look, across: Across, scale: float
+) -> Iterator[Bar]:
+    """A bar for each bin and series that counted something, the series on top of each other or side by side.
+
+    `scale` is the height of one count, in units of the SVG.
+    """
+    share = 1 if look.is_stacked else len(counts)  # bars beside each other in a bin
+    for i, (low, high) in enumerate(pairwise(edges)):
+        x, width = across(low), (across(high) - across(low)) / share
+        gap = min(1.5, width * 0.15)
+        span = number(low) if look.is_whole else f"{number(low)} to {number(high)}"
+        floor = HEIGHT - BOTTOM
+        for j, (name, values) in enumerate(counts.items()):
+            if not values[i]:
+                continue
+            height = values[i] * scale
+            left = x if look.is_stacked else x + j * width
+            yield Bar(
+                x=round(left + gap / 2, 2),
+                y=round(floor - height, 2),
+                width=round(width - gap, 2),
+                height=round(height, 2),
+                series=j,
+                title=f"{span}: {values[i]:,}" + (f" {name}" if len(counts) > 1 else ""),
+            )
+            if look.is_stacked:
+                floor -= height
+
+
 def trim(edges: Sequence[float], counts: Sequence[Sequence[int]], look: Look) -> tuple[list[float], list[list[int]]]:
     """Without empty bins at both ends, and with so many neighbours joined that MAX_BARS are enough."""
     filled = [i for i, column in enumerate(zip(*counts, strict=True)) if any(column)]
     if not filled:
         return [], []
-    first, last = (0, len(edges) - 2) if look.full else (max(filled[0] - 1, 0), min(filled[-1] + 1, len(edges) - 2))
-    step = 1 if look.full else math.ceil((last - first + 1) / MAX_BARS)
+    first, last = (0, len(edges) - 2) if look.is_full else (max(filled[0] - 1, 0), min(filled[-1] + 1, len(edges) - 2))
+    step = 1 if look.is_full else math.ceil((last - first + 1) / MAX_BARS)
     first -= first % step
     starts = list(range(first, last + 1, step))
     joined = [[sum(row[i : i + step]) for i in starts] for row in counts]
@@ -145,10 +156,11 @@ def trim(edges: Sequence[float], counts: Sequence[Sequence[int]], look: Look) ->
 
 
 def position(value: float, look: Look) -> float:
+    """A value as far along its axis as it is drawn, before the axis is scaled to the chart."""
     return math.log2(value) if look.is_log else value
 
 
-def x_ticks(edges: Sequence[float], look: Look, across: Any) -> list[tuple[float, str]]:
+def x_ticks(edges: Sequence[float], look: Look, across: Across) -> list[tuple[float, str]]:
     """About six labelled positions: whole numbers under the middle of their bar, powers of two, or round figures."""
     if look.is_whole:
         step = math.ceil((len(edges) - 1) / 12)

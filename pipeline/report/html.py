@@ -11,12 +11,13 @@ from omegaconf import OmegaConf
 
 from common.errors import UserError
 from pipeline.report.cards import make_card
-from pipeline.report.charts import Chart, histogram_chart, number, short
+from pipeline.report.charts import Chart, histogram_chart, number
 from pipeline.report.config import ReportConfig
 from pipeline.report.samples import Row, pick_examples, pick_pictures
 from pipeline.report.shards import read_manifests
 from pipeline.report.stats import STATS_FILE
 from pipeline.report.trees import draw_tree, is_drawable
+from pipeline.score import CLIP_SCORE_WEIGHT
 from pipeline.write.store import Store
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, REASONS, STAGES
 
@@ -64,7 +65,7 @@ def render(stats: dict[str, Any], store: Store, config: ReportConfig) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "short": short, "clip": clip_text}
+    environment.filters |= {"number": number, "shortened": shortened}
     return environment.get_template("template.html").render(
         stats=stats,
         style=Markup((TEMPLATES / "style.css").read_text("utf-8")),
@@ -105,10 +106,10 @@ def funnel(stats: Mapping[str, Any], examples: Mapping[tuple[str, str], list[Row
 def make_charts(stats: Mapping[str, Any]) -> Iterator[Chart]:
     """The histograms that counted something, with the thresholds that decided marked where they are on the axis."""
     thresholds = stats["provenance"].get("thresholds", {})
-    clip_score = thresholds.get("min_clip_score")  # 2.5 times the cosine
+    clip_score = thresholds.get("min_clip_score")
     marks = {
         "grounding_score": thresholds.get("min_score"),
-        "clip_cosine": None if clip_score is None else clip_score / 2.5,
+        "clip_cosine": None if clip_score is None else clip_score / CLIP_SCORE_WEIGHT,
     }
     for name, data in stats["histograms"].items():
         chart = histogram_chart(name, data, marks.get(name))
@@ -135,7 +136,7 @@ def flatten(tree: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:
             yield f"{path}{name}", str(value)
 
 
-def clip_text(text: str | None) -> str:
+def shortened(text: str | None) -> str:
     """At most MAX_TEXT characters; a dash for nothing."""
     if not text:
         return "–"
