@@ -98,29 +98,33 @@ def write_format(
 def count_rows(rows: Sequence[Row], plan: ShardPlan) -> dict[str, Any]:
     """`{"read", "kept", "dropped": {stage: {reason: n}}}` of a shard.
 
-    Raises ValueError unless every row of the plan is there once, and either kept or dropped with a stage and a listed reason.
+    Raises ValueError unless every row of the plan is there once, and each can be written (`check_row`).
     """
     if len(rows) != plan.n_rows or len({row["key"] for row in rows}) != plan.n_rows:
         raise ValueError(
             f"shard {plan.index} was planned with {plan.n_rows} rows; {len(rows)} arrived, or a key came twice"
         )
-    dropped: dict[str, dict[str, int]] = {}
+    dropped: dict[str, Counter[str]] = {}
     for row in rows:
-        stage, reason = row["stage"], row["reason"]
-        if not KEY.fullmatch(row["key"]):
-            raise ValueError(f"key {row['key']!r} cannot name a tar member; use letters, digits, - and _")
-        if row["status"] == DROPPED and stage is not None and reason is not None:
-            check_reason(stage, reason)
-            reasons = dropped.setdefault(stage, {})
-            reasons[reason] = reasons.get(reason, 0) + 1
-        elif row["status"] != KEPT or stage is not None or reason is not None:
-            raise ValueError(
-                f"row {row['key']} is unaccounted for: status {row['status']!r}, stage {stage!r}, reason {reason!r}"
-            )
-        elif row["image"] is None:
-            raise ValueError(f"row {row['key']} is kept without an image")
-    n_dropped = sum(sum(reasons.values()) for reasons in dropped.values())
-    return {"read": len(rows), "kept": len(rows) - n_dropped, "dropped": dropped}
+        check_row(row)
+        if row["status"] == DROPPED:
+            dropped.setdefault(row["stage"], Counter())[row["reason"]] += 1
+    n_dropped = sum(reasons.total() for reasons in dropped.values())
+    counts = {stage: dict(reasons) for stage, reasons in dropped.items()}
+    return {"read": len(rows), "kept": len(rows) - n_dropped, "dropped": counts}
+
+
+def check_row(row: Row) -> None:
+    """Raise ValueError unless the row is kept with an image or dropped for a listed reason, and its key can name a tar member."""
+    status, stage, reason = row["status"], row["stage"], row["reason"]
+    if not KEY.fullmatch(row["key"]):
+        raise ValueError(f"key {row['key']!r} cannot name a tar member; use letters, digits, - and _")
+    if status == DROPPED and stage is not None and reason is not None:
+        check_reason(stage, reason)
+    elif status != KEPT or stage is not None or reason is not None:
+        raise ValueError(f"row {row['key']} is unaccounted for: status {status!r}, stage {stage!r}, reason {reason!r}")
+    elif row["image"] is None:
+        raise ValueError(f"row {row['key']} is kept without an image")
 
 
 def count_removed(rows: Sequence[Row]) -> dict[str, Any]:
