@@ -2,12 +2,17 @@
 
 import dataclasses
 import hashlib
+import tomllib
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.config import PipelineConfig, content_hash
+from pipeline.config import PipelineConfig, content_hash, repository_root
+from pipeline.ground.load import grounder_path
+from pipeline.parse import spacy_package
+from pipeline.score import resolve_thresholds
+from pipeline.scorers import scorer_path
 from schemas.rows import VERSION
 
 PACKAGES: Final = (
@@ -21,7 +26,12 @@ PACKAGES: Final = (
     "opencv-python-headless",
     "ftfy",
 )
-HYPERGRIT_VERSION: Final = "0.1.0"
+
+
+def hypergrit_version() -> str:
+    """The version that pyproject.toml declares: HyperGRIT runs from its checkout and is no installed package."""
+    text = (repository_root() / "pyproject.toml").read_text(encoding="utf-8")
+    return str(tomllib.loads(text)["project"]["version"])
 
 
 def package_version(name: str) -> str:
@@ -52,14 +62,9 @@ def model_identity(name: str, path: str) -> dict[str, str]:
 
 def make_provenance(config: PipelineConfig) -> dict[str, Any]:
     """The part of a manifest that must agree before a finished shard may be kept: see write.is_finished."""
-    from pipeline.ground.load import grounder_path
-    from pipeline.parse import spacy_package
-    from pipeline.score import resolve_thresholds
-    from pipeline.scorers import scorer_path
-
     grounder, scorer = config.ground.grounder, config.score.scorer
     return {
-        "hypergrit": HYPERGRIT_VERSION,
+        "hypergrit": hypergrit_version(),
         "schema": VERSION,
         "config_hash": content_hash(config),
         "packages": {name: package_version(name) for name in PACKAGES},
