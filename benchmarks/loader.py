@@ -1,6 +1,6 @@
 """How fast samples become a batch: trainer.data against webdataset, Pillow and torchvision, on the same shards.
 
-    python benchmarks/loader.py [SHARDS]
+    python -m benchmarks.loader [SHARDS]
 
 One process, one thread, CPU time. The other side is HyCoCLIP's mapper as its training is described: webdataset reads
 and shuffles the samples, Pillow decodes them, and the whole and one random box go through RandomResizedCrop(224,

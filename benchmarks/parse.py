@@ -1,6 +1,6 @@
 """Parsing speed against `nlp.pipe` with all components (batch 256), one thread, side by side.
 
-    python benchmarks/parse.py [--captions 1000] [--rounds 3]
+    python -m benchmarks.parse [--captions 1000] [--rounds 3]
 
 Both sides give tokens, tree, labels, lemmas and noun chunks as Python lists. They take turns, so that a busy machine slows both alike;
 CPU seconds count. Ends with a JSON line whose `ratio` is the slowest case without repeated captions.
@@ -9,14 +9,11 @@ CPU seconds count. Ends with a JSON line whose `ratio` is the slowest case witho
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from random import Random
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pyarrow as pa
 import spacy

@@ -1,6 +1,6 @@
 """How fast samples become tars: pipeline.write.tar against webdataset.TarWriter, the same samples, in turn, on one core.
 
-    python benchmarks/write.py [n_samples]
+    python -m benchmarks.write [n_samples]
 
 A sample is a 50 KB JPEG (random bytes: neither writer looks inside) and a JSON of a caption, boxes and a parse, both as bytes: making
 the JSON costs the same 20 us on either side. `ratio` compares the writers; `ratio_with_sha256` adds the hash that every file of ours is
