@@ -121,16 +121,6 @@ def phrase_of(start: int, end: int, truth: Truth) -> int | None:
     return min(covered, key=lambda index: truth.phrases[index].start, default=None)
 
 
-def spans_of(text: str, truth: Truth) -> list[tuple[int, int]]:
-    """Where a phrase given as text alone stands in the caption, letter case aside; no span if nowhere."""
-    caption, wanted = truth.caption.casefold(), text.casefold()
-    starts, at = [], caption.find(wanted) if wanted else -1
-    while at >= 0:
-        starts.append(at)
-        at = caption.find(wanted, at + len(wanted))
-    return [(start, start + len(wanted)) for start in starts]
-
-
 def matches(predictions: Sequence[Prediction], truth: Truth) -> list[tuple[Prediction, int | None, bool]]:
     """Each prediction, the most certain first, with its phrase's index and whether it is right."""
     free = {index: list(phrase.boxes) for index, phrase in enumerate(truth.phrases)}

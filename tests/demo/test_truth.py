@@ -15,7 +15,6 @@ from demo.world.truth import (
     matches,
     phrase_of,
     recall_at,
-    spans_of,
     tally,
     truth_of,
 )
@@ -79,11 +78,6 @@ def test_a_referring_expression_belongs_to_its_head() -> None:
 
 def test_a_box_on_no_phrase_costs_precision() -> None:
     assert tally([box(16, 24, CAT_BOX)], TRUTH).precision == 0.0
-
-
-def test_a_phrase_given_as_text_is_found_in_the_caption() -> None:
-    assert spans_of("A cat", TRUTH) == [(28, 33)]
-    assert spans_of("a dragon", TRUTH) == []
 
 
 def test_tallies_add_up() -> None:
