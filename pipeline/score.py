@@ -84,15 +84,15 @@ class Score:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         kept, found, drops = kept_indices(table), {}, {}
-        light = table.select(["caption", "noun_chunks", "boxes", "width", "height"])
+        needed = table.select(["image", "caption", "noun_chunks", "boxes"])
         for start in range(0, len(kept), ROWS):
             indices = kept[start : start + ROWS]
-            rows = [light.slice(i, 1).to_pylist()[0] for i in indices]
-            images = [self.decode(table["image"][i].as_py()) for i in indices]
-            for i, scores, similarity in zip(indices, *self._score(rows, images), strict=True):
+            rows = needed.take(indices).to_pylist()
+            images = [self.decode(row["image"]) for row in rows]
+            for i, row, scores, similarity in zip(indices, rows, *self._score(rows, images), strict=True):
                 found[i] = {"box_scores": scores, "clip_similarity": similarity}
                 if similarity is None:
-                    drops[i] = why_dropped(table["boxes"][i].as_py(), scores, self.thresholds)
+                    drops[i] = why_dropped(row["boxes"], scores, self.thresholds)
         return drop_rows(add_columns(table, SCORED, found), "score", drops)
 
     def _score(
@@ -103,12 +103,12 @@ class Score:
             [judge(box, image.shape[1], image.shape[0], self.thresholds) for box in row["boxes"]]
             for row, image in zip(rows, images, strict=True)
         ]
-        open_ = [
+        passed = [
             (r, b) for r, verdicts in enumerate(scores) for b, verdict in enumerate(verdicts) if not verdict["removed"]
         ]
-        crops = [crop_box(images[r], corners(rows[r]["boxes"][b])) for r, b in open_]
-        cosines = self._cosines(crops, [phrase(rows[r], rows[r]["boxes"][b]) for r, b in open_])
-        for (r, b), cosine in zip(open_, cosines, strict=True):
+        crops = [crop_box(images[r], corners(rows[r]["boxes"][b])) for r, b in passed]
+        cosines = self._cosines(crops, [phrase(rows[r], rows[r]["boxes"][b]) for r, b in passed])
+        for (r, b), cosine in zip(passed, cosines, strict=True):
             is_low = clip_score(cosine) < self.thresholds.min_clip_score
             scores[r][b] |= {"clip_cosine": cosine, "removed": "low_clip_score" if is_low else None}
         left = [r for r, verdicts in enumerate(scores) if any(not verdict["removed"] for verdict in verdicts)]
@@ -161,6 +161,7 @@ def why_dropped(boxes: Sequence[dict[str, Any]], scores: Sequence[dict[str, Any]
 
 
 def corners(box: dict[str, Any]) -> tuple[float, float, float, float]:
+    """A box (schemas.rows.BOX) as x_min, y_min, x_max, y_max."""
     return box["x_min"], box["y_min"], box["x_max"], box["y_max"]
 
 
