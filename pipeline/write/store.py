@@ -38,7 +38,7 @@ REMOTE_MEND: Final = "check the address, the bucket, the credentials and their r
 
 
 @contextmanager
-def explained(path: str) -> Iterator[None]:
+def disk_errors_explained(path: str) -> Iterator[None]:
     """Turn an error of the file system that the user can mend into a UserError naming `path` and the mend."""
     try:
         yield
@@ -83,6 +83,7 @@ class Store:
         self.is_local = isinstance(self.fs, LocalFileSystem)
 
     def path(self, relative: str) -> str:
+        """The file's path in the file system `fs`."""
         return f"{self.root.rstrip('/')}/{relative}"
 
     def read(self, relative: str) -> bytes | None:
@@ -110,7 +111,7 @@ class Store:
             return []
 
     def write(self, relative: str, text: str) -> None:
-        """A small file, for people or of this moment: readers may find it half written."""
+        """A small text file, in place: a reader at the same moment may find half of it. Files of shards go through `Staging`."""
         with self.explained("write", relative):
             self.make_folder(relative)
             self.fs.pipe_file(self.path(relative), text.encode())
@@ -122,7 +123,8 @@ class Store:
             self.fs.put_file(path, self.path(relative))
 
     def make_folder(self, relative: str) -> None:
-        """The folder of a file, where there are folders. Paths of object stores begin with a bucket: that is not ours to make."""
+        """Make the folder of a file, where the store has folders. An object store has none: its path begins with the bucket, which is
+        the user's to make."""
         if self.is_local or self.root.startswith("/"):
             self.fs.makedirs(self.path(relative).rsplit("/", 1)[0], exist_ok=True)
 
@@ -136,9 +138,13 @@ class Store:
 
     @contextmanager
     def explained(self, doing: str, relative: str) -> Iterator[None]:
-        """A UserError for what the user can mend; a file that is not there to be read stays a FileNotFoundError."""
+        """Turn errors of the store into a UserError that names the file and the mend.
+
+        `doing` is "read" or "write". A missing file that was to be read stays a FileNotFoundError, for the caller to answer; so do
+        errors in reading a local disk, which no advice of ours mends.
+        """
         if self.is_local:
-            with explained(self.path(relative)) if doing == "write" else nullcontext():
+            with disk_errors_explained(self.path(relative)) if doing == "write" else nullcontext():
                 yield
             return
         try:
@@ -177,7 +183,7 @@ class Staging:
         final = self.store.path(relative)
         path = f"{final}.tmp" if self.store.is_local else os.path.join(self._folder, relative.replace("/", "_"))
         self._staged[relative] = path
-        with explained(final if self.store.is_local else path):
+        with disk_errors_explained(final if self.store.is_local else path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "wb", buffering=0) as file:
                 hashed = HashedFile(cast(BinaryIO, file))
@@ -193,7 +199,7 @@ class Staging:
                 self.store.upload(path, relative)
                 os.remove(path)
                 continue
-            with explained(final):
+            with disk_errors_explained(final):
                 os.replace(path, final)
                 sync(os.path.dirname(final))
         self._staged.clear()
