@@ -93,14 +93,14 @@ def _is_hidden(path: str) -> bool:
     return any(part.startswith((".", "_")) for part in path.split("/"))
 
 
-def _cut(path: str, size: int, format_: Format, total: int, rows_per_shard: int, limit: int | None) -> list[Piece]:
-    """The file's rows, cut where the whole input passes a multiple of `rows_per_shard`; `total` rows came before."""
+def _cut(path: str, size: int, format_: Format, n_before: int, rows_per_shard: int, most: int | None) -> list[Piece]:
+    """The file's rows, `most` of them at the most, cut where a shard of the whole input begins; `n_before` rows came before."""
     cuts: list[tuple[int, int, int]] = []  # first row, offset, line
     with opened(path) as file:
         if format_ == "parquet":
             rows = pq.ParquetFile(file).metadata.num_rows
-            n = rows if limit is None else min(rows, limit)
-            starts = range(-total % rows_per_shard, n, rows_per_shard)
+            n = rows if most is None else min(rows, most)
+            starts = range(-n_before % rows_per_shard, n, rows_per_shard)
             cuts = [(row, 0, 1) for row in sorted({0, *starts})]
         else:
             offset, n = 0, 0
@@ -108,11 +108,12 @@ def _cut(path: str, size: int, format_: Format, total: int, rows_per_shard: int,
                 csv_header(file, format_)
                 offset = file.tell()
             for raw in raw_rows(format_, file, offset, 2 if offset else 1):
-                if n == limit:
+                if n == most:
                     break
-                if n == 0 or (total + n) % rows_per_shard == 0:
+                if n == 0 or (n_before + n) % rows_per_shard == 0:
                     cuts.append((n, raw.offset, raw.line))
                 n += 1
     ends = [*(row for row, _, _ in cuts[1:]), n]
+    # An empty file has an end and no cut.
     pieces = [Piece(path, row, end - row, size, *place) for (row, *place), end in zip(cuts, ends, strict=False)]
     return [piece for piece in pieces if piece.n_rows]

@@ -98,8 +98,8 @@ def _to_row(record: Record | BadRecord, config: ReadConfig) -> dict[str, Any]:
         "caption_original": _text(caption, "the caption"),
         "id": str(own_id) if isinstance(own_id, int | float) else _text(own_id, "the id"),
         "image": image,
-        "given_noun_chunks": _given_boxes(record.get("noun_chunks")),
-        "given_ref_exps": _given_boxes(record.get("ref_exps")),
+        "given_noun_chunks": _given_boxes(record, "noun_chunks"),
+        "given_ref_exps": _given_boxes(record, "ref_exps"),
     }
     taken = {*names.values(), *GRIT_COLUMNS}
     others = {name: value for name, value in record.items() if name not in taken}
@@ -129,13 +129,14 @@ def _text(value: Any, what: str) -> str | None:
     return value
 
 
-def _given_boxes(value: Any) -> list[dict[str, Any]] | None:
+def _given_boxes(record: Record, column: str) -> list[dict[str, Any]] | None:
     """GRIT's lists of [start, end, x_min, y_min, x_max, y_max, score], also as JSON text (CSV), by name."""
+    value = record.get(column)
     try:
         entries = json.loads(value or "null") if isinstance(value, str) else value
         return None if entries is None else [_given_box(entry) for entry in entries]
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise BadRowError(f"noun_chunks or ref_exps are not GRIT's lists of 7 numbers: {error}") from None
+        raise BadRowError(f"{column} does not hold GRIT's lists of 7 numbers: {error}") from None
 
 
 def _given_box(entry: Sequence[Any]) -> dict[str, Any]:
