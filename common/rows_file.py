@@ -7,9 +7,10 @@ from common.disk import replacing
 
 
 def truncate(path: Path, step: int, last: str = "") -> None:
-    """Keep the rows up to a step: those after the checkpoint that a run goes on from are written again.
+    """Drop the rows after `step`, the step of the checkpoint that a run goes on from: the run will write them again.
 
-    With `last`, of that step itself the rows with this name alone: what else it has was written after the checkpoint.
+    `last` names a field. If given, of the rows of `step` itself only those with this field stay: the others were written after the
+    checkpoint (such as the evaluation that follows the last step), and will be written again too.
     """
     if not path.is_file():
         return

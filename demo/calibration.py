@@ -33,9 +33,10 @@ class Point:
 
 
 def curve(images: Sequence[Scored], min_cosine: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Scores of the boxes that pass `min_cosine`, falling, and how many of the first k are right.
+    """Grounding scores of the boxes that pass `min_cosine`, highest first, and for each place how many boxes up to it are right.
 
-    A box is matched before all less certain ones, so a higher score threshold only cuts the list off.
+    So one call serves every score threshold. Boxes are matched with the truth in the order of their scores, hence a threshold only
+    cuts the end of the list off and changes no match before it.
     """
     found = []
     for image in images:

@@ -10,9 +10,11 @@ Given = Mapping[str, Any]  # schemas.rows.GIVEN_BOX
 
 
 def move_span(original: str, caption: str, start: int, end: int) -> Span | None:
-    """Where the text original[start:end] stands in the cleaned caption, or None if cleaning changed it.
+    """Where the text original[start:end] stands in the cleaned caption, or None if that cannot be told.
 
-    Same place if nothing before it changed; else the same occurrence of it, provided no occurrence came or went.
+    Offsets are characters, [start, end). If cleaning left everything up to `end` as it was, the place is the same. Otherwise the
+    text is searched: its second occurrence in the original is its second one in the caption. If cleaning made or removed
+    occurrences of it, this does not hold, and the answer is None.
     """
     text = original[start:end]
     if not 0 <= start < end <= len(original) or not text.strip():
@@ -30,7 +32,11 @@ def move_span(original: str, caption: str, start: int, end: int) -> Span | None:
 def given_phrases(
     original: str, caption: str, given_chunks: Sequence[Given], given_ref_exps: Sequence[Given], tokens: Sequence[Token]
 ) -> tuple[list[Chunk], list[RefExp]]:
-    """Chunks and expressions of a GRIT row; an expression belongs to the chunk whose box it shares."""
+    """Noun chunks and referring expressions of a GRIT row, in the cleaned caption.
+
+    GRIT lists the two apart. An expression is a chunk's if it has the same box and score and holds the chunk's span; a chunk without
+    one is its own expression. Chunks whose text cleaning changed are left out.
+    """
     expressions: dict[Span, Span] = {}
     for chunk in given_chunks:
         span = move_span(original, caption, chunk["start"], chunk["end"])

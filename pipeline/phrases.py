@@ -98,9 +98,11 @@ class PhraseRules:
 def referring_expressions(
     caption: str, tokens: Sequence[Token], chunks: Sequence[Chunk], spans: Sequence[tuple[int, int]]
 ) -> list[RefExp]:
-    """The expression of each chunk that was not removed; `spans` are the chunks' tokens [first, end).
+    """The referring expression of each chunk that was not removed; `spans` are the chunks' tokens, [first, end).
 
-    The chunk and the unbroken run of tokens around it that descend from its head without passing a conjunct (conj, cc).
+    From the chunk's head we go down the dependency tree, but not into conjuncts (conj, cc): in "a dog with a ball and a cat" the cat is
+    not said of the dog. The expression is the chunk and the tokens found that adjoin it without a gap, without punctuation at
+    its ends.
     """
     children: list[list[int]] = [[] for _ in tokens]
     for index, token in enumerate(tokens):

@@ -30,7 +30,7 @@ from schemas.table import kept_indices
 
 Stage = Callable[[pa.Table], pa.Table]
 Timings = dict[str, dict[str, float]]
-"""Stage -> {"seconds": busy wall seconds, "rows": rows that entered still kept}."""
+"""Stage -> {"seconds": wall time the stage took, "rows": rows that came to it undropped}."""
 
 
 class Prepare:

@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 
 VERSION: Final = "1.1"
-"""Rises by one in front for a change that breaks readers, behind for an added column."""
+"""MAJOR.MINOR: a change that breaks readers raises the major number, an added column the minor one."""
 
 
 def field(name: str, type_: pa.DataType, doc: str, nullable: bool = False) -> pa.Field:
@@ -19,7 +19,7 @@ def field(name: str, type_: pa.DataType, doc: str, nullable: bool = False) -> pa
 
 
 def extend(schema: pa.Schema, *fields: pa.Field) -> pa.Schema:
-    """`schema` with `fields` behind."""
+    """`schema` followed by `fields`."""
     return pa.schema([*schema, *fields], metadata={"hypergrit_schema": VERSION})
 
 

@@ -66,7 +66,11 @@ def add_columns(table: pa.Table, schema: pa.Schema, values: Mapping[int, Mapping
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Cast `table` to `schema`, field for field; refuses missing columns and nulls where the schema promises none."""
+    """Cast `table` to `schema`, field for field, which also gives it the schema's descriptions.
+
+    Raises ValueError for columns that are missing, unknown or in another order, and for nulls where the schema promises none;
+    ArrowInvalid for a value that does not fit its type.
+    """
     if table.schema.names != schema.names:
         missing, extra = set(schema.names) - set(table.schema.names), set(table.schema.names) - set(schema.names)
         raise ValueError(
