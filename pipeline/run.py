@@ -84,8 +84,10 @@ def run_stages(
                 f"in stage {name!r}, shard {plan.index} (rows {plan.first_row} to {plan.first_row + plan.n_rows - 1})"
             )
             raise
-        if table.num_rows != n or not table.schema.equals(BOUNDARIES[name]):
-            raise RuntimeError(f"stage {name!r} got {n} rows and handed on {table.num_rows}, or broke its schema")
+        if table.num_rows != n:
+            raise RuntimeError(f"stage {name!r} got {n} rows and handed on {table.num_rows}")
+        if not table.schema.equals(BOUNDARIES[name]):
+            raise RuntimeError(f"stage {name!r} handed on columns that are not its schema's: {table.schema.names}")
         timings[name] = {"seconds": time.perf_counter() - start, "rows": float(kept)}
     return table, timings
 
