@@ -15,7 +15,7 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from common.errors import UserError
+from common.load import check_at_least
 
 Image = NDArray[np.uint8]
 Reason = Literal["not_an_image", "undecodable", "too_many_pixels", "too_small", "extreme_aspect_ratio"]
@@ -60,9 +60,7 @@ class ImageLimits:
     max_aspect_ratio: float = 20.0  # largest longer side, as a multiple of the shorter one
 
     def __post_init__(self) -> None:
-        for name in ("max_pixels", "min_side_px", "max_aspect_ratio"):
-            if not getattr(self, name) >= 1:
-                raise UserError(f"download.limits.{name} is {getattr(self, name)}; give 1 or more")
+        check_at_least(1, self, "max_pixels", "min_side_px", "max_aspect_ratio", prefix="download.limits.")
 
 
 class ImageRejected(Exception):  # noqa: N818 (a verdict on the input, no error of the program)

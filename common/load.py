@@ -59,6 +59,14 @@ def check_positive(config: object, *names: str, prefix: str = "") -> None:
             raise ValueError(f"{prefix}{name} is {value}; give a number above 0")
 
 
+def check_at_least(least: float, config: object, *names: str, prefix: str = "") -> None:
+    """Raise UserError for a field that is below `least` or no number; one that is None is not set."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value >= least:
+            raise UserError(f"{prefix}{name} is {value}; give {least:g} or more")
+
+
 def to_yaml(config: Any) -> str:
     """The resolved configuration, every key with its value."""
     return OmegaConf.to_yaml(OmegaConf.structured(config))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import ftfy
 import pyarrow as pa
 
-from common.errors import UserError
+from common.load import check_at_least
 from schemas.rows import CAPTIONED
 from schemas.table import Drop, add_columns, drop_rows, kept_indices
 
@@ -28,8 +28,7 @@ class CaptionsConfig:
     max_characters: int = 1000  # longest caption kept, after cleaning
 
     def __post_init__(self) -> None:
-        if self.max_characters < 1:
-            raise UserError(f"captions.max_characters is {self.max_characters}; give 1 or more")
+        check_at_least(1, self, "max_characters", prefix="captions.")
 
 
 def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:

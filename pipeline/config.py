@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from common.errors import UserError
-from common.load import merge, read_layers
+from common.load import check_at_least, merge, read_layers
 from pipeline.captions import CaptionsConfig
 from pipeline.download import DownloadConfig
 from pipeline.ground.stage import GroundConfig
@@ -39,11 +39,8 @@ class RayConfig:
     retries: int = 2  # how often a shard is begun again after a worker died under it
 
     def __post_init__(self) -> None:
-        for name in ("cpu_workers", "model_workers"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise UserError(f"ray.{name} is {getattr(self, name)}; give 1 or more, or leave it out")
-        if self.retries < 0:
-            raise UserError(f"ray.retries is {self.retries}; give 0 or more")
+        check_at_least(1, self, "cpu_workers", "model_workers", prefix="ray.")
+        check_at_least(0, self, "retries", prefix="ray.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +62,7 @@ class PipelineConfig:
     ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
-        if self.rows_per_shard < 1:
-            raise UserError(f"rows_per_shard is {self.rows_per_shard}; give 1 or more")
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"limit is {self.limit}; give 1 or more, or leave it out")
+        check_at_least(1, self, "rows_per_shard", "limit")
         for key in ("input", "output"):
             if not getattr(self, key):
                 raise UserError(f"{key} is not set; put it in the YAML or give {key}=... on the command line")

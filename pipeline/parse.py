@@ -18,6 +18,7 @@ from spacy.language import Language
 from spacy.tokens import Doc
 
 from common.errors import UserError
+from common.load import check_at_least
 from pipeline.given import given_phrases
 from pipeline.phrases import ABSTRACT, SUFFIXES, Chunk, PhraseRules, RefExp, Token, referring_expressions
 from pipeline.token_table import COMPONENTS, TokenTable, read_annotations
@@ -42,8 +43,7 @@ class ParseConfig:
     keep: tuple[str, ...] = ()  # lemmas whose phrases are kept, whatever the lists and the suffixes say
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UserError(f"parse.batch_size is {self.batch_size}; give 1 or more")
+        check_at_least(1, self, "batch_size", prefix="parse.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from common.errors import UserError
 from common.images import Image
+from common.load import check_at_least
 from pipeline.ground.load import score_threshold
 from pipeline.images import crop_box
 from pipeline.scorers import Scorer, clip_score_threshold, load_scorer
@@ -36,10 +37,8 @@ class ScoreConfig:
     min_clip_score: float | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.min_side_px < 0:
-            raise UserError(
-                f"score.batch_size is {self.batch_size}, min_side_px {self.min_side_px}; give 1 or more, 0 or more"
-            )
+        check_at_least(1, self, "batch_size", prefix="score.")
+        check_at_least(0, self, "min_side_px", prefix="score.")
         for name, most in (("min_score", 1.0), ("min_clip_score", CLIP_SCORE_WEIGHT)):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= most:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from common.errors import UserError
+from common.load import check_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +18,6 @@ class ReportConfig:
     summary: bool = True  # also print the figures in the terminal when the job ends
 
     def __post_init__(self) -> None:
-        for name in ("pictures", "trees", "examples"):
-            if getattr(self, name) < 0:
-                raise UserError(f"report.{name} is {getattr(self, name)}; give 0 or more")
+        check_at_least(0, self, "pictures", "trees", "examples", prefix="report.")
         if not 16 <= self.thumbnail_px <= 1024:
             raise UserError(f"report.thumbnail_px is {self.thumbnail_px}; give 16 to 1024")
