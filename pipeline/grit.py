@@ -1,12 +1,10 @@
 """The main job: image-text pairs in, grounded training shards and a report out. `python pipeline/grit.py --help` teaches every key."""
 
-import dataclasses
 import json
 import logging
-import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,16 @@ from tqdm import tqdm  # noqa: E402
 
 from common.errors import UserError  # noqa: E402
 from common.load import to_yaml  # noqa: E402
-from common.remote import open_store, side_by_side  # noqa: E402
+from common.remote import side_by_side  # noqa: E402
 from pipeline.config import PipelineConfig, load_config  # noqa: E402
 from pipeline.help import help_text  # noqa: E402
+from pipeline.places import check_writable, refuse_foreign_shards, refuse_output_in_input, with_absolute_places  # noqa: E402
 from pipeline.provenance import make_provenance  # noqa: E402
 from pipeline.read import ShardPlan, plan_shards  # noqa: E402
 from pipeline.report import build_stats, summary_table, write_report  # noqa: E402
 from pipeline.run import run_local  # noqa: E402
 from pipeline.write import is_finished  # noqa: E402
 from pipeline.write.store import Store  # noqa: E402
-from schemas.files import FILES  # noqa: E402
 
 logger = logging.getLogger("hypergrit")
 
@@ -86,7 +84,11 @@ def unfinished(plans: Sequence[ShardPlan], output: str, provenance: dict[str, An
     return [plan for plan, done in zip(plans, finished, strict=True) if not done]
 
 
-def runner(config: PipelineConfig) -> Any:
+Runner = Callable[[Sequence[ShardPlan], PipelineConfig, dict[str, Any]], Iterator[dict[str, Any]]]
+"""Makes the shards of these plans, with this provenance; yields each manifest once it is committed."""
+
+
+def runner(config: PipelineConfig) -> Runner:
     """run_local or run_on_ray; Ray is imported only where it is used."""
     if config.ray.runner == "local":
         return run_local
@@ -114,56 +116,6 @@ def progress(manifests: Iterable[dict[str, Any]], todo: Sequence[ShardPlan]) -> 
                 )
                 last = now
             yield manifest
-
-
-def with_absolute_places(config: PipelineConfig) -> PipelineConfig:
-    """`config` with input and output independent of the folder a worker happens to run in."""
-    if "://" not in config.output and not os.path.isabs(config.output) and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
-        raise UserError(
-            f"output={config.output} is relative, and a Ray job runs in a temporary copy of the working dir: "
-            f"what it wrote there would be lost. Give an absolute path or a URL, such as output=$PWD/{config.output}"
-        )
-    return dataclasses.replace(config, input=absolute(config.input), output=absolute(config.output))
-
-
-def absolute(place: str) -> str:
-    """A path from the root; a URL as it is, but for slashes at its end: to an object store they are a part of a name."""
-    return place.rstrip("/") if "://" in place else os.path.abspath(place)
-
-
-def refuse_output_in_input(config: PipelineConfig, plans: Sequence[ShardPlan]) -> None:
-    """Raise UserError if the output is, or would become, a part of the input: the next run would read its own shards."""
-    filesystem, folder = open_store(config.input)
-    output_store, output = open_store(config.output)
-    inside = f"{output}/".startswith(f"{folder.rstrip('/')}/") and filesystem.isdir(folder)
-    own = tuple(f"{place}/{kind}/" for place in (output_store.unstrip_protocol(output), output) for kind in FILES)
-    if inside or any(piece.path.startswith(own) for plan in plans for piece in plan.pieces):
-        raise UserError(
-            f"output {config.output!r} lies within the input {config.input!r}: a second run would read the shards of the first; "
-            f"give an output= outside"
-        )
-
-
-def refuse_foreign_shards(store: Store, output: str, n_shards: int) -> None:
-    """Raise UserError if `output` holds shards that this run would not make: readers would mix two runs."""
-    names = [name for name in store.names("_manifests") if name.endswith(".json")]
-    foreign = sorted(name for name in names if int(Path(name).stem) >= n_shards)
-    if foreign:
-        raise UserError(
-            f"{output} holds {len(foreign)} shards beyond this run's {n_shards} (first: {Path(foreign[0]).stem}), "
-            f"from an earlier run with more rows or smaller shards; give another output=, or remove that folder"
-        )
-
-
-def check_writable(output: Store) -> None:
-    """Raise UserError unless a file can be made in `output`."""
-    try:
-        output.write(".writable", "")
-        output.remove([".writable"])
-    except OSError as error:
-        raise UserError(
-            f"output {output.root!r} is not writable: {error}. Give another output= or mend its permissions."
-        ) from None
 
 
 if __name__ == "__main__":
