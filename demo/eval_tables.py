@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from demo.world.scenes import Scene
-from demo.world.truth import Prediction
+from demo.world.truth import Prediction, prediction_of
 from pipeline.images import encode_jpeg
 from schemas.rows import CAPTIONED, PARSED
 from schemas.status import KEPT
@@ -48,18 +48,7 @@ def row(index: int, scene: Scene) -> dict[str, Any]:
 def read_predictions(table: pa.Table) -> list[list[Prediction]]:
     """The boxes of each row with the span of their phrase; none for a row that was dropped."""
     light = table.select(["noun_chunks", "boxes"]).to_pylist()
-    return [
-        [
-            Prediction(
-                start=row["noun_chunks"][box["phrase"]]["start"],
-                end=row["noun_chunks"][box["phrase"]]["end"],
-                box=(box["x_min"], box["y_min"], box["x_max"], box["y_max"]),
-                score=box["score"],
-            )
-            for box in row["boxes"] or []
-        ]
-        for row in light
-    ]
+    return [[prediction_of(row["noun_chunks"][box["phrase"]], box) for box in row["boxes"] or []] for row in light]
 
 
 def without_weak_boxes(table: pa.Table, floor: float) -> pa.Table:

@@ -8,16 +8,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from demo.local_web import wait_for_answer
+
 HOST = "127.0.0.1"
-READY_S = 120.0
 STOP_S = 10.0
 OBJECT_STORE_BYTES = 400_000_000
 
@@ -77,7 +76,9 @@ def local_ray(n_cpus: int, log: Path) -> Iterator[LocalRay]:
         with log.open("wb") as out:
             head = subprocess.Popen(command, stdout=out, stderr=out, env=env, start_new_session=True)
         ray = LocalRay(address=f"http://{HOST}:{dashboard}", env=env)
-        wait_ready(ray, head, log)
+        # The job server answers once it has an agent to run jobs.
+        headers = {"Authorization": f"Bearer {env['RAY_AUTH_TOKEN']}"}
+        wait_for_answer(urllib.request.Request(f"{ray.address}/api/jobs/", headers=headers), head, log, "Ray")
         yield ray
     finally:
         with undisturbed():
@@ -99,25 +100,6 @@ def undisturbed() -> Iterator[None]:
 def ray_command() -> list[str]:
     """Ray's command line by this very Python, whether or not the environment is activated."""
     return [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
-
-
-def wait_ready(ray: LocalRay, head: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Return once the job server answers and has an agent to run jobs."""
-    request = urllib.request.Request(
-        f"{ray.address}/api/jobs/", headers={"Authorization": f"Bearer {ray.env['RAY_AUTH_TOKEN']}"}
-    )
-    direct = urllib.request.build_opener(
-        urllib.request.ProxyHandler({})
-    )  # a proxy cannot reach this machine's loopback
-    end = time.monotonic() + READY_S
-    while time.monotonic() < end and head.poll() is None:
-        try:
-            with direct.open(request, timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.3)
-    tail = log.read_text("utf-8", "replace")[-2000:]
-    raise RuntimeError(f"Ray did not come up within {READY_S:.0f} s; the end of {log}:\n{tail}")
 
 
 def submit(ray: LocalRay, root: Path, entrypoint: Sequence[str]) -> int:

@@ -29,6 +29,22 @@ def usable_port() -> int:
     raise RuntimeError(f"no free port on {HOST}")
 
 
+def wait_for_answer(request: urllib.request.Request, process: "subprocess.Popen[bytes]", log: Path, name: str) -> None:
+    """Return once the server that `process` runs answers. Raises RuntimeError with the end of its log if it ends or takes too long."""
+    direct = urllib.request.build_opener(
+        urllib.request.ProxyHandler({})
+    )  # a proxy cannot reach this machine's loopback
+    end = time.monotonic() + READY_S
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            direct.open(request, timeout=5).close()
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    tail = log.read_text("utf-8", "replace")[-2000:]
+    raise RuntimeError(f"{name} did not start within {READY_S:.0f} s; the end of {log}:\n{tail}")
+
+
 @contextmanager
 def server(port: int, log: Path) -> Iterator[None]:
     """demo.serve as a process, answering, for as long as the context lasts."""
@@ -37,17 +53,7 @@ def server(port: int, log: Path) -> Iterator[None]:
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
     try:
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        end = time.monotonic() + READY_S
-        while True:
-            try:
-                direct.open(f"http://{HOST}:{port}/", timeout=5).close()
-                break
-            except (urllib.error.URLError, OSError):
-                if process.poll() is not None or time.monotonic() > end:
-                    tail = log.read_text("utf-8", "replace")[-2000:]
-                    raise RuntimeError(f"the image server did not start; the end of {log}:\n{tail}") from None
-                time.sleep(0.1)
+        wait_for_answer(urllib.request.Request(f"http://{HOST}:{port}/"), process, log, "the image server")
         yield
     finally:
         process.terminate()

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from demo.make_input import EARLY_STAGES, INPUT
 from demo.world.sprites import HELD_OUT_STYLE
-from demo.world.truth import Prediction, Tally, Truth, tally
+from demo.world.truth import Prediction, Tally, Truth, prediction_of, tally
 from schemas.status import BOX_REMOVALS
 
 FILTERS = tuple(BOX_REMOVALS)  # in the order in which they act
@@ -35,15 +35,9 @@ def predictions(row: dict[str, Any], level: str) -> list[Prediction]:
     """The boxes of one row that are left after the filters up to `level`."""
     passed = LEVELS[1 : LEVELS.index(level) + 1]
     boxes, scores = row["boxes"] or [], row["box_scores"] or []
-    chunks = [row["noun_chunks"][box["phrase"]] for box in boxes]
     return [
-        Prediction(
-            start=chunk["start"],
-            end=chunk["end"],
-            box=(box["x_min"], box["y_min"], box["x_max"], box["y_max"]),
-            score=box["score"],
-        )
-        for box, chunk, score in zip(boxes, chunks, scores or [{"removed": None}] * len(boxes), strict=True)
+        prediction_of(row["noun_chunks"][box["phrase"]], box)
+        for box, score in zip(boxes, scores or [{"removed": None}] * len(boxes), strict=True)
         if score["removed"] not in passed
     ]
 

@@ -5,7 +5,7 @@ puts the head of "a red balloon to the left of a dog" first. It is right when it
 certain first, with an object of that phrase at IoU >= 0.5.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -60,6 +60,12 @@ class Prediction:
     end: int
     box: Box
     score: float
+
+
+def prediction_of(chunk: Mapping[str, Any], box: Mapping[str, Any]) -> Prediction:
+    """A box of the pipeline's tables (schemas.rows.BOX) and the noun chunk that it was found for."""
+    xyxy = (box["x_min"], box["y_min"], box["x_max"], box["y_max"])
+    return Prediction(start=chunk["start"], end=chunk["end"], box=xyxy, score=box["score"])
 
 
 @dataclass(frozen=True, kw_only=True)

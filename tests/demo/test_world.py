@@ -17,6 +17,8 @@ from demo.world.layout import WorldConfig
 from demo.world.relations import place_of, relations
 from demo.world.scenes import (
     DEMO_SEEDS,
+    HELD_OUT_SEEDS,
+    SHARD_SEEDS,
     TEST_SEEDS,
     TRAIN_SEEDS,
     Curriculum,
@@ -76,7 +78,8 @@ def test_no_model_trains_on_the_held_out_style() -> None:
 
 
 def test_seed_ranges_are_disjoint() -> None:
-    ranges = sorted((TRAIN_SEEDS, TEST_SEEDS, DEMO_SEEDS), key=lambda seeds: seeds.start)
+    seeds = (TRAIN_SEEDS, TEST_SEEDS, DEMO_SEEDS, SHARD_SEEDS, HELD_OUT_SEEDS)
+    ranges = sorted(seeds, key=lambda seeds: seeds.start)
     assert all(before.stop <= after.start for before, after in pairwise(ranges))
 
 
