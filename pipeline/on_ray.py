@@ -15,7 +15,7 @@ from typing import Any, Literal
 import cv2
 import pyarrow as pa
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from common.errors import UserError
 from pipeline.config import PipelineConfig, RayConfig, repository_root
@@ -168,8 +168,7 @@ class Driver:
         while self.todo or self.prepared or self.inferred or self.running:
             self._employ_idle_workers()
             (ready,), _ = ray.wait([*self.running, *self.failed], num_returns=1)
-            if ready in self.failed:
-                ray.get(ready)
+            if ready in self.failed:  # a worker that is not back after all says so to its next call
                 self._release(self.failed.pop(ready))
                 continue
             call = self.running.pop(ready)
@@ -215,8 +214,10 @@ class Driver:
     def _begin_again(self, call: Call, error: RayError) -> None:
         """Put the shard of a failed call first in the queue, and leave its worker alone until it is back.
 
-        Raises UserError once `ray.retries` are used up.
+        Raises UserError for a worker that cannot start, and once `ray.retries` are used up.
         """
+        if isinstance(error, RayActorError) and error.actor_init_failed:
+            raise UserError(f"a worker cannot start: {str(error).strip().splitlines()[-1]}") from error
         index = call.plan.index
         self.deaths[index] += 1
         if self.deaths[index] > self.config.ray.retries:

@@ -9,14 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
-import torch
 
 from demo.world.layout import WorldConfig
 from demo.world.scenes import TEST_SEEDS, make_scene
@@ -25,15 +23,6 @@ from pipeline.write.tar import TarWriter
 
 N_SCENES = 9
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """As Ray gives its workers: floating point differs in the last bits with the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

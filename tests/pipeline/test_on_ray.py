@@ -1,6 +1,7 @@
 """How work is spread over a cluster: plans that fit, refusals of those that would wait for ever, workers that die."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +86,38 @@ class QuietWorker(Worker):
         return table, None
 
 
-@pytest.mark.ray
-def test_a_worker_that_dies_once_costs_its_shard_one_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray, "CpuWorker", MortalWorker)
-    monkeypatch.setattr(on_ray, "ModelWorker", QuietWorker)
-    config = PipelineConfig(input="in", output="out", ray=RayConfig(retries=1))
-    plans = [ShardPlan(i, i, 1, ()) for i in range(4)]
+class LameWorker(QuietWorker):
+    def __init__(self, config: PipelineConfig) -> None:
+        raise FileNotFoundError("weights/glip is not on this machine")
+
+
+@pytest.fixture
+def cluster() -> Iterator[None]:
     paths = {"PYTHONPATH": str(repository_root())}
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths})
-    try:
-        driver = Driver(plans, config, str(tmp_path / "grave"), Crew(1, 1, 0.5, 0.5, 0.0))  # type: ignore[arg-type]
-        assert sorted(manifest["shard"] for manifest in driver.run()) == [0, 1, 2, 3]
-    finally:
-        ray.shutdown()
+    yield
+    ray.shutdown()
+
+
+def drive(grave: Path, monkeypatch: pytest.MonkeyPatch, model_worker: type[Worker]) -> list[dict[str, Any]]:
+    """The manifests of four shards, whose workers may die once."""
+    monkeypatch.setattr(on_ray, "CpuWorker", MortalWorker)
+    monkeypatch.setattr(on_ray, "ModelWorker", model_worker)
+    config = PipelineConfig(input="in", output="out", ray=RayConfig(retries=1))
+    plans = [ShardPlan(i, i, 1, ()) for i in range(4)]
+    return list(Driver(plans, config, str(grave), Crew(1, 1, 0.5, 0.5, 0.0)).run())  # type: ignore[arg-type]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_a_worker_that_dies_once_costs_its_shard_one_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifests = drive(tmp_path / "grave", monkeypatch, QuietWorker)
+    assert sorted(manifest["shard"] for manifest in manifests) == [0, 1, 2, 3]
     assert (tmp_path / "grave").exists()
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_a_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"cannot start.*weights/glip is not on this machine"):
+        drive(tmp_path, monkeypatch, LameWorker)
