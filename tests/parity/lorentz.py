@@ -1,12 +1,13 @@
 """Compare `trainer.geometry.lorentz` with a function table: `python -m tests.parity.lorentz FILE.npz`.
 
 The bar, for each function and curvature, in float32 and float64: no further from the table's float64 than three times
-the reference's own float32 error, plus 1e-6.
+the reference's own float32 error, plus 1e-6. In float64 also no further, relative to max(1, |value|), than float64
+itself goes: a bar that does not move with the numbers it holds us to.
 """
 
-import json
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.parity.cases import open_cases
 from trainer.geometry import lorentz, product
 
-Table = dict[str, np.ndarray]
+INPUTS = tuple(f"in/{name}" for name in ("v", "x", "y", "z", "outward", "opposite", "curv", "bx", "by", "bcurv"))
+FLOAT64_BAR = 1e-5
+# Where even float64 shows the eps of the reference, and its rounding at norms of 1e4.
+FLOAT64_BARS = {"log_map0": 5e-3, "oxy_angle": 5e-3, "grad/oxy": 5e-3, "pairwise_dist_self": 1e-3}
 
 
 def gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -66,8 +71,13 @@ def batch_functions(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def worst(ours: Tensor, truth: np.ndarray) -> float:
-    return float(np.abs(ours.detach().double().numpy() - truth).max())
+def worst(ours: Tensor, truth: np.ndarray, relative: bool = False) -> float:
+    """Infinite for another shape, and for what is not finite."""
+    values = ours.detach().double().numpy()
+    if values.shape != truth.shape:
+        return math.inf
+    error = float((np.abs(values - truth) / (np.maximum(np.abs(truth), 1) if relative else 1)).max())
+    return error if math.isfinite(error) else math.inf
 
 
 def compare(table: Any) -> list[dict[str, Any]]:
@@ -82,23 +92,29 @@ def compare(table: Any) -> list[dict[str, Any]]:
         }
         results |= {f"batch/{name}": value for name, value in batch_functions(inputs).items()}
         for name, ours in results.items():
+            row = {"name": name, "dtype": str(dtype), "error": math.inf, "reference": math.nan, "bar": 0.0}
+            rows.append(row)
+            if not {f"f32/{name}", f"f64/{name}"} <= set(table.files):
+                continue
             truth = table[f"f64/{name}"]
-            reference = float(np.abs(table[f"f32/{name}"].astype(np.float64) - truth).max())
-            bar = 3 * reference + 1e-6
-            finite = bool(ours.isfinite().all())
-            rows.append({
-                "name": name, "dtype": str(dtype), "error": worst(ours, truth), "reference": reference, "bar": bar,
-                "finite": finite,
-            })  # fmt: skip
+            reference = worst(torch.from_numpy(table[f"f32/{name}"]), truth)
+            row |= {"error": worst(ours, truth), "reference": reference, "bar": 3 * reference + 1e-6}
+            if dtype == torch.float64:
+                function = name.partition("/")[2]
+                own = next((bar for start, bar in FLOAT64_BARS.items() if function.startswith(start)), FLOAT64_BAR)
+                relative = worst(ours, truth, relative=True)
+                if relative / own > row["error"] / row["bar"]:
+                    row |= {"error": relative, "bar": own}
     return rows
 
 
-def main(path: Path) -> int:
-    with np.load(path) as table:
-        json.loads(str(table["meta_json"]))
-        rows = compare(table)
-    failed = [row for row in rows if not row["error"] <= row["bar"] or not row["finite"]]
-    for row in sorted(rows, key=lambda row: row["error"] / row["bar"], reverse=True)[:20]:
+def main(arguments: Sequence[str]) -> int:
+    if len(arguments) != 1:
+        sys.exit("usage: python -m tests.parity.lorentz FILE.npz")
+    table, _ = open_cases(Path(arguments[0]), "table of Lorentz functions", INPUTS, ())
+    rows = compare(table)
+    failed = [row for row in rows if not row["error"] <= row["bar"]]
+    for row in sorted(rows, key=lambda row: row["error"] / row["bar"] if row["bar"] else math.inf, reverse=True)[:20]:
         print(
             f"{row['name']:26} {row['dtype'][6:]:8} error {row['error']:.2e}  reference's {row['reference']:.2e}  "
             f"bar {row['bar']:.2e}  {'FAIL' if row in failed else 'ok'}"
@@ -108,4 +124,4 @@ def main(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""The runners of the authors' numbers hold to them: an altered number fails, and a foreign file is refused with a reason."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.parity import lorentz, models, poincare
+
+DATA = Path(__file__).parent / "data"
+
+
+class Table(dict[str, np.ndarray]):
+    """Arrays as an npz gives them."""
+
+    @property
+    def files(self) -> list[str]:
+        return list(self)
+
+
+def table(name: str) -> Table:
+    with np.load(DATA / f"{name}.npz") as file:
+        return Table({key: file[key] for key in file.files})
+
+
+def off(values: np.ndarray) -> np.ndarray:
+    """The same, with the largest number 2 % larger."""
+    altered = values.copy()
+    altered.flat[np.abs(altered).argmax()] *= 1.02
+    return altered
+
+
+def failing(rows: list[dict[str, Any]]) -> set[str]:
+    return {row["name"] for row in rows if not row["error"] <= row["bar"]}
+
+
+@pytest.mark.parametrize("name", ["c0/exp_map0", "c1/pairwise_dist", "c2/half_aperture", "c4/grad/oxy", "batch/rms_l2"])
+def test_an_altered_number_of_the_lorentz_table_fails(name: str) -> None:
+    altered = table("lorentz")
+    altered[f"f64/{name}"] = off(altered[f"f64/{name}"])
+    assert failing(lorentz.compare(altered)) == {name}
+
+
+def test_a_function_that_a_table_lacks_fails() -> None:
+    lorentz_table, ball = table("lorentz"), table("poincare")
+    del lorentz_table["f64/c1/log_map0"], ball["c2/ext_xy"]
+    assert failing(lorentz.compare(lorentz_table)) == {"c1/log_map0"}
+    assert failing(poincare.compare(ball)) == {"c2/ext_xy"}
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("head", "plain", "out", "loss"),
+        ("head", "plain", "grad_scalar_float64", "curv"),
+        ("head", "tiny", "out", "loss"),
+        ("head", "incone", "out_float64", "entailment_loss"),
+        ("grad_scalar", "mini", "logit_scale"),
+        ("scalars_after_forward", "mini", "curv"),
+        ("train_trace", 5, "loss"),
+    ],
+)
+def test_an_altered_fact_of_a_model_fails(place: tuple[str | int, ...]) -> None:
+    cases = table("meru")
+    facts = json.loads(str(cases["meta_json"]))
+    at = facts
+    for step in place[:-1]:
+        at = at[step]
+    at[place[-1]] = at[place[-1]] * 1.02 + 1e-3
+    cases["meta_json"] = np.array(json.dumps(facts))
+    assert models.compare(cases, sizes=("mini",)).failed()
+
+
+def test_a_head_case_of_an_unknown_name_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = table("meru")
+    facts = json.loads(str(cases["meta_json"]))
+    inputs = models.head_inputs("plain", facts["seed"])
+    monkeypatch.setattr(models, "head_inputs", lambda case, seed: inputs)
+    facts["head"]["another"] = facts["head"]["plain"]
+    facts["head"]["altered"] = facts["head"]["plain"] | {"out": {"loss": 0.0}, "out_float64": {"loss": 0.0}}
+    for name, failed in (("another", []), ("altered", ["head altered float32"])):
+        report = models.Report()
+        models.compare_head(report, facts, cases, name, torch.float32)
+        assert report.failed() == failed
+        assert f"head {name} float32" in report.rows
+
+
+@pytest.mark.parametrize("runner", [models, lorentz, poincare])
+@pytest.mark.parametrize("name", ["metrics.npz", "text_cases.json", "nothing.npz"])
+def test_a_foreign_file_is_refused_in_a_line_that_says_why(runner: Any, name: str) -> None:
+    with pytest.raises(SystemExit, match=f"{name} (is no|cannot be read)") as refusal:
+        runner.main([str(DATA / name)])
+    assert "\n" not in str(refusal.value)
