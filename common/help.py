@@ -4,7 +4,9 @@ import ast
 import dataclasses
 import inspect
 import io
+import os
 import re
+import sys
 import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
@@ -87,3 +89,11 @@ def describe(usage: str, cls: type, short: Mapping[str, str], kinds: Mapping[str
         if comment:
             lines.append(f"      {comment}")
     return "\n".join(lines)
+
+
+def show(text: str) -> None:
+    """Print. A reader that leaves early, as `head` does, has seen enough."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would complain

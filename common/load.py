@@ -22,9 +22,15 @@ def read_layers(path: str | None, overrides: Sequence[str], short: Mapping[str, 
     """The YAML at `path`, then the `key=value` arguments; names of `short` become the keys they stand for."""
     layers = [(_load_yaml(path, short), path)] if path else []
     for item in overrides:
-        if "=" not in item:
+        key, given, value = item.partition("=")
+        if not given or not key:
             raise UserError(f"{item!r} is neither a YAML file nor key=value; see --help for the keys")
-        layers.append((_long_keys(OmegaConf.from_dotlist([item]), short), item))
+        if not value:
+            raise UserError(f"{item} gives no value; write one, {key}=null for none, or {key}='\"\"' for an empty text")
+        try:
+            layers.append((_long_keys(OmegaConf.from_dotlist([item]), short), item))
+        except YAMLError as error:
+            raise UserError(f"{item} cannot be read: {' '.join(str(error).split())}") from None
     return layers
 
 
@@ -40,9 +46,8 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
         try:
             merged = OmegaConf.merge(merged, layer)
         except OmegaConfBaseException as error:
-            raise UserError(
-                f"{source}: {str(error).splitlines()[0]} (key {error.full_key}; --help lists all keys)"
-            ) from None
+            where = f"key {error.full_key}" if error.full_key else "a value stands where a group of keys belongs"
+            raise UserError(f"{source}: {str(error).splitlines()[0]} ({where}; --help lists all keys)") from None
     try:
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:

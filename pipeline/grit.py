@@ -15,6 +15,7 @@ if str(ROOT) not in sys.path:  # started as a file, from any folder
 from tqdm import tqdm  # noqa: E402
 
 from common.errors import UserError  # noqa: E402
+from common.help import show  # noqa: E402
 from common.load import to_yaml  # noqa: E402
 from common.remote import side_by_side  # noqa: E402
 from pipeline.config import PipelineConfig, load_config  # noqa: E402
@@ -33,7 +34,7 @@ logger = logging.getLogger("hypergrit")
 def main(arguments: Sequence[str]) -> int:
     """Run the job; returns the exit code that --help promises."""
     if "-h" in arguments or "--help" in arguments:
-        print(help_text())
+        show(help_text())
         return 0
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:

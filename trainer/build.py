@@ -13,6 +13,7 @@ from trainer.checkpoint import build_model, load_state, read_weights
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader
 from trainer.dual_encoder import DualEncoder
+from trainer.evaluation import Evaluation
 from trainer.open_clip_weights import load_towers
 from trainer.optim import build_optimizer
 from trainer.parallel import Place, whole, wrap
@@ -30,15 +31,17 @@ class Run(Trained):
     wrapped: nn.Module
     tokenizer: Tokenizer
     loader: Loader
+    evaluation: Evaluation
     step: int = 0  # steps done
 
 
 def build(config: TrainConfig, place: Place) -> Run:
-    """Model, optimizer and data, before the first step.
+    """Model, optimizer, data and evaluation, before the first step.
 
     Raises UserError for what does not fit together.
     """
     check_loss_kernel(config, place)
+    evaluation = Evaluation(config.evaluation)
     tokenizer = build_tokenizer(config)
     seed_generators(config.seed)  # the same weights on every rank
     model = new_model(config).to(place.device)
@@ -69,6 +72,7 @@ def build(config: TrainConfig, place: Place) -> Run:
         scaler=torch.amp.GradScaler(place.device.type, enabled=config.precision == "fp16"),
         tokenizer=tokenizer,
         loader=loader,
+        evaluation=evaluation,
     )
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import UserError
-from common.help import describe
+from common.help import describe, show
 from common.load import merge, read_layers
 from trainer.checkpoint import ModelName, load_model
-from trainer.evaluation import EvaluationConfig, evaluate
+from trainer.evaluation import Evaluation, EvaluationConfig
 from trainer.parallel import pick_device
 
 
@@ -32,7 +32,7 @@ class EvaluateConfig(EvaluationConfig):
 def main(arguments: Sequence[str]) -> int:
     """Command line; returns the exit code."""
     if not arguments or "-h" in arguments or "--help" in arguments:
-        print(describe(__doc__ or "", EvaluateConfig, {}))
+        show(describe(__doc__ or "", EvaluateConfig, {}))
         return 0 if arguments else 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
@@ -54,7 +54,7 @@ def run(folder: str, config: EvaluateConfig) -> dict[str, float]:
         loaded = load_model(folder, config.model_name)
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
-    figures = evaluate(loaded.model, loaded.tokenizer, config, pick_device(config.device))
+    figures = Evaluation(config)(loaded.model, loaded.tokenizer, pick_device(config.device))
     if config.output:
         try:
             Path(config.output).parent.mkdir(parents=True, exist_ok=True)

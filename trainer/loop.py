@@ -20,7 +20,6 @@ from trainer.build import Run, build, whole_model
 from trainer.checkpoint import save_model
 from trainer.config import TrainConfig, as_dict
 from trainer.dual_encoder import Batch, Losses
-from trainer.evaluation import check_places, evaluate
 from trainer.metrics import Meter, Metrics, named_values
 from trainer.nonfinite import describe_nonfinite
 from trainer.optim import learning_rate
@@ -52,7 +51,6 @@ def train(config: TrainConfig) -> None:
         output = Path(config.output)
         with writable(output):
             output.mkdir(parents=True, exist_ok=True)
-        check_places(config.evaluation)
         run = build(config, place)
         try:
             resume(run, output / "checkpoints")
@@ -180,7 +178,7 @@ def record(run: Run, metrics: Metrics | None) -> dict[str, float]:
     model = whole_model(run).eval()
     devices = [run.place.device] if run.place.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        values = evaluate(model, run.tokenizer, run.config.evaluation, run.place.device)
+        values = run.evaluation(model, run.tokenizer, run.place.device)
     run.model.train()
     if metrics and values:
         metrics.write(run.step, values)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from common.errors import UserError
+from common.help import show
 from trainer.config import help_text, load_config
 
 USAGE = """\
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
         if "-h" in arguments or "--help" in arguments:
-            print(help_text(USAGE, arguments))
+            show(help_text(USAGE, arguments))
             return 0
         path = arguments[0] if arguments and "=" not in arguments[0] else None
         return run(path, arguments[1:] if path else arguments)

@@ -1,5 +1,7 @@
 """Filling dataclasses: what wins, what is refused, and what --help says."""
 
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -82,3 +84,30 @@ def test_help_lists_the_values_of_a_choice_that_its_comment_does_not_name() -> N
         "finish": "none; matt or gloss",
         "rooms": "one of hall, attic",
     }
+
+
+@pytest.mark.parametrize("item", ["tower.width=", "name="])
+def test_an_override_without_a_value_says_how_to_write_none_and_an_empty_text(item: str) -> None:
+    with pytest.raises(UserError, match=rf"{item} gives no value; .*{item}null"):
+        town(item)
+    assert town("name=town", 'name=""').name == ""
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [("name=[1,2", "name=.1,2 cannot be read"), ("=3", "neither"), ("tower=3", "tower=3: .*group of keys")],
+)
+def test_an_override_that_makes_no_sense_is_named(item: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        town(item)
+
+
+def test_help_ends_quietly_where_its_reader_has_left() -> None:
+    writer = [sys.executable, "-c", r"from common.help import show; show('line\n' * 100_000)"]
+    with subprocess.Popen(writer, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0

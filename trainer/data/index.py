@@ -87,7 +87,7 @@ def build_index(urls: Sequence[str], folder: str, workers: int, rank: int = 0, w
     damaged = [shard for shard in index.shards if shard.problem]
     if not index.n_samples:
         reasons = "; ".join(f"{shard.url}: {shard.problem or 'no samples'}" for shard in index.shards[:NAMED])
-        raise UserError(f"data.shards: no sample in {len(urls)} shards: {reasons}. Make or download them again")
+        raise UserError(f"no sample in {len(urls)} shards: {reasons}. Make or download them again")
     for shard in damaged[:NAMED]:
         logger.warning(
             "%s: %s; the %d samples before that are used. Make or download it again",

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import cv2
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from common.errors import UserError
+from common.errors import UserError, under
 from trainer.data.config import DataConfig, Layout
 from trainer.data.examples import Maker, Report
 from trainer.data.index import Index, build_index
@@ -26,6 +26,7 @@ from trainer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+KEY: Final = "data.shards"
 PROBES: Final = 64  # samples looked at before the first batch, if none before them can be used
 LOGGED: Final = 5  # bad samples named one by one; then only each time their number has doubled
 MENDS: Final = {
@@ -71,8 +72,9 @@ class Loader:
     ) -> None:
         """Find the samples. Raises UserError if there are none, or if none has what is needed."""
         self.config, self.batch, self.rank, self.world_size = config, batch, rank, world_size
-        index = build_index(list_shards(config.shards), config.index_folder, config.workers, rank, world_size)
-        layout = probe(index, config, needs)
+        with under(KEY):
+            index = build_index(list_shards(config.shards), config.index_folder, config.workers, rank, world_size)
+            layout = probe(index, config.layout, needs)
         self.maker = Maker(config=config, layout=layout, index=index, tokenizer=tokenizer, size_px=size_px, needs=needs)
         self.order = Order(index.counts, config.seed, config.shuffle_buffer)
         self.place = 0  # samples that all ranks have had
@@ -119,7 +121,7 @@ class Loader:
         while True:
             fields, report = self.next_of(batches)
             if report.error:
-                raise UserError(f"data.shards: {report.error}")
+                raise UserError(f"{KEY}: {report.error}")
             self.place += self.batch * self.world_size
             self.count(report)
             yield Batch(**fields)
@@ -161,7 +163,7 @@ class Loader:
         """Go on from there: nothing before it is read. Raises UserError if these are not the same data."""
         if state["data"] != self.fingerprint:
             raise UserError(
-                f"data.shards: the checkpoint's position is one in other data ({state['data']}, here "
+                f"{KEY}: the checkpoint's position is one in other data ({state['data']}, here "
                 f"{self.fingerprint}): shards, data.seed and data.shuffle_buffer must be those it was trained with"
             )
         self.close()
@@ -211,7 +213,7 @@ def start_worker(_: int) -> None:
     cv2.setNumThreads(0)
 
 
-def probe(index: Index, config: DataConfig, needs: frozenset[str]) -> Layout:
+def probe(index: Index, expected: Layout | Literal["auto"], needs: frozenset[str]) -> Layout:
     """The layout, once a sample is found that can be used: the first of them, or one of several spread over all.
 
     Raises UserError if there is none.
@@ -221,7 +223,7 @@ def probe(index: Index, config: DataConfig, needs: frozenset[str]) -> Layout:
     for sample in np.unique(np.linspace(0, index.n_samples - 1, PROBES).astype(np.int64)):
         span = reader.read([index.span(int(sample))])[0]
         try:
-            layout = find_layout(span) if config.layout == "auto" else config.layout
+            layout = find_layout(span) if expected == "auto" else expected
             read_sample(span, layout, needs)
             reader.close()
             return layout
@@ -229,6 +231,4 @@ def probe(index: Index, config: DataConfig, needs: frozenset[str]) -> Layout:
             problems.append((f"{index.locate(int(sample))[0].url}: {key_of(span)}", bad))
     (where, first), *others = problems
     alike = "nor has any other" if all(bad.reason == first.reason for _, bad in others) else "nor can any other be used"
-    raise UserError(
-        f"data.shards: {where}: {first}; {alike} of {len(problems)} looked at. {MENDS.get(first.reason, MEND)}"
-    )
+    raise UserError(f"{where}: {first}; {alike} of {len(problems)} looked at. {MENDS.get(first.reason, MEND)}")

@@ -31,21 +31,24 @@ def natural(text: str) -> list[tuple[int, str]]:
 
 
 def list_shards(shards: str) -> list[str]:
-    """The tars that `DataConfig.shards` means, in numeric order, each once. Raises UserError if there is none."""
+    """The tars that `DataConfig.shards` means, in numeric order, each once. Raises UserError if there is none.
+
+    Nothing here knows which key the places stand under: who does, says it (`common.errors.under`).
+    """
     urls: dict[str, None] = {}
     for pattern in filter(None, (part.strip() for part in shards.split(","))):
         for url in one_pattern(pattern):
             if url in urls:
-                logger.warning("data.shards names %s twice; it is read once", url)
+                logger.warning("shards: %s is named twice; it is read once", url)
             urls[url] = None
     if not urls:
-        raise UserError("data.shards is empty; give a folder with tars, a glob of tars, or an fsspec URL of either")
+        raise UserError("no place is named; give a folder with tars, a glob of tars, or an fsspec URL of either")
     return sorted(urls, key=natural)
 
 
 def one_pattern(pattern: str) -> list[str]:
     """The tars of one folder, glob or file. Of the pipeline's output only shards that a manifest commits."""
-    fs, path = open_store(pattern)
+    fs, path = remote.open_store(pattern)
     with reachable(pattern):
         if any(mark in path for mark in "*?["):
             found = [name for name in map(str, fs.glob(path)) if not fs.isdir(name)]
@@ -55,9 +58,9 @@ def one_pattern(pattern: str) -> list[str]:
             found = [path] if fs.exists(path) else []
         committed = drop_uncommitted(fs, found)
         if not found and not fs.exists(re.split(r"[^/]*[*?\[]", path)[0]):
-            raise UserError(f"data.shards: {pattern} does not exist; check the address, or the bucket's name")
+            raise UserError(f"{pattern} does not exist; check the address, or the bucket's name")
     if not committed:
-        raise UserError(f"data.shards: {pattern} holds no tar; give a folder with *.tar, a glob of tars, or one tar")
+        raise UserError(f"{pattern} holds no tar; give a folder with *.tar, a glob of tars, or one tar")
     return [str(fs.unstrip_protocol(name)) if not is_local(fs) else name for name in committed]
 
 
@@ -88,14 +91,6 @@ def drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:
     return kept
 
 
-def open_store(url: str) -> tuple[AbstractFileSystem, str]:
-    """Raises UserError for a protocol that fsspec does not know or lacks a package for."""
-    try:
-        return remote.open_store(url)
-    except UserError as error:
-        raise UserError(f"data.shards: {error}") from error
-
-
 def is_local(fs: AbstractFileSystem) -> bool:
     return isinstance(fs, LocalFileSystem)
 
@@ -112,14 +107,14 @@ class reachable:  # noqa: N801 (reads as a statement)
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, remote.store_errors(ValueError)):
             raise UserError(
-                f"data.shards: {self.url} cannot be read: {remote.one_line(error)}; "
+                f"{self.url} cannot be read: {remote.one_line(error)}; "
                 f"check the address, the credentials and their rights"
             ) from error
 
 
 def stamp(url: str) -> str:
     """What changes when the shard does: its size, and what the store says of its age."""
-    fs, path = open_store(url)
+    fs, path = remote.open_store(url)
     with reachable(url):
         info = fs.info(path)
     fields = ("size", "mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "created")
@@ -130,7 +125,7 @@ class ShardFile:
     """A shard from its beginning to its end, for reading headers here and there."""
 
     def __init__(self, url: str) -> None:
-        fs, path = open_store(url)
+        fs, path = remote.open_store(url)
         self.map: mmap.mmap | None = None
         with reachable(url):
             self.file = open(path, "rb") if is_local(fs) else fs.open(path, "rb")  # noqa: SIM115
@@ -166,7 +161,7 @@ class SpanReader:
     def read(self, spans: Sequence[Span]) -> list[bytes]:
         """The bytes of each span, fewer at the end of a file. Raises UserError for a shard that cannot be read."""
         data: list[bytes] = [b""] * len(spans)
-        remote: dict[AbstractFileSystem, list[tuple[int, str]]] = {}
+        wanted_of: dict[AbstractFileSystem, list[tuple[int, str]]] = {}
         stores: dict[str, tuple[AbstractFileSystem, str]] = {}
         for index, (url, first, last) in enumerate(spans):
             if "://" not in url:
@@ -174,10 +169,10 @@ class SpanReader:
                     data[index] = os.pread(self.descriptor(url), last - first, first)
                 continue
             if url not in stores:
-                stores[url] = open_store(url)
+                stores[url] = remote.open_store(url)
             fs, path = stores[url]
-            remote.setdefault(fs, []).append((index, path))
-        for fs, wanted in remote.items():
+            wanted_of.setdefault(fs, []).append((index, path))
+        for fs, wanted in wanted_of.items():
             ranges = [(path, spans[index][1], spans[index][2]) for index, path in wanted]
             for (index, _), content in zip(wanted, cat_ranges(fs, ranges), strict=True):
                 data[index] = content
@@ -212,13 +207,13 @@ def cat_ranges(fs: AbstractFileSystem, ranges: Iterable[Span]) -> list[bytes]:
             break
         except Exception as error:  # each store has its own; all of them are the network's or the store's
             if attempt == TRIES:
-                raise UserError(f"data.shards: {paths[0]} and others cannot be read: {error}") from error
+                raise UserError(f"{paths[0]} and others cannot be read: {error}") from error
             logger.warning("reading %s failed (%s); attempt %d of %d", paths[0], error, attempt, TRIES)
             time.sleep(2 ** (attempt - 1))
     for path, start, end, part in zip(paths, starts, ends, parts, strict=True):
         if len(part) != end - start:
             raise UserError(
-                f"data.shards: {path} sent {len(part)} bytes for {end - start} at {start}: its store knows no range "
+                f"{path} sent {len(part)} bytes for {end - start} at {start}: its store knows no range "
                 f"requests, or the shard is another than at the start; copy the shards to a disk"
             )
     return parts

@@ -8,13 +8,12 @@ entailment/NAME/satisfied, /chance, and with _plain            hyperbolic models
 import torch
 from torch import Tensor
 
-from trainer.data.shards import list_shards
 from trainer.dual_encoder import DualEncoder
 from trainer.evaluation.config import EvaluationConfig
 from trainer.evaluation.embed import embed_images, embed_texts, embed_words
 from trainer.evaluation.entailment import entailment_shares
-from trainer.evaluation.folders import read_folder, read_images
-from trainer.evaluation.held_out import HeldOut, named, read_held_out
+from trainer.evaluation.folders import ImageFolder, read_folder, read_images
+from trainer.evaluation.held_out import HeldOut, HeldOutShards
 from trainer.evaluation.metrics import chance_recalls, macro_accuracy, recalls
 from trainer.evaluation.zero_shot import classifier, predict
 from trainer.tokenizer import Tokenizer
@@ -23,38 +22,37 @@ RECALL_AT = (1, 5, 10)
 PARSED = 1000  # captions whose words are looked at
 
 
-@torch.no_grad()
-def evaluate(
-    model: DualEncoder, tokenizer: Tokenizer, config: EvaluationConfig, device: torch.device | str
-) -> dict[str, float]:
-    """Shares in [0, 1]. Nothing is trained or drawn at random but mismatched pairs, from `config.seed`."""
-    was_training = model.training
-    model.to(device).eval()
-    try:
-        figures: dict[str, float] = {}
-        for folder in config.image_folders:
-            figures |= zero_shot_figures(model, tokenizer, folder, config)
-        if config.shards:
-            held_out = read_held_out(config.shards, model.config.image.size_px, config.max_samples)
-            figures |= pair_figures(model, tokenizer, held_out, config)
-    finally:
-        model.train(was_training)
-    return figures
+class Evaluation:
+    """What a configuration measures. Its places are looked into once, at the start.
 
+    Raises UserError for a folder without images or a place without samples: a run had better hear of it before than after.
+    """
 
-def check_places(config: EvaluationConfig) -> None:
-    """Raise UserError for a folder without images or a place without shards: a run had better hear of it before than after."""
-    for folder in config.image_folders:
-        read_folder(folder)
-    if config.shards:
-        with named():
-            list_shards(config.shards)
+    def __init__(self, config: EvaluationConfig) -> None:
+        self.config = config
+        self.folders = [read_folder(folder, config.max_images) for folder in config.image_folders]
+        self.shards = HeldOutShards(config.shards) if config.shards else None
+
+    @torch.no_grad()
+    def __call__(self, model: DualEncoder, tokenizer: Tokenizer, device: torch.device | str) -> dict[str, float]:
+        """Shares in [0, 1]. Nothing is trained or drawn at random but mismatched pairs, from `config.seed`."""
+        was_training = model.training
+        model.to(device).eval()
+        try:
+            figures: dict[str, float] = {}
+            for folder in self.folders:
+                figures |= zero_shot_figures(model, tokenizer, folder, self.config)
+            if self.shards:
+                held_out = self.shards.read(model.config.image.size_px, self.config.max_samples)
+                figures |= pair_figures(model, tokenizer, held_out, self.config)
+        finally:
+            model.train(was_training)
+        return figures
 
 
 def zero_shot_figures(
-    model: DualEncoder, tokenizer: Tokenizer, place: str, config: EvaluationConfig
+    model: DualEncoder, tokenizer: Tokenizer, folder: ImageFolder, config: EvaluationConfig
 ) -> dict[str, float]:
-    folder = read_folder(place, config.max_images)
     images = read_images(folder.paths, model.config.image.size_px)
     classes = classifier(model, tokenizer, folder.classes, config.prompts, config.batch_size)
     predicted = predict(model, embed_images(model, images, config.batch_size), classes, config.ranking)

@@ -5,8 +5,6 @@ Images are squeezed to a square, as the papers' retrieval does; boxes keep the w
 
 import logging
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import UserError
+from common.errors import UserError, under
 from common.images import ImageRejected
-from trainer.data.config import DataConfig, Layout
+from trainer.data.config import Layout
 from trainer.data.crops import Cut, Picture, Region, draw_cut
 from trainer.data.index import build_index
 from trainer.data.loader import probe
@@ -26,6 +24,7 @@ from trainer.syntax import Word
 
 logger = logging.getLogger(__name__)
 
+KEY: Final = "evaluation.shards"
 WHOLE: Final = (1.0, 1.0)  # share of the area and ratio of the sides of a "random" crop that is all of a square
 NO_NEEDS: Final = frozenset[str]()
 ALL_NEEDS: Final = frozenset({"boxes", "parse"})
@@ -43,36 +42,34 @@ class HeldOut:
     box_owner: list[int] = field(default_factory=list)  # the whole of each box
 
 
-def read_held_out(shards: str, size_px: int, limit: int = 0) -> HeldOut:
-    """The first `limit` good samples (0: all); bad ones are counted in the log. Raises UserError if there is none."""
-    with named():
-        index = build_index(list_shards(shards), "", workers=0)
-        layout = probe(index, DataConfig(shards=shards), NO_NEEDS)
-    reader, held_out, n_bad = SpanReader(), HeldOut(), 0
-    for number in range(index.n_samples):
-        if limit and len(held_out.images) >= limit:
-            break
-        span = reader.read([index.span(number)])[0]
-        try:
-            add(held_out, with_all_it_has(span, layout), size_px)
-        except (BadSample, ImageRejected) as error:
-            n_bad += 1
-            logger.warning("%s: %s: %s; left out", index.locate(number)[0].url, key_of(span), error)
-    reader.close()
-    if not held_out.images:
-        raise UserError(f"evaluation.shards: {shards} has no sample that can be read; the log says what is wrong")
-    if n_bad:
-        logger.warning("evaluation.shards: %d bad samples left out of %s", n_bad, shards)
-    return held_out
+class HeldOutShards:
+    """The shards of a place, found once, to be read at each evaluation. Raises UserError for a place without samples."""
 
+    def __init__(self, shards: str) -> None:
+        with under(KEY):
+            self.index = build_index(list_shards(shards), "", workers=0)
+            self.layout = probe(self.index, "auto", NO_NEEDS)
 
-@contextmanager
-def named() -> Iterator[None]:
-    """What the training data's code says of `data.shards`, said of the key that these shards stand under."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(str(error).replace("data.shards", "evaluation.shards", 1)) from error
+    def read(self, size_px: int, limit: int = 0) -> HeldOut:
+        """The first `limit` good samples (0: all); bad ones are counted in the log. Raises UserError if there is none."""
+        reader, held_out, n_bad = SpanReader(), HeldOut(), 0
+        for number in range(self.index.n_samples):
+            if limit and len(held_out.images) >= limit:
+                break
+            shard = self.index.locate(number)[0].url
+            with under(KEY):
+                span = reader.read([self.index.span(number)])[0]
+            try:
+                add(held_out, with_all_it_has(span, self.layout), size_px)
+            except (BadSample, ImageRejected) as error:
+                n_bad += 1
+                logger.warning("%s: %s: %s; left out", shard, key_of(span), error)
+        reader.close()
+        if not held_out.images:
+            raise UserError(f"{KEY}: {shard} and others have no sample that can be read; the log says what is wrong")
+        if n_bad:
+            logger.warning("%s: %d bad samples left out", KEY, n_bad)
+        return held_out
 
 
 def with_all_it_has(span: bytes, layout: Layout) -> Sample:

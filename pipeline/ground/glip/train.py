@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from common.errors import UserError
-from common.help import describe
+from common.help import describe, show
 from common.load import merge, read_layers, to_yaml
 from pipeline.ground.glip.checkpoint import next_step
 from pipeline.ground.glip.config import CONFIGS, GlipConfig
@@ -79,7 +79,7 @@ class Config:
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0 done, 2 something the user can mend."""
     if not arguments or "--help" in arguments or "-h" in arguments:
-        print(describe(USAGE, Config, SHORT))
+        show(describe(USAGE, Config, SHORT))
         return 0 if arguments else 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:

@@ -16,8 +16,8 @@ from trainer.checkpoint import build_model, save_model
 from trainer.dual_encoder import DualEncoder, ModelConfig, Pairs
 from trainer.encoders.text import TextConfig
 from trainer.evaluate import main
-from trainer.evaluation import EvaluationConfig, evaluate
-from trainer.evaluation.held_out import read_held_out
+from trainer.evaluation import Evaluation, EvaluationConfig
+from trainer.evaluation.held_out import HeldOutShards
 from trainer.preprocess import PreprocessConfig
 from trainer.released import write_released
 from trainer.syntax import align, collate_trees
@@ -76,17 +76,17 @@ def write_folder(root: Path) -> str:
 
 
 def test_held_out_boxes_know_their_wholes(tmp_path: Path) -> None:
-    held_out = read_held_out(write_shard(tmp_path / "shards"), size_px=8)
+    held_out = HeldOutShards(write_shard(tmp_path / "shards")).read(size_px=8)
     assert held_out.captions == [f"caption {i}" for i in range(N)]
     assert held_out.box_owner == [i for i in range(N) for _ in range(2)]
     assert held_out.box_texts == ["box 0", "box 1"] * N
     shades = [image.float().mean().item() for image in held_out.images]
     assert shades == pytest.approx([40 * i for i in range(N)], abs=2)
-    assert len(read_held_out(str(tmp_path / "shards"), size_px=8, limit=2).images) == 2
+    assert len(HeldOutShards(str(tmp_path / "shards")).read(size_px=8, limit=2).images) == 2
 
 
 def test_a_broken_held_out_sample_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    held_out = read_held_out(write_shard(tmp_path / "shards", broken=3), size_px=8)
+    held_out = HeldOutShards(write_shard(tmp_path / "shards", broken=3)).read(size_px=8)
     assert held_out.captions == ["caption 0", "caption 1", "caption 2", "caption 4"]
     assert held_out.box_owner == [0, 0, 1, 1, 2, 2, 3, 3]
     assert "003" in caplog.text
@@ -99,7 +99,7 @@ def test_every_figure_stands_beside_chance(name: str, tmp_path: Path) -> None:
         image_folders=(write_folder(tmp_path / "animals"),), shards=write_shard(tmp_path / "shards"), batch_size=3
     )
     model.train()
-    figures = evaluate(model, tokenizer, config, "cpu")
+    figures = Evaluation(config)(model, tokenizer, "cpu")
     assert model.training
     assert all(0 <= value <= 1 for value in figures.values())
     assert figures["zero_shot/animals/chance"] == 0.5
@@ -114,9 +114,9 @@ def test_every_figure_stands_beside_chance(name: str, tmp_path: Path) -> None:
 def test_words_that_entail_their_heads_stand_beside_chance_where_there_is_a_parse(tmp_path: Path) -> None:
     model, tokenizer = model_and_tokenizer("syntax_meru")
     config = EvaluationConfig(shards=write_shard(tmp_path / "shards", parse=True), batch_size=3)
-    held_out = read_held_out(config.shards, size_px=8)
+    held_out = HeldOutShards(config.shards).read(size_px=8)
     assert [words is not None for words in held_out.words] == [True, False, True, True, True]
-    figures = evaluate(model, tokenizer, config, "cpu")
+    figures = Evaluation(config)(model, tokenizer, "cpu")
     for name in ("text_image", "syntax_edge", "syntax_word"):
         assert {f"entailment/{name}/satisfied", f"entailment/{name}/chance"} <= figures.keys()
     ids, trees = zip(*(align(tokenizer, f"caption {i}", held_out.words[i] or ()) for i in (0, 2, 3, 4)), strict=True)
@@ -124,14 +124,14 @@ def test_words_that_entail_their_heads_stand_beside_chance_where_there_is_a_pars
     features = model.word_features(pad(ids), collate_trees(trees))
     trained = model.syntax(Pairs(image=features["text"], **features))[2].item()
     assert figures["entailment/syntax_edge/satisfied"] == pytest.approx(trained), "as the training logs it"
-    bare = evaluate(model, tokenizer, EvaluationConfig(shards=write_shard(tmp_path / "bare")), "cpu")
+    bare = Evaluation(EvaluationConfig(shards=write_shard(tmp_path / "bare")))(model, tokenizer, "cpu")
     assert {key.split("/")[1] for key in bare if key.startswith("entailment/")} == {"text_image"}
 
 
 def test_shards_without_boxes_are_enough_for_captions(tmp_path: Path) -> None:
     model, tokenizer = model_and_tokenizer("hycoclip")
     shards = write_shard(tmp_path / "shards", boxes=False)
-    figures = evaluate(model, tokenizer, EvaluationConfig(shards=shards), "cpu")
+    figures = Evaluation(EvaluationConfig(shards=shards))(model, tokenizer, "cpu")
     assert {key.split("/")[1] for key in figures if key.startswith("entailment/")} == {"text_image"}
 
 
@@ -187,3 +187,15 @@ def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.Capture
 def test_prompts_need_a_place_for_the_class() -> None:
     with pytest.raises(UserError, match="'a cat'"):
         EvaluationConfig(prompts=("a {}", "a cat"))
+
+
+def test_places_are_looked_into_once_for_all_evaluations_of_a_run(tmp_path: Path) -> None:
+    model, tokenizer = model_and_tokenizer("clip")
+    animals, shards = write_folder(tmp_path / "animals"), write_shard(tmp_path / "shards")
+    evaluation = Evaluation(EvaluationConfig(image_folders=(animals,), shards=shards))
+    (tmp_path / "animals" / "zebra").mkdir()
+    (tmp_path / "animals" / "zebra" / "0.png").write_bytes(picture(0, "PNG"))
+    (tmp_path / "shards" / "00001.tar").write_bytes(b"")
+    figures = evaluation(model, tokenizer, "cpu")
+    assert figures["zero_shot/animals/chance"] == 1 / 2
+    assert figures["retrieval/text_to_image/chance@1"] == pytest.approx(1 / N)
