@@ -7,6 +7,7 @@ random numbers are drawn as before, so the gradient is that of one pass over the
 depend on each other (batch norm would make them).
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,6 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.dual_encoder import DualEncoder
+
+REPEATED = re.compile(r"blocks|resblocks|stages|layer\d")
+"""Names of the lists that networks keep their blocks in; ResNets have layer1 to layer4."""
 
 
 def in_chunks(function: Callable[..., Any], n: int, rows: Tensor, *arguments: Any) -> Any:
@@ -44,14 +48,14 @@ def checkpoint_blocks(model: DualEncoder) -> None:
 
 
 def blocks(model: DualEncoder) -> list[nn.Module]:
-    """What a tower repeats: transformer blocks, or stages of other networks of timm; a tower without either as a whole."""
+    """What a tower repeats: transformer blocks, blocks or stages of other networks of timm; a tower without any as a whole."""
     found: list[nn.Module] = []
     for tower in (model.visual, model.textual):
-        within = getattr(tower, "transformer", None) or getattr(tower, "trunk", tower)  # as open_clip nests them
-        for name in ("blocks", "resblocks", "stages"):
-            if isinstance(part := getattr(within, name, None), nn.ModuleList | nn.Sequential):
-                found += list(part)
-                break
-        else:
-            found.append(tower)
+        within: nn.Module = getattr(tower, "transformer", None) or getattr(
+            tower, "trunk", tower
+        )  # as open_clip nests them
+        lists = [part for name, part in within.named_children() if REPEATED.fullmatch(name)]
+        found += [block for part in lists if isinstance(part, nn.ModuleList | nn.Sequential) for block in part] or [
+            tower
+        ]
     return found

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.trainer.small import small_batch, small_model
-from trainer.accumulate import checkpoint_blocks, in_chunks, set_micro_batch
+from trainer.accumulate import blocks, checkpoint_blocks, in_chunks, set_micro_batch
 from trainer.dual_encoder import Batch, DualEncoder
+from trainer.encoders.image import ImageConfig
 
 
 def gradients(model: DualEncoder, batch: Batch) -> dict[str, Tensor]:
@@ -74,3 +75,10 @@ def test_cutting_the_batch_keeps_a_fraction_of_the_activations() -> None:
     cut = small_model("hycoclip")
     set_micro_batch(cut, 4)
     assert kept_bytes(cut, batch) < kept_bytes(small_model("hycoclip"), batch) / 4
+
+
+@pytest.mark.parametrize(("network", "n"), [("resnet10t", 4), ("convnext_atto", 4)])
+def test_the_blocks_of_a_network_of_timm_are_found_one_by_one(network: str, n: int) -> None:
+    with torch.device("meta"):
+        model = small_model("clip", image=ImageConfig(name=network, size_px=64))
+    assert len(blocks(model)) == n + len(model.textual.resblocks)  # type: ignore[arg-type]
