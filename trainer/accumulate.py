@@ -10,7 +10,7 @@ depend on each other (batch norm would make them).
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,11 +51,8 @@ def blocks(model: DualEncoder) -> list[nn.Module]:
     """What a tower repeats: transformer blocks, blocks or stages of other networks of timm; a tower without any as a whole."""
     found: list[nn.Module] = []
     for tower in (model.visual, model.textual):
-        within: nn.Module = getattr(tower, "transformer", None) or getattr(
-            tower, "trunk", tower
-        )  # as open_clip nests them
-        lists = [part for name, part in within.named_children() if REPEATED.fullmatch(name)]
-        found += [block for part in lists if isinstance(part, nn.ModuleList | nn.Sequential) for block in part] or [
-            tower
-        ]
+        within = getattr(tower, "transformer", None) or getattr(tower, "trunk", tower)  # as open_clip nests them
+        parts = [part for name, part in cast(nn.Module, within).named_children() if REPEATED.fullmatch(name)]
+        lists = [part for part in parts if isinstance(part, nn.ModuleList | nn.Sequential)]
+        found += [block for part in lists for block in part] if lists else [tower]
     return found

@@ -104,7 +104,7 @@ class TrainConfig:
             raise UserError("data.shards is not set; give shards=FOLDER with the training shards")
         counts = {
             "batch": self.batch,
-            "micro_batch": self.micro_batch or 1,
+            "micro_batch": 1 if self.micro_batch is None else self.micro_batch,
             "save.every": self.save.every,
             "save.keep": self.save.keep,
             "log.every": self.log.every,
@@ -113,6 +113,10 @@ class TrainConfig:
         for key, value in counts.items():
             if value < 1:
                 raise UserError(f"{key} is {value}; give 1 or more")
+        least = {"parallel.timeout_s": self.parallel.timeout_s, "ray.workers": self.ray.workers}
+        for key, value in least.items():
+            if not value >= 0:
+                raise UserError(f"{key} is {value}; give 0 or more")
         if not 0 <= self.seed < 2**63:
             raise UserError(f"seed is {self.seed}; give one from 0 to 2^63 - 1")
         if self.precision == "fp16" and self.parallel.strategy == "fsdp":

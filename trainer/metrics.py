@@ -8,7 +8,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +79,18 @@ class Metrics:
         try:
             self.file.write(json.dumps({"step": step, **values}) + "\n")
             self.file.flush()
+            for write, _ in self.others:
+                write(step, values)
         except OSError as error:
             raise UserError(
-                f"{self.path} cannot be written: {error}; make room, then the same command goes on"
+                f"{self.path} or what is beside it cannot be written: {error}; make room, then the same command goes on"
             ) from None
-        for write, _ in self.others:
-            write(step, values)
 
     def close(self) -> None:
-        self.file.close()
-        for _, close in self.others:
-            close()
+        """What a full disk has to say was said by `write`, and is not to be said again in its place."""
+        for close in (self.file.close, *(close for _, close in self.others)):
+            with suppress(OSError):
+                close()
 
 
 Sink = tuple[Callable[[int, dict[str, float]], None], Callable[[], None]]

@@ -30,7 +30,7 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         for name in ("lr", "eps", "weight_decay", "warmup_steps"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"optim.{name} is {getattr(self, name)}; give 0 or more")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:

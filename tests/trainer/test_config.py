@@ -57,6 +57,12 @@ def test_a_model_has_its_own_keys_and_no_others() -> None:
         ("optim.beta2=1", "optim.beta2 is 1"),
         ("seed=-1", "seed is -1"),
         ("data.seed=-1", "data.seed is -1"),
+        ("micro_batch=0", "micro_batch is 0"),
+        ("lr=nan", "optim.lr is nan"),
+        ("lr=inf", "optim.lr is inf"),
+        ("model.temperature_init=nan", "model.temperature_init is nan"),
+        ("parallel.timeout_s=-1", "parallel.timeout_s is -1"),
+        ("ray.workers=-2", "ray.workers is -2"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_with_what_to_do(override: str, said: str) -> None:

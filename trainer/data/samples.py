@@ -8,6 +8,7 @@ pairs             jpg, and txt or a json with `caption`, perhaps with `subreddit
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -225,5 +226,8 @@ def required(caption: object) -> str:
 
 
 def key_of(span: bytes) -> str:
-    """The key of a sample that may be damaged, for messages."""
+    """The key of a sample that may be damaged, for messages; what its first bytes say where no member is whole."""
+    with suppress(TarError):
+        for key, *_ in members(span):
+            return key
     return span[:100].split(b"\0", 1)[0].decode("utf-8", "replace").split(".", 1)[0]

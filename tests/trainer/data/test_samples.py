@@ -8,7 +8,7 @@ import pytest
 from tests.trainer.data.samples import Files, grit_files, jpeg, pair_files, train_files
 from trainer.data.config import Layout
 from trainer.data.crops import Region
-from trainer.data.samples import BadSample, Sample, find_layout, read_sample
+from trainer.data.samples import BadSample, Sample, find_layout, key_of, read_sample
 
 BOXES, PARSE, NOTHING = frozenset({"boxes"}), frozenset({"parse"}), frozenset[str]()
 
@@ -124,3 +124,15 @@ def test_bytes_that_are_no_sample_are_damaged() -> None:
     for data in (b"", b"\xff" * 2000, span(train_files(1))[:700]):
         with pytest.raises(BadSample, match="damaged"):
             read_sample(data, "train", NOTHING)
+
+
+def test_the_key_of_a_sample_is_said_whatever_stands_before_its_first_name() -> None:
+    file = io.BytesIO()
+    with tarfile.open(
+        fileobj=file, mode="w", format=tarfile.PAX_FORMAT
+    ) as tar:  # as webdataset writes, with pax headers
+        info = tarfile.TarInfo("000000007.child.txt")
+        info.mtime = 0.5
+        tar.addfile(info)
+    assert key_of(file.getvalue()) == "000000007"
+    assert key_of(span(train_files(1))[:700]) == key_of(span(train_files(1)))
