@@ -113,10 +113,10 @@ class TrainConfig:
         for key, value in counts.items():
             if value < 1:
                 raise UserError(f"{key} is {value}; give 1 or more")
-        least = {"parallel.timeout_s": self.parallel.timeout_s, "ray.workers": self.ray.workers}
-        for key, value in least.items():
-            if not value >= 0:
-                raise UserError(f"{key} is {value}; give 0 or more")
+        if self.ray.workers < 0:
+            raise UserError(f"ray.workers is {self.ray.workers}; give 0 or more")
+        if not self.parallel.timeout_s > 0:
+            raise UserError(f"parallel.timeout_s is {self.parallel.timeout_s}; give seconds above 0")
         if not 0 <= self.seed < 2**63:
             raise UserError(f"seed is {self.seed}; give one from 0 to 2^63 - 1")
         if self.precision == "fp16" and self.parallel.strategy == "fsdp":

@@ -29,7 +29,7 @@ def test_terms_are_losses_or_geometry_and_a_vector_is_its_mean_and_ends() -> Non
 def test_a_full_disk_is_the_users_to_mend_also_when_the_run_then_ends(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     metrics = Metrics(tmp_path, small_config(tmp_path), step=0)
-    with pytest.raises(UserError, match="No space left.* make room"):
+    with pytest.raises(UserError, match=r"No space left.* make room"):
         metrics.write(1, {"loss/total": 1.0})
     metrics.close()
 
