@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, Final, TypeVar, cast
 
@@ -63,7 +63,10 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def side_by_side(request: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """`request(item)` for each item, in their order, several at a time: a remote store takes its time to answer each."""
+def side_by_side(request: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
+    """`request(item)` for each item, in their order, several at a time: a remote store takes its time to answer each.
+
+    Who has seen enough closes the iterator: requests that have not begun are then never made.
+    """
     with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(request, items))
+        yield from pool.map(request, items)

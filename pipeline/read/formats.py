@@ -13,7 +13,6 @@ from itertools import islice
 from typing import IO, Any, Final, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from common.errors import UserError
 from common.remote import one_line, open_file, store_errors
@@ -104,19 +103,19 @@ def records(piece: Piece, text_columns: TextColumns) -> Iterator[tuple[int, Reco
             yield raw.line, _parse(format_, raw.payload, header, file)
 
 
-def columns(path: str, format_: Format) -> list[str] | None:
-    """Column names of a file, of JSONL those of its first good row; None where there are none (tars, empty files)."""
-    with opened(path) as file:
-        match format_:
-            case "parquet":
-                return list(pq.read_schema(file).names)
-            case "csv" | "tsv":
-                return csv_header(file, format_) or None
-            case "jsonl":
-                found = (_parse_json(raw.payload) for raw in islice(_lines(file, 0, 1), 1000))
-                return next((list(record) for record in found if not isinstance(record, BadRecord)), None)
-            case "tar":
-                return None
+def columns(file: IO[bytes], format_: Format) -> list[str] | None:
+    """Column names of a text file, of JSONL those of its first good row; None where there are none (tars, empty files).
+
+    Leaves the file of a CSV behind its header.
+    """
+    match format_:
+        case "csv" | "tsv":
+            return csv_header(file, format_) or None
+        case "jsonl":
+            found = (_parse_json(raw.payload) for raw in islice(_lines(file, 0, 1), 1000))
+            return next((list(record) for record in found if not isinstance(record, BadRecord)), None)
+        case _:
+            return None
 
 
 def csv_header(file: IO[bytes], format_: Format) -> list[str]:

@@ -1,42 +1,54 @@
 """The input cut into shards of equal length: names, counts and places only."""
 
 import logging
+from contextlib import closing
+from functools import partial
+from itertools import pairwise
+from typing import Final
 
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from common.errors import UserError
-from common.remote import one_line, open_store, store_errors
+from common.remote import one_line, open_store, side_by_side, store_errors
 from pipeline.read.config import Piece, ReadConfig, ShardPlan
-from pipeline.read.formats import SUFFIXES, Format, columns, csv_header, format_of, opened, raw_rows
+from pipeline.read.formats import SUFFIXES, columns, format_of, opened, raw_rows
 from pipeline.read.rows import check_columns
 
 logger = logging.getLogger(__name__)
 
-KNOWN = ", ".join(SUFFIXES)
+KNOWN: Final = ", ".join(SUFFIXES)
+
+Cut = tuple[int, int, int]
+"""A row of a file, and the byte and the line at which it starts; the end of the file's rows has no place."""
 
 
 def plan_shards(input: str, rows_per_shard: int, limit: int | None, config: ReadConfig) -> list[ShardPlan]:
     """Shards of `rows_per_shard` rows (the last may be shorter) over all files of `input`, in the order of their names.
 
-    Costs the metadata of a parquet, a count of lines of a text file, and the headers of a tar.
+    Costs the metadata of a parquet, a count of lines of a text file, and the headers of a tar; each file is opened once.
     Raises UserError for an input that is missing, empty, unreadable, or without the columns needed.
     """
+    files = list_files(input)
+    parquets = [path for path, _ in files if format_of(path) == "parquet"]
     pieces: list[list[Piece]] = []
     total = 0
-    for path, size in list_files(input):
-        format_ = format_of(path)
-        assert format_ is not None
-        check_columns(path, columns(path, format_), config)
-        left = None if limit is None else limit - total
-        for piece in _cut(path, size, format_, total, rows_per_shard, left):
-            shard = total // rows_per_shard
-            if shard == len(pieces):
-                pieces.append([])
-            pieces[shard].append(piece)
-            total += piece.n_rows
-        if total == limit:
-            break
+    # Answers come in the order of the files, so those past the limit are never looked at, nor their errors raised.
+    with closing(side_by_side(partial(_parquet_rows, config=config), parquets)) as parquet_rows:
+        for path, size in files:
+            most = None if limit is None else limit - total
+            if format_of(path) == "parquet":
+                cuts = _cut_parquet(next(parquet_rows), total, rows_per_shard, most)
+            else:
+                cuts = _cut_text(path, config, total, rows_per_shard, most)
+            for (row, *place), (end, *_) in pairwise(cuts):
+                shard = total // rows_per_shard
+                if shard == len(pieces):
+                    pieces.append([])
+                pieces[shard].append(Piece(path, row, end - row, size, *place))
+                total += end - row
+            if total == limit:
+                break
     if not total:
         raise UserError(f"input {input!r} holds no row; give files with at least one")
     return [
@@ -93,27 +105,37 @@ def _is_hidden(path: str) -> bool:
     return any(part.startswith((".", "_")) for part in path.split("/"))
 
 
-def _cut(path: str, size: int, format_: Format, n_before: int, rows_per_shard: int, most: int | None) -> list[Piece]:
-    """The file's rows, `most` of them at the most, cut where a shard of the whole input begins; `n_before` rows came before."""
-    cuts: list[tuple[int, int, int]] = []  # first row, offset, line
+def _parquet_rows(path: str, config: ReadConfig) -> int:
+    """Rows of a parquet that has the columns needed."""
     with opened(path) as file:
-        if format_ == "parquet":
-            rows = pq.ParquetFile(file).metadata.num_rows
-            n = rows if most is None else min(rows, most)
-            starts = range(-n_before % rows_per_shard, n, rows_per_shard)
-            cuts = [(row, 0, 1) for row in sorted({0, *starts})]
-        else:
-            offset, n = 0, 0
-            if format_ in ("csv", "tsv"):
-                csv_header(file, format_)
-                offset = file.tell()
-            for raw in raw_rows(format_, file, offset, 2 if offset else 1):
-                if n == most:
-                    break
-                if n == 0 or (n_before + n) % rows_per_shard == 0:
-                    cuts.append((n, raw.offset, raw.line))
-                n += 1
-    ends = [*(row for row, _, _ in cuts[1:]), n]
-    # An empty file has an end and no cut.
-    pieces = [Piece(path, row, end - row, size, *place) for (row, *place), end in zip(cuts, ends, strict=False)]
-    return [piece for piece in pieces if piece.n_rows]
+        parquet = pq.ParquetFile(file)
+        check_columns(path, parquet.schema_arrow.names, config)
+        return int(parquet.metadata.num_rows)
+
+
+def _cut_parquet(n_rows: int, n_before: int, rows_per_shard: int, most: int | None) -> list[Cut]:
+    """As `_cut_text`, for a parquet of `n_rows` rows."""
+    n = n_rows if most is None else min(n_rows, most)
+    starts = range(-n_before % rows_per_shard, n, rows_per_shard)
+    return [(row, 0, 1) for row in sorted({0, *starts, n})]
+
+
+def _cut_text(path: str, config: ReadConfig, n_before: int, rows_per_shard: int, most: int | None) -> list[Cut]:
+    """The first row, the rows at which a shard of the whole input begins, and the end, `most` rows on at the most.
+
+    `n_before` rows came before this file, a text file or a tar.
+    """
+    format_ = format_of(path)
+    assert format_ is not None, "list_files gives known formats only"
+    cuts: list[Cut] = []
+    n = 0
+    with opened(path) as file:
+        check_columns(path, columns(file, format_), config)
+        offset = file.tell() if format_ in ("csv", "tsv") else 0  # behind the header
+        for raw in raw_rows(format_, file, offset, 2 if offset else 1):
+            if n == most:
+                break
+            if n == 0 or (n_before + n) % rows_per_shard == 0:
+                cuts.append((n, raw.offset, raw.line))
+            n += 1
+    return [*cuts, (n, 0, 1)]

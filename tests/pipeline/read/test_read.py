@@ -5,13 +5,16 @@ import gzip
 import io
 import json
 import tarfile
+import time
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from common.errors import UserError
+from common.remote import THREADS, open_file
 from pipeline.read import Piece, ReadConfig, ShardPlan, plan_shards, read_shard
 
 ROWS = [{"url": f"http://x.org/{i}.jpg", "caption": f'caption "{i}", größe 🐕', "n": i} for i in range(10)]
@@ -78,6 +81,35 @@ def test_shards_span_files_in_the_order_of_their_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
 def test_limit_takes_the_first_rows(tmp_path: Path, name: str) -> None:
     assert len(read_all(write(tmp_path / name, ROWS), limit=5)) == 5
+
+
+@pytest.mark.parametrize("limit", [None, 25])
+def test_planning_opens_each_file_once_and_stops_at_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    n_files = 6 * THREADS
+    for i in range(n_files):
+        write(tmp_path / f"{i:03}.{('csv', 'jsonl.gz', 'parquet')[i] if i < 3 else 'parquet'}", ROWS)
+    opened: list[str] = []
+
+    def open_counted(path: str) -> IO[bytes]:
+        opened.append(path)
+        time.sleep(0.005)  # as a store's answer: none has come when the first are asked for
+        return open_file(path)
+
+    monkeypatch.setattr("pipeline.read.formats.open_file", open_counted)
+    plans = plan_shards(str(tmp_path), 7, limit, ReadConfig())
+    assert sum(plan.n_rows for plan in plans) == (limit or 10 * n_files)
+    assert len(set(opened)) == len(opened)
+    assert len(opened) == n_files if limit is None else len(opened) < n_files / 2
+
+
+def test_first_bad_file_is_named_but_none_past_the_limit(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", ROWS)
+    write(tmp_path / "c.parquet", [{"url": "x"}])
+    (tmp_path / "b.parquet").write_bytes(b"no parquet")
+    assert "b.parquet" in explain(tmp_path)
+    assert len(read_all(tmp_path, limit=10)) == 10
 
 
 def test_plan_survives_json(tmp_path: Path) -> None:
