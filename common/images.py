@@ -15,7 +15,7 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from common.load import check_at_least
+from common.load import check_range
 
 Image = NDArray[np.uint8]
 Reason = Literal["not_an_image", "undecodable", "too_many_pixels", "too_small", "extreme_aspect_ratio"]
@@ -60,7 +60,7 @@ class ImageLimits:
     max_aspect_ratio: float = 20.0  # largest longer side, as a multiple of the shorter one
 
     def __post_init__(self) -> None:
-        check_at_least(1, self, "max_pixels", "min_side_px", "max_aspect_ratio", prefix="download.limits.")
+        check_range(self, "max_pixels", "min_side_px", "max_aspect_ratio", least=1)
 
 
 class ImageRejected(Exception):  # noqa: N818 (a verdict on the input, no error of the program)

@@ -1,11 +1,13 @@
 """Frozen dataclasses filled from a YAML that holds what differs, and `key.sub=value` on top.
 
-Unknown keys and wrong types stop at once, with the file or argument that holds them.
+Unknown keys and wrong types stop at once, with the file or argument that holds them. What a configuration refuses of its own values
+is a UserError of its `__post_init__` that begins with the field's name; `merge` puts the keys of the groups around it in front.
 """
 
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -48,28 +50,42 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
         except OmegaConfBaseException as error:
             where = f"key {error.full_key}" if error.full_key else "a value stands where a group of keys belongs"
             raise UserError(f"{source}: {str(error).splitlines()[0]} ({where}; --help lists all keys)") from None
+    return _build(merged, "")
+
+
+def _build(node: DictConfig, prefix: str) -> Any:
+    """The dataclass of a group whose keys begin with `prefix`.
+
+    Groups within are built first, each by itself: a configuration's messages begin with a field's name, and only here is known
+    which key that is.
+    """
+    for name in map(str, node):
+        child = node._get_node(name)
+        if isinstance(child, DictConfig) and is_dataclass(OmegaConf.get_type(child)):
+            _build(child, f"{prefix}{name}.")
     try:
-        return OmegaConf.to_object(merged)
+        return OmegaConf.to_object(node)
     except OmegaConfBaseException as error:
         raise UserError(f"{str(error).splitlines()[0]} (key {error.full_key})") from None
-    except ValueError as error:  # what a configuration says of its own values
-        raise UserError(str(error)) from None
+    except UserError as error:
+        raise UserError(f"{prefix}{error}") from None
 
 
-def check_positive(config: object, *names: str, prefix: str = "") -> None:
-    """Raise ValueError for a field that is not above 0, or not finite; one that is None is not set."""
+def check_positive(config: object, *names: str) -> None:
+    """For `__post_init__`: raise UserError for a field that is not above 0, or not finite; one that is None is not set."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"{prefix}{name} is {value}; give a number above 0")
+            raise UserError(f"{name} is {value}; give a number above 0")
 
 
-def check_at_least(least: float, config: object, *names: str, prefix: str = "") -> None:
-    """Raise UserError for a field that is below `least` or no number; one that is None is not set."""
+def check_range(config: object, *names: str, least: float, most: float = math.inf, below: float | None = None) -> None:
+    """For `__post_init__`: raise UserError for a field outside [least, most], or not below `below`; None is not set."""
+    end, limit = ("to below ", below) if below is not None else ("to ", most)
     for name in names:
         value = getattr(config, name)
-        if value is not None and not value >= least:
-            raise UserError(f"{prefix}{name} is {value}; give {least:g} or more")
+        if value is not None and not (least <= value <= most and (below is None or value < below)):
+            raise UserError(f"{name} is {value}; give {least} {'or more' if limit == math.inf else f'{end}{limit}'}")
 
 
 def to_yaml(config: Any) -> str:

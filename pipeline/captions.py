@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import ftfy
 import pyarrow as pa
 
-from common.load import check_at_least
+from common.load import check_range
 from schemas.rows import CAPTIONED
 from schemas.table import Drop, add_columns, drop_rows, kept_indices
 
@@ -28,7 +28,7 @@ class CaptionsConfig:
     max_characters: int = 1000  # longest caption kept, after cleaning
 
     def __post_init__(self) -> None:
-        check_at_least(1, self, "max_characters", prefix="captions.")
+        check_range(self, "max_characters", least=1)
 
 
 def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from common.errors import UserError
-from common.load import check_at_least, merge, read_layers
+from common.load import check_range, merge, read_layers
 from pipeline.captions import CaptionsConfig
 from pipeline.download import DownloadConfig
 from pipeline.ground.stage import GroundConfig
@@ -39,8 +39,8 @@ class RayConfig:
     retries: int = 2  # how often a shard is begun again after a worker died under it
 
     def __post_init__(self) -> None:
-        check_at_least(1, self, "cpu_workers", "model_workers", prefix="ray.")
-        check_at_least(0, self, "retries", prefix="ray.")
+        check_range(self, "cpu_workers", "model_workers", least=1)
+        check_range(self, "retries", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class PipelineConfig:
     ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
-        check_at_least(1, self, "rows_per_shard", "limit")
+        check_range(self, "rows_per_shard", "limit", least=1)
         for key in ("input", "output"):
             if not getattr(self, key):
                 raise UserError(f"{key} is not set; put it in the YAML or give {key}=... on the command line")

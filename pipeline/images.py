@@ -7,8 +7,8 @@ from typing import Literal
 import cv2
 import numpy as np
 
-from common.errors import UserError
 from common.images import Image
+from common.load import check_range
 
 ResizeMode = Literal["keep_ratio", "border", "none"]
 
@@ -27,10 +27,8 @@ class ResizeConfig:
     jpeg_quality: int = 95  # JPEG quality of the stored image, 1 to 100
 
     def __post_init__(self) -> None:
-        if not 1 <= self.jpeg_quality <= 100:
-            raise UserError(f"download.resize.jpeg_quality is {self.jpeg_quality}; give 1 to 100")
-        if not 1 <= self.size <= MAX_SIDE_PX:
-            raise UserError(f"download.resize.size is {self.size}; give 1 to {MAX_SIDE_PX} pixels")
+        check_range(self, "jpeg_quality", least=1, most=100)
+        check_range(self, "size", least=1, most=MAX_SIDE_PX)
 
 
 def resize(image: Image, height: int, width: int) -> Image:

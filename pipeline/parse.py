@@ -18,7 +18,7 @@ from spacy.language import Language
 from spacy.tokens import Doc
 
 from common.errors import UserError
-from common.load import check_at_least
+from common.load import check_range
 from pipeline.given import given_phrases
 from pipeline.phrases import ABSTRACT, SUFFIXES, Chunk, PhraseRules, RefExp, Token, referring_expressions
 from pipeline.token_table import COMPONENTS, TokenTable, read_annotations
@@ -43,7 +43,7 @@ class ParseConfig:
     keep: tuple[str, ...] = ()  # lemmas whose phrases are kept, whatever the lists and the suffixes say
 
     def __post_init__(self) -> None:
-        check_at_least(1, self, "batch_size", prefix="parse.")
+        check_range(self, "batch_size", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)

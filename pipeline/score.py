@@ -7,9 +7,8 @@ from typing import Any, Final, Literal
 import numpy as np
 import pyarrow as pa
 
-from common.errors import UserError
 from common.images import Image
-from common.load import check_at_least
+from common.load import check_range
 from pipeline.ground.load import score_threshold
 from pipeline.images import crop_box
 from pipeline.scorers import Scorer, clip_score_threshold, load_scorer
@@ -37,12 +36,10 @@ class ScoreConfig:
     min_clip_score: float | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(1, self, "batch_size", prefix="score.")
-        check_at_least(0, self, "min_side_px", prefix="score.")
-        for name, most in (("min_score", 1.0), ("min_clip_score", CLIP_SCORE_WEIGHT)):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= most:
-                raise UserError(f"score.{name} is {value}; no box can reach more than {most:g}, give 0 to {most:g}")
+        check_range(self, "batch_size", least=1)
+        check_range(self, "min_side_px", least=0)
+        check_range(self, "min_score", least=0, most=1)
+        check_range(self, "min_clip_score", least=0, most=CLIP_SCORE_WEIGHT)
 
 
 @dataclass(frozen=True, kw_only=True)

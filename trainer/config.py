@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from common.errors import UserError
 from common.help import describe
-from common.load import Layer, merge, read_layers
+from common.load import Layer, check_positive, check_range, merge, read_layers
 from trainer.checkpoint import MODELS
 from trainer.data.config import DataConfig
 from trainer.dual_encoder import ModelConfig
@@ -38,6 +38,9 @@ class SaveConfig:
     every: int = 1000  # steps between checkpoints; there is also one at the end and one when the run is told to stop
     keep: int = 3  # the newest so many stay
 
+    def __post_init__(self) -> None:
+        check_range(self, "every", "keep", least=1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
@@ -47,6 +50,9 @@ class LogConfig:
     tensorboard: bool = True  # also event files in OUTPUT/tensorboard; needs the package tensorboard
     wandb_project: str | None = None  # also to this project of Weights & Biases; needs the package wandb
 
+    def __post_init__(self) -> None:
+        check_range(self, "every", least=1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
@@ -54,6 +60,9 @@ class ParallelConfig:
 
     strategy: Literal["ddp", "fsdp"] = "ddp"  # ddp: every process holds the model; fsdp: each holds a share of it
     timeout_s: float = 600.0  # a process that says nothing for so long counts as lost
+
+    def __post_init__(self) -> None:
+        check_positive(self, "timeout_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +73,9 @@ class RayConfig:
     address: str | None = None  # cluster to join; none: RAY_ADDRESS if set, else a Ray of its own on this machine
     cpus_per_worker: float = 1.0  # loader processes included
     max_failures: int = 3  # how often the run goes on from its last checkpoint after a process or machine was lost
+
+    def __post_init__(self) -> None:
+        check_range(self, "workers", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,21 +114,7 @@ class TrainConfig:
             raise UserError(f"output={self.output}: a run needs a folder that every machine can reach, not a URL")
         if not self.data.shards:
             raise UserError("data.shards is not set; give shards=FOLDER with the training shards")
-        counts = {
-            "batch": self.batch,
-            "micro_batch": 1 if self.micro_batch is None else self.micro_batch,
-            "save.every": self.save.every,
-            "save.keep": self.save.keep,
-            "log.every": self.log.every,
-            "optim.steps": self.optim.steps,
-        }
-        for key, value in counts.items():
-            if value < 1:
-                raise UserError(f"{key} is {value}; give 1 or more")
-        if self.ray.workers < 0:
-            raise UserError(f"ray.workers is {self.ray.workers}; give 0 or more")
-        if not self.parallel.timeout_s > 0:
-            raise UserError(f"parallel.timeout_s is {self.parallel.timeout_s}; give seconds above 0")
+        check_range(self, "batch", "micro_batch", least=1)
         if not 0 <= self.seed < 2**63:
             raise UserError(f"seed is {self.seed}; give one from 0 to 2^63 - 1")
         if self.precision == "fp16" and self.parallel.strategy == "fsdp":

@@ -13,6 +13,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
+from common.errors import UserError
 from common.load import check_positive
 from trainer import chunked
 from trainer.blocks import Comparison
@@ -53,9 +54,9 @@ class ModelConfig:
     pixel_std: tuple[float, float, float] = IMAGENET_STD  # by which they are divided after that
 
     def __post_init__(self) -> None:
-        check_positive(self, "embed_dim", "temperature_init", "max_logit_scale", "loss_chunk", prefix="model.")
+        check_positive(self, "embed_dim", "temperature_init", "max_logit_scale", "loss_chunk")
         if min(self.pixel_std) <= 0:
-            raise ValueError(f"model.pixel_std is {list(self.pixel_std)}; give numbers above 0")
+            raise UserError(f"pixel_std is {list(self.pixel_std)}; give numbers above 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.load import check_positive
+from common.errors import UserError
+from common.load import check_positive, check_range
 from trainer.blocks import Comparison, cosine, lorentz_distance, poincare_distance
 from trainer.distributed import counts_of_ranks, gather, rank, world_size
 from trainer.dual_encoder import DualEncoder, Entails, Losses, ModelConfig, Pairs, Ranking, Wholes, in_float32
@@ -57,9 +58,8 @@ class HyperbolicConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "curv_init", "min_radius", "eps", prefix="model.")
-        if self.curv_max_ratio < 1:
-            raise ValueError(f"model.curv_max_ratio is {self.curv_max_ratio}; give 1 or more")
+        check_positive(self, "curv_init", "min_radius", "eps")
+        check_range(self, "curv_max_ratio", least=1)
 
 
 class Hyperbolic(DualEncoder):
@@ -150,7 +150,9 @@ class HyCoCLIPConfig(HyperbolicConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.use_boxes and self.boxes_as_pairs:
-            raise ValueError("boxes are either general to their wholes (use_boxes) or pairs (boxes_as_pairs), not both")
+            raise UserError(
+                "use_boxes and boxes_as_pairs are both true; boxes are general to their wholes or pairs, so set one to false"
+            )
 
 
 class HyCoCLIP(MERU):
@@ -234,9 +236,9 @@ class PHyCLIPConfig(HyCoCLIPConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "factor_dim", prefix="model.")
+        check_positive(self, "factor_dim")
         if self.embed_dim % self.factor_dim:
-            raise ValueError(f"embed_dim {self.embed_dim} is not a multiple of factor_dim {self.factor_dim}")
+            raise UserError(f"embed_dim is {self.embed_dim}; give a multiple of factor_dim, {self.factor_dim}")
 
 
 class PHyCLIP(HyCoCLIP):
@@ -282,8 +284,7 @@ class PoinCLIPConfig(HyperbolicConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.entail_reward < 1:
-            raise ValueError(f"entail_reward {self.entail_reward}: at 1 and beyond wide angles pay, and nothing holds")
+        check_range(self, "entail_reward", least=0, below=1)  # at 1 and beyond wide angles pay, and nothing holds
 
 
 class PoinCLIP(Hyperbolic):

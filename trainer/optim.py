@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from common.errors import UserError
+from common.load import check_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +29,9 @@ class OptimConfig:
     steps: int = 120_000  # of the optimizer, after which the rate is 0 again
 
     def __post_init__(self) -> None:
-        for name in ("lr", "eps", "weight_decay", "warmup_steps"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"optim.{name} is {getattr(self, name)}; give 0 or more")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"optim.{name} is {getattr(self, name)}; give one from 0 to below 1")
+        check_range(self, "lr", "eps", "weight_decay", "warmup_steps", least=0, below=math.inf)
+        check_range(self, "steps", least=1)
+        check_range(self, "beta1", "beta2", least=0, below=1)
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:

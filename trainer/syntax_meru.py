@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from common.errors import UserError
+from common.load import check_range
 from trainer.dual_encoder import Batch, Entails, Losses, Pairs, Part
 from trainer.encoders.text import Places
 from trainer.losses import Reduction, outside_cone, over_captions
@@ -35,14 +37,14 @@ class SyntaxMERUConfig(HyperbolicConfig):
         super().__post_init__()
         unknown = sorted(set(self.relation_weights) - set(RELATIONS))
         if unknown:
-            raise ValueError(
+            raise UserError(
                 f"relation_weights: {unknown[0]!r} is no dependency label; there are {', '.join(RELATIONS)}"
             )
         if self.text.name and self.word_states == "attention":
-            raise ValueError(
+            raise UserError(
                 f"word_states=attention: {self.text.name} shows inputs and outputs of whole blocks; take block or tower"
             )
-        self.places().check(self.text.layers)
+        check_range(self, "word_block", least=0, most=self.text.layers - 1)
 
     def places(self) -> Places:
         return Places(kind=self.word_states, block=self.word_block)

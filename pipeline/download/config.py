@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from common.errors import UserError
 from common.images import ImageLimits
-from common.load import check_at_least
+from common.load import check_positive, check_range
 from pipeline.images import ResizeConfig
 
 
@@ -33,14 +33,8 @@ class DownloadConfig:
 
     def __post_init__(self) -> None:
         # With nobody allowed through, the stage would wait for ever.
-        check_at_least(
-            1, self, "concurrency", "concurrency_per_host", "decode_threads", "max_bytes", prefix="download."
-        )
-        check_at_least(0, self, "retries", "backoff_s", "max_redirects", prefix="download.")
-        for name in ("connect_timeout_s", "timeout_s", "deadline_s"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"download.{name} is {getattr(self, name)}; give more than 0 seconds")
+        check_range(self, "concurrency", "concurrency_per_host", "decode_threads", "max_bytes", least=1)
+        check_range(self, "retries", "backoff_s", "max_redirects", least=0)
+        check_positive(self, "connect_timeout_s", "timeout_s", "deadline_s")
         if not f"{self.user_agent_token}{self.contact}".isprintable() or not self.user_agent_token:
-            raise UserError(
-                "download.user_agent_token and contact go into a header; give printable characters in one line"
-            )
+            raise UserError("user_agent_token and contact go into a header; give printable characters in one line")

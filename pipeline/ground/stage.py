@@ -9,7 +9,7 @@ import pyarrow as pa
 import torch
 from torchvision.ops import nms
 
-from common.errors import UserError
+from common.load import check_range
 from pipeline.given import move_span
 from pipeline.ground.grounder import Detection, Grounded, Grounder, Precision, ahead
 from pipeline.ground.load import load_grounder
@@ -38,11 +38,8 @@ class GroundConfig:
     prompt: Literal["caption", "phrases"] = "caption"  # GLIP reads the whole caption, or a list of its phrases
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UserError(f"ground.batch_size is {self.batch_size}; give 1 or more")
-        for name in ("floor", "nms_iou"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"ground.{name} is {getattr(self, name)}; give a number from 0 to 1")
+        check_range(self, "batch_size", least=1)
+        check_range(self, "floor", "nms_iou", least=0, most=1)
 
 
 class Ground:

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from common.errors import UserError
-from common.load import check_at_least
+from common.load import check_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +17,5 @@ class ReportConfig:
     summary: bool = True  # also print the figures in the terminal when the job ends
 
     def __post_init__(self) -> None:
-        check_at_least(0, self, "pictures", "trees", "examples", prefix="report.")
-        if not 16 <= self.thumbnail_px <= 1024:
-            raise UserError(f"report.thumbnail_px is {self.thumbnail_px}; give 16 to 1024")
+        check_range(self, "pictures", "trees", "examples", least=0)
+        check_range(self, "thumbnail_px", least=16, most=1024)

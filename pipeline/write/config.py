@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.errors import UserError
+from common.load import check_range
 from schemas.files import FILES
 
 
@@ -20,5 +21,4 @@ class WriteConfig:
         wrong = sorted(set(self.formats) - set(FILES))
         if wrong or not self.formats:
             raise UserError(f"formats is {list(self.formats)}; give one or more of {sorted(FILES)}")
-        if not 1 <= self.jpeg_quality <= 100:
-            raise UserError(f"write.jpeg_quality is {self.jpeg_quality}; give 1 to 100")
+        check_range(self, "jpeg_quality", least=1, most=100)

@@ -2,14 +2,17 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from math import inf, nan
 from typing import Literal
 
 import pytest
 
 from common.errors import UserError
 from common.help import describe, keys
-from common.load import merge, read_layers
+from common.load import check_positive, check_range, merge, read_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +20,7 @@ class Tower:
     width: int = 4  # how wide
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ValueError(f"width is {self.width}; give 1 or more")
+        check_range(self, "width", least=1, most=30)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +47,35 @@ def test_a_field_may_hold_a_subclass_with_keys_of_its_own() -> None:
         town("tower.floors=9")
 
 
-def test_what_a_configuration_says_of_its_values_reaches_the_user() -> None:
-    with pytest.raises(UserError, match="width is 0; give 1 or more"):
-        town("tower.width=0")
+def test_what_a_configuration_says_of_its_values_reaches_the_user_with_the_key() -> None:
+    for value in (0, 31):
+        with pytest.raises(UserError, match=rf"^tower\.width is {value}; give 1 to 30$"):
+            town(f"tower.width={value}")
+    with pytest.raises(UserError, match=r"^width is 0"):
+        merge(Tower, read_layers(None, ["width=0"], {}))
+
+
+@pytest.mark.parametrize(
+    ("value", "is_positive", "is_in_range"),
+    [
+        (None, True, True),
+        (1.0, True, True),
+        (0.0, False, True),
+        (-1.0, False, False),
+        (nan, False, False),
+        (inf, False, False),
+    ],
+)
+def test_fields_out_of_their_range_or_without_a_value_are_refused(
+    value: float | None, is_positive: bool, is_in_range: bool
+) -> None:
+    @dataclass
+    class Rate:
+        lr: float | None
+
+    for check, passes in ((check_positive, is_positive), (partial(check_range, least=0, below=inf), is_in_range)):
+        with nullcontext() if passes else pytest.raises(UserError, match=f"lr is {value}; give"):
+            check(Rate(value), "lr")
 
 
 def test_help_holds_the_comments_of_a_parent_beside_those_of_its_child() -> None:

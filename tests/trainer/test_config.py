@@ -37,11 +37,14 @@ def test_a_model_has_its_own_keys_and_no_others() -> None:
         ("precision=fp8", "precision"),
         ("batch=0", "batch is 0"),
         ("output=s3://bucket/run", "not a URL"),
-        ("model_name=phyclip model.factor_dim=7", "not a multiple of factor_dim 7"),
+        ("model_name=phyclip model.factor_dim=7", "model.embed_dim is 512; give a multiple of factor_dim, 7"),
         ("precision=fp16 parallel.strategy=fsdp", "use precision=bf16"),
         ("model_name=meru model.boxes_as_pairs=true data.boxes=all", "use data.boxes=random"),
-        ("model_name=syntax_meru model.relation_weights.nsbj=2", "'nsbj' is no dependency label"),
-        ("model_name=syntax_meru model.word_states=block model.word_block=12", "blocks 0 to 11"),
+        (
+            "model_name=syntax_meru model.relation_weights.nsbj=2",
+            "model.relation_weights: 'nsbj' is no dependency label",
+        ),
+        ("model_name=syntax_meru model.word_states=block model.word_block=12", "model.word_block is 12; give 0 to 11"),
         ("device=tpu", "device is 'tpu'"),
         ("lr=-1", "optim.lr is -1"),
         ("model.image.size_px=0", "model.image.size_px is 0"),
@@ -63,6 +66,9 @@ def test_a_model_has_its_own_keys_and_no_others() -> None:
         ("model.temperature_init=nan", "model.temperature_init is nan"),
         ("parallel.timeout_s=-1", "parallel.timeout_s is -1"),
         ("ray.workers=-2", "ray.workers is -2"),
+        ("save.keep=0", "save.keep is 0; give 1 or more"),
+        ("steps=0", "optim.steps is 0"),
+        ("data.crop_scale=[0.5,2]", "data.crop_scale is 0.5, 2.0"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_with_what_to_do(override: str, said: str) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from common.errors import UserError
 from tests.trainer.small import small_batch, small_model
 from trainer.dual_encoder import Batch
 from trainer.encoders.image import ImageConfig
@@ -46,7 +47,7 @@ def test_boxes_as_pairs_want_one_box_each() -> None:
 
 @pytest.mark.parametrize("name", ["hycoclip", "phyclip"])
 def test_boxes_are_not_general_to_their_wholes_and_pairs_at_once(name: str) -> None:
-    with pytest.raises(ValueError, match="not both"):
+    with pytest.raises(UserError, match="set one to false"):
         small_model(name, boxes_as_pairs=True)
     assert small_model(name, boxes_as_pairs=True, use_boxes=False).needs == {"boxes"}
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from common.errors import UserError
 from tests.parity import models as parity
 from tests.trainer.small import NAMES, overfit, rows, small_batch, small_model
 from trainer.losses import contrastive
@@ -119,7 +120,7 @@ def test_poinclip_takes_the_side_of_lower_entropy_for_the_apex() -> None:
 
 
 def test_a_reward_that_leaves_the_loss_without_a_floor_is_refused() -> None:
-    with pytest.raises(ValueError, match="entail_reward"):
+    with pytest.raises(UserError, match="entail_reward"):
         small_model("poinclip", entail_reward=1.0)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from common.errors import UserError
 from tests.trainer.small import overfit, rows, small_batch, small_model
 from trainer.dual_encoder import Batch, Pairs
 from trainer.encoders.text import Places
@@ -198,10 +199,13 @@ def test_released_layout_is_merus() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"relation_weights": {"nsbj": 2.0}}, "'nsbj' is no dependency label"), ({"word_block": 1}, "blocks 0 to 0")],
+    [
+        ({"relation_weights": {"nsbj": 2.0}}, "'nsbj' is no dependency label"),
+        ({"word_block": 1}, "word_block is 1; give 0 to 0"),
+    ],
 )
 def test_wrong_settings_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         small_model("syntax_meru", **fields)
 
 

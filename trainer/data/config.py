@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.errors import UserError
+from common.load import check_range
 
 Layout = Literal["train", "hycoclip", "grit", "pairs"]
 Boxes = Literal["random", "all"]
@@ -27,14 +28,10 @@ class DataConfig:
     index_folder: str = ""  # where what is in each shard is kept for the next start; empty: found anew at each start
 
     def __post_init__(self) -> None:
-        for name, least in (("seed", 0), ("shuffle_buffer", 0), ("workers", 0), ("prefetch", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"data.{name} is {getattr(self, name)}; give {least} or more")
+        check_range(self, "seed", "shuffle_buffer", "workers", least=0)
+        check_range(self, "prefetch", least=1)
+        check_range(self, "subreddit_probability", least=0, most=1)
         for name, most in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
             low, high = getattr(self, name)
             if not 0 < low <= high <= most:
-                raise UserError(
-                    f"data.{name} is {low}, {high}; give the least and the most, above 0 and at most {most}"
-                )
-        if not 0 <= self.subreddit_probability <= 1:
-            raise UserError(f"data.subreddit_probability is {self.subreddit_probability}; give one from 0 to 1")
+                raise UserError(f"{name} is {low}, {high}; give the least and the most, above 0 and at most {most}")

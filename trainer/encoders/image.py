@@ -53,7 +53,7 @@ class ImageConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)  # for the constructor of the network
 
     def __post_init__(self) -> None:
-        check_positive(self, "size_px", prefix="model.image.")
+        check_positive(self, "size_px")
 
 
 def build_image_encoder(config: ImageConfig) -> nn.Module:

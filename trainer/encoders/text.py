@@ -31,7 +31,7 @@ class TextConfig:
     frozen: bool = False  # the tower keeps the weights it starts with; its projection learns
 
     def __post_init__(self) -> None:
-        check_positive(self, "vocab_size", "context_length", "width", "layers", "heads", prefix="model.text.")
+        check_positive(self, "vocab_size", "context_length", "width", "layers", "heads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +44,6 @@ class Places:
 
     kind: Literal["tower", "block", "attention"] = "tower"
     block: int = 0  # 0 is the first; "tower" does not ask
-
-    def check(self, n_blocks: int) -> None:
-        if not 0 <= self.block < n_blocks:
-            raise ValueError(f"block {self.block}: the text tower has blocks 0 to {n_blocks - 1}")
 
 
 class TokenStates(NamedTuple):

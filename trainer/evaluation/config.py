@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from common.errors import UserError
+from common.load import check_range
 from trainer.dual_encoder import Ranking
 
 
@@ -21,9 +22,6 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         wrong = next((prompt for prompt in self.prompts if "{}" not in prompt), None)
         if wrong is not None or not self.prompts:
-            raise UserError(f"evaluation.prompts holds {wrong!r}; each prompt needs {{}} where the class name goes")
-        for name in ("every", "max_images", "max_samples"):
-            if getattr(self, name) < 0:
-                raise UserError(f"evaluation.{name} is {getattr(self, name)}; give 0 or more")
-        if self.batch_size < 1:
-            raise UserError(f"evaluation.batch_size is {self.batch_size}; give 1 or more")
+            raise UserError(f"prompts holds {wrong!r}; each prompt needs {{}} where the class name goes")
+        check_range(self, "every", "max_images", "max_samples", least=0)
+        check_range(self, "batch_size", least=1)

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.load import check_positive
+from common.errors import UserError
+from common.load import check_positive, check_range
 from pipeline.ground.glip.model import Glip
 
 
@@ -29,14 +30,12 @@ class TrainConfig:
     checkpoint_s: float = 180.0  # seconds between two checkpoints at least
 
     def __post_init__(self) -> None:
-        check_positive(self, "batch_size", "lr", "max_gradient_norm", "average_every", "log_every", prefix="train.")
-        for name in ("language_lr_ratio", "final_lr_ratio", "warmup_steps", "weight_decay", "checkpoint_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"train.{name} is {getattr(self, name)}; give 0 or more")
-        if not 0 <= self.ema < 1:
-            raise ValueError(f"train.ema is {self.ema}; give one from 0 to below 1")
+        check_positive(self, "batch_size", "lr", "max_gradient_norm", "average_every", "log_every")
+        ratios = ("language_lr_ratio", "final_lr_ratio")
+        check_range(self, *ratios, "warmup_steps", "weight_decay", "checkpoint_s", least=0)
+        check_range(self, "ema", least=0, below=1)
         if self.steps <= self.warmup_steps:
-            raise ValueError(f"steps={self.steps} must exceed warmup_steps={self.warmup_steps}")
+            raise UserError(f"steps is {self.steps}; give more than warmup_steps, {self.warmup_steps}")
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:

@@ -181,5 +181,5 @@ def test_grounder_without_calibration_is_held_to_grits_score() -> None:
 
 
 def test_impossible_batch_size_is_named() -> None:
-    with pytest.raises(UserError, match=r"ground\.batch_size is 0"):
+    with pytest.raises(UserError, match="batch_size is 0"):
         GroundConfig(batch_size=0)

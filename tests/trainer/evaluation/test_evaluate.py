@@ -180,7 +180,7 @@ def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     assert main([str(tmp_path)]) == 2
     assert main([str(tmp_path / "none"), "shards=x"]) == 2
     errors = capsys.readouterr().err
-    for part in ("evaluation.prompts", "nothing to measure", "no such checkpoint"):
+    for part in ("error: prompts holds", "nothing to measure", "no such checkpoint"):
         assert part in errors
 
 

@@ -132,7 +132,7 @@ def test_a_run_with_other_settings_is_not_overwritten(
         ({"start": "/no/such/model"}, "is not there"),
         ({"batch_size": 100}, "4 usable rows, fewer than"),
         ({"colour": "red"}, "colour"),
-        ({"train.warmup_steps": 9}, "must exceed warmup_steps"),
+        ({"train.warmup_steps": 9}, "give more than warmup_steps"),
         ({"batch_size": 0}, "train.batch_size is 0"),
         ({"lr": -1}, "train.lr is -1"),
         ({"lr": "inf"}, "train.lr is inf"),
