@@ -35,8 +35,8 @@ FREE: Final = (
 class SaveConfig:
     """Checkpoints of the run, in OUTPUT/checkpoints."""
 
-    every: int = 1000  # steps between checkpoints; there is also one at the end and one when the run is told to stop
-    keep: int = 3  # the newest so many stay
+    every: int = 1000  # steps between checkpoints; there is also one at the end, and one when the run is told to stop
+    keep: int = 3  # how many checkpoints are kept, the newest ones
 
     def __post_init__(self) -> None:
         check_range(self, "every", "keep", least=1)
@@ -46,9 +46,10 @@ class SaveConfig:
 class LogConfig:
     """What is written down while training."""
 
-    every: int = 10  # steps between rows of OUTPUT/metrics.jsonl
-    tensorboard: bool = True  # also event files in OUTPUT/tensorboard; needs the package tensorboard
-    wandb_project: str | None = None  # also to this project of Weights & Biases; needs the package wandb
+    every: int = 10  # steps between two rows of OUTPUT/metrics.jsonl
+    tensorboard: bool = True  # whether event files go to OUTPUT/tensorboard too; needs the package tensorboard
+    # project of Weights & Biases to which the figures go too; needs the package wandb; none: to no project
+    wandb_project: str | None = None
 
     def __post_init__(self) -> None:
         check_range(self, "every", least=1)
@@ -58,8 +59,9 @@ class LogConfig:
 class ParallelConfig:
     """Several processes, started by torchrun or by Ray Train."""
 
-    strategy: Literal["ddp", "fsdp"] = "ddp"  # ddp: every process holds the model; fsdp: each holds a share of it
-    timeout_s: float = 600.0  # a process that says nothing for so long counts as lost
+    # how several processes share the model: ddp, each holds all of it; fsdp, each holds a share of it
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    timeout_s: float = 600.0  # time, in seconds, after which a process that says nothing counts as lost
 
     def __post_init__(self) -> None:
         check_positive(self, "timeout_s")
@@ -69,9 +71,10 @@ class ParallelConfig:
 class RayConfig:
     """Processes started by Ray Train, over a cluster (see trainer/on_ray.py)."""
 
-    workers: int = 0  # processes; 0: without Ray, this process or those that torchrun started
+    # processes that Ray starts; 0: no Ray, this process trains alone or with those that torchrun started
+    workers: int = 0
     address: str | None = None  # cluster to join; none: RAY_ADDRESS if set, else a Ray of its own on this machine
-    cpus_per_worker: float = 1.0  # loader processes included
+    cpus_per_worker: float = 1.0  # CPUs that Ray sets aside for each training process, its loader processes included
     max_failures: int = 3  # how often the run goes on from its last checkpoint after a process or machine was lost
 
     def __post_init__(self) -> None:
@@ -82,22 +85,28 @@ class RayConfig:
 class TrainConfig:
     """Everything a training run depends on."""
 
-    model_name: str = "hycoclip"  # which model; --help model_name=NAME shows the keys of that one
+    model_name: str = "hycoclip"  # which model is trained; --help model_name=NAME shows the keys of that one
     output: str = (
         ""  # folder of the run: checkpoints/, metrics.jsonl, tensorboard/, model/, evaluation.json, config.yaml
     )
-    init: str | None = None  # start from these weights: a folder that the trainer wrote, or a released .pth file
-    tokenizer: str = "openai"  # openai, or a merges.txt in its format
-    batch: int = 768  # pairs of one step, over all processes
-    micro_batch: int | None = None  # rows that go through a tower together, for less memory; same gradient; none: all
-    precision: Literal["fp32", "bf16", "fp16"] = "bf16"  # of the towers; losses are float32. The papers: fp16
-    device: str = "auto"  # cuda, cpu, or auto: cuda where there is one
-    seed: int = 0  # of the weights and of all that is drawn
-    # auto: from the newest checkpoint in output, if there is one; never: not where there is one; anyway: also from one of
-    # other settings, if its tensors fit.
+    # weights to start from: a folder that the trainer wrote, or a released .pth file; none: random ones
+    init: str | None = None
+    # how texts become tokens: openai, the tokenizer of OpenAI's CLIP, or a merges.txt in its format
+    tokenizer: str = "openai"
+    batch: int = 768  # image-text pairs of one step, over all processes
+    # rows (images or texts) that go through a tower together; fewer need less memory, with the same gradient; none: all
+    # of the step
+    micro_batch: int | None = None
+    # number format of the towers' arithmetic: fp32, bf16, or fp16 as in the papers; losses are always float32
+    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
+    device: str = "auto"  # where the model is trained: cuda, cpu, or auto: cuda where there is one
+    seed: int = 0  # random seed of the first weights and of what is drawn while training
+    # whether the run goes on from the newest checkpoint in its output folder. auto: if there is one; never: refuse a
+    # folder that has one; anyway: also from one of other settings, if its tensors fit.
     resume: Literal["auto", "never", "anyway"] = "auto"
-    compile: bool = False  # torch.compile for the blocks of the towers
-    checkpoint_activations: bool = False  # keep only the blocks' inputs and compute again going back, for less memory
+    compile: bool = False  # whether torch.compile makes the blocks of the towers faster; takes its time at the start
+    # keep only the inputs of the towers' blocks and compute the rest again in the backward pass: less memory, more time
+    checkpoint_activations: bool = False
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -37,21 +37,23 @@ class ModelConfig:
     image: ImageConfig = field(default_factory=ImageConfig)
     text: TextConfig = field(default_factory=TextConfig)
     embed_dim: int = 512  # width of the space that images and texts share
-    temperature_init: float = 0.07  # of the contrastive loss; learned
-    max_logit_scale: float = 100.0  # of 1/temperature
-    # Numbers (queries x candidates x factors) that the contrastive loss has at hand at a time; null: all of them, by the
-    # plain formula. Values and gradients are the same.
+    temperature_init: float = 0.07  # temperature of the contrastive loss at the start; it is learned
+    max_logit_scale: float = 100.0  # largest factor on similarities in the contrastive loss, 1 over the temperature
+    # numbers (queries x candidates x factors) that the contrastive loss holds in memory at a time; null: all of them,
+    # by the plain formula. Values and gradients are the same.
     loss_chunk: int | None = 2**21
-    # Of the contrastive loss. chunked: PyTorch, as loss_chunk says; triton: fused kernels for NVIDIA GPUs, which keep no
-    # similarities in memory whatever loss_chunk is, and have so far run in Triton's interpreter alone; auto: chunked.
+    # what computes the contrastive loss. chunked: PyTorch, as loss_chunk says; triton: fused kernels for NVIDIA GPUs,
+    # which keep no similarities in memory whatever loss_chunk is, and have so far run in Triton's interpreter alone;
+    # auto: chunked.
     loss_kernel: LossKernel = "auto"
-    # Boxes and their phrases as further pairs, 2b in all: the papers' CLIP and MERU "with boxes", as PHyCLIP trains them.
+    # whether boxes and their phrases count as further image-text pairs, which makes twice as many: the papers' CLIP and
+    # MERU "with boxes", as PHyCLIP trains them
     boxes_as_pairs: bool = False
-    # Of images in [0, 1]. HyCoCLIP's released training passed the standard deviation here; its checkpoints carry their own buffer.
-    # Weights do not set these two. Most of open_clip's expect OpenAI's: 0.48145466, 0.4578275, 0.40821073 and
-    # 0.26862954, 0.26130258, 0.27577711.
+    # what is subtracted from the red, green and blue of images in [0, 1]. HyCoCLIP's released training passed the
+    # standard deviation here; its checkpoints carry their own buffer. Weights do not set this key or pixel_std. Most of
+    # open_clip's expect OpenAI's: 0.48145466, 0.4578275, 0.40821073 and 0.26862954, 0.26130258, 0.27577711.
     pixel_mean: tuple[float, float, float] = IMAGENET_MEAN
-    pixel_std: tuple[float, float, float] = IMAGENET_STD  # by which they are divided after that
+    pixel_std: tuple[float, float, float] = IMAGENET_STD  # what red, green and blue are divided by after that
 
     def __post_init__(self) -> None:
         check_positive(self, "embed_dim", "temperature_init", "max_logit_scale", "loss_chunk")

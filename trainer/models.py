@@ -49,12 +49,12 @@ class CLIP(DualEncoder):
 class HyperbolicConfig(ModelConfig):
     """MERU's, and what all hyperbolic models share."""
 
-    curv_init: float = 1.0  # c; the space has curvature -c
-    curv_learnable: bool = True  # or as it begins
-    curv_max_ratio: float = 10.0  # c stays within [curv_init / ratio, curv_init * ratio]
-    entail_weight: float = 0.2  # of the entailment loss beside the contrastive one
-    min_radius: float = 0.1  # K of the cones' apertures
-    eps: float = lorentz.EPS  # keeps roots and logarithms finite
+    curv_init: float = 1.0  # c at the start; the space has curvature -c
+    curv_learnable: bool = True  # whether c is learned; false: it stays curv_init
+    curv_max_ratio: float = 10.0  # how far c may move: within [curv_init / ratio, curv_init * ratio]
+    entail_weight: float = 0.2  # factor of the entailment loss, which is added to the contrastive loss
+    min_radius: float = 0.1  # K in the aperture of an entailment cone, arcsin(2 K / (sqrt(c) |apex|))
+    eps: float = lorentz.EPS  # small number that keeps roots and logarithms finite
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,11 +140,11 @@ class MERU(Hyperbolic):
 class HyCoCLIPConfig(HyperbolicConfig):
     """`entail_weight` multiplies half the sum of four terms, as released; the paper writes 0.1 times the sum."""
 
-    use_boxes: bool = True  # false: wholes alone
-    eta_inter: float = 0.7  # aperture scale between modalities
-    eta_intra: float = 1.2  # aperture scale within one
-    # What box images and box phrases are contrasted with. "released": the whole captions and whole images, in both
-    # codes and in HyCoCLIP eq. 6. "paper": each other, PHyCLIP eq. 4, which its own code does not do; hence the default.
+    use_boxes: bool = True  # whether boxes and their phrases are trained on too; false: whole images and captions alone
+    eta_inter: float = 0.7  # factor on the aperture of cones where a text entails an image
+    eta_intra: float = 1.2  # factor on the aperture of cones where a box entails its image, or a phrase its caption
+    # what box images and box phrases are contrasted with. released: the whole captions and whole images, as in both
+    # codes and in HyCoCLIP eq. 6; paper: each other, PHyCLIP eq. 4, which its own code does not do.
     box_candidates: Literal["released", "paper"] = "released"
 
     def __post_init__(self) -> None:
@@ -230,9 +230,11 @@ class HyCoCLIP(MERU):
 class PHyCLIPConfig(HyCoCLIPConfig):
     """The embedding's width is a product of factors of width `factor_dim`."""
 
-    factor_dim: int = 8  # width of a factor; embed_dim holds embed_dim / factor_dim of them
-    metric: product.Metric = "l1"  # l1: mean of the factors' distances; l2: root of the mean of squares
-    eps: float = 1e-6  # keeps roots and logarithms finite
+    factor_dim: int = 8  # width of one hyperbolic factor; the space is a product of embed_dim / factor_dim of them
+    # distance in the product of factors: l1, the mean of the factors' distances; l2, the root of the mean of their
+    # squares
+    metric: product.Metric = "l1"
+    eps: float = 1e-6  # small number that keeps roots and logarithms finite
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -277,10 +279,13 @@ class PHyCLIP(HyCoCLIP):
 
 @dataclass(frozen=True, kw_only=True)
 class PoinCLIPConfig(HyperbolicConfig):
-    entail_weight: float = 0.1  # lambda
-    entail_reward: float = 0.1  # lambda_reg, below 1: else the loss has no floor
-    entropy: Entropy = "abs"  # abs, normalised or softmax: what of a coordinate counts as its probability
-    lift: poincare.Lift = "conformal"  # or that of MERU, seen on the ball
+    entail_weight: float = 0.1  # factor of the entailment loss, the paper's lambda
+    entail_reward: float = 0.1  # the paper's lambda_reg, from 0 to below 1: at 1 the loss has no floor
+    # how a coordinate becomes a probability, of which the entropy is taken: abs, normalised or softmax
+    entropy: Entropy = "abs"
+    # how features are lifted onto the ball: conformal, the ball's own exponential map; isometric, MERU's seen on the
+    # ball
+    lift: poincare.Lift = "conformal"
 
     def __post_init__(self) -> None:
         super().__post_init__()

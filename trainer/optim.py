@@ -19,14 +19,15 @@ class OptimConfig:
     four scalars of MERU, since its code takes a gain's decay of 0 for unset; PHyCLIP's curvatures and alphas decay too.
     """
 
-    lr: float = 5e-4  # the highest, after the warm-up
-    beta1: float = 0.9  # of AdamW
-    beta2: float = 0.98  # of AdamW
-    eps: float = 1e-8  # of AdamW
-    weight_decay: float = 0.2  # decoupled
-    decay: Literal["paper", "released"] = "paper"  # what decays: paper, matrices; released, as in the authors' code
-    warmup_steps: int = 4000  # over which the rate rises from 0
-    steps: int = 120_000  # of the optimizer, after which the rate is 0 again
+    lr: float = 5e-4  # highest learning rate, reached after the warm-up
+    beta1: float = 0.9  # AdamW's decay per step of the mean of gradients, 0 to below 1
+    beta2: float = 0.98  # AdamW's decay per step of the mean of squared gradients, 0 to below 1
+    eps: float = 1e-8  # what AdamW adds to the root of the mean square before it divides by it
+    weight_decay: float = 0.2  # AdamW's decoupled weight decay: a step shrinks a weight by this times the learning rate
+    # which weights decay: paper, the matrices alone; released, all that decay in the authors' code
+    decay: Literal["paper", "released"] = "paper"
+    warmup_steps: int = 4000  # steps in which the learning rate rises linearly from 0 to lr
+    steps: int = 120_000  # optimizer steps of the whole run; the learning rate ends at 0
 
     def __post_init__(self) -> None:
         check_range(self, "lr", "eps", "weight_decay", "warmup_steps", least=0, below=math.inf)

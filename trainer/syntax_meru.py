@@ -20,17 +20,21 @@ from trainer.syntax import RELATIONS, Syntax, word_vectors, word_weights
 
 @dataclass(frozen=True, kw_only=True)
 class SyntaxMERUConfig(HyperbolicConfig):
-    # mu. The paper does not state it. The two means of eq. 3 then weigh together what MERU's one entailment term does.
+    # factor of the syntax loss, mu, which the paper does not state; with this one the two means of eq. 3 weigh together
+    # what MERU's one entailment term does
     syntax_weight: float = 0.1
-    # Where a word has its initial and its contextual meaning. "tower": token + position embedding, and the state after
-    # the last norm; only the first block's input is "independent of context", as section 3 wants it. "block" and
-    # "attention": input and output of one block, or of its attention alone.
+    # where a word has its initial and its contextual meaning. tower: token + position embedding, and the state after
+    # the last norm; only the first block's input is "independent of context", as section 3 wants it. block and
+    # attention: input and output of one block, or of its attention alone.
     word_states: Literal["tower", "block", "attention"] = "tower"
-    word_block: int = 0  # the block of "block" and "attention", from 0
-    word_vector: Literal["mean", "last"] = "mean"  # of the states of a word's tokens
-    # Eq. 3 sums over edges and words, so that long captions weigh more; "mean" does not. Both average over captions.
+    word_block: int = 0  # which block of the text tower word_states=block and attention mean; 0 is the first
+    # what stands for a word of several tokens: mean, the mean of their states; last, the state of the last one
+    word_vector: Literal["mean", "last"] = "mean"
+    # how the edges and words of a caption are put together: mean; or sum, as eq. 3, where long captions weigh more.
+    # Captions are averaged either way.
     syntax_reduction: Reduction = "mean"
-    # Factor of the edges with a dependency label, by spaCy's name (nsubj, dobj, amod, ...); 1 for all others.
+    # factors of the edges with a dependency label, by spaCy's name (nsubj, dobj, amod, ...); 1 for labels that are not
+    # given
     relation_weights: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -28,14 +28,23 @@ class GroundConfig:
         "miniature"  # miniature; a GLIP folder or weight file; a folder of transformers' Grounding DINO or OWLv2;
         # owner/name@commit of any of these on the hub, with /file.pth behind it where a repository holds several
     )
-    vocabulary: str | None = None  # GLIP's vocab.txt, or owner/name@commit that holds one; none: beside the weights
-    device: str | None = None  # torch device; none: cuda where there is one, else cpu
-    precision: Precision = "auto"  # auto: bfloat16 on a GPU where it is safe
-    compiled: bool = False  # torch.compile the image tower, each size once: worth its minutes for long runs on a GPU
-    batch_size: int = 8  # images of one size in the network that go through it together
-    floor: float = 0.1  # boxes with a lower score are not stored; the decision falls in `score`
-    nms_iou: float = 0.6  # of two boxes of an image that overlap more, whatever their phrases, the better one stays
-    prompt: Literal["caption", "phrases"] = "caption"  # GLIP reads the whole caption, or a list of its phrases
+    # word pieces of a GLIP: a vocab.txt, or owner/name@commit that holds one; none: the one beside the weights
+    vocabulary: str | None = None
+    device: str | None = None  # torch device that the network runs on; none: cuda where there is one, else cpu
+    # number format of the network's weights: auto, float32, bfloat16 or float16; auto: bfloat16 on a GPU where it is
+    # safe, else float32
+    precision: Precision = "auto"
+    # whether torch.compile makes the image tower faster; takes minutes, for each size of image anew: for long runs on a
+    # GPU
+    compiled: bool = False
+    batch_size: int = 8  # most images that go through the network together; they have the same size there
+    # lowest grounding score, 0 to 1, with which a box is stored at all; score.min_score decides which boxes are kept
+    floor: float = 0.1
+    # largest overlap (intersection over union, 0 to 1) of two boxes of an image; beyond it the one with the lower score
+    # is removed, even where their phrases differ
+    nms_iou: float = 0.6
+    # what GLIP reads: caption, the whole caption; or phrases, a list of its noun chunks
+    prompt: Literal["caption", "phrases"] = "caption"
 
     def __post_init__(self) -> None:
         check_range(self, "batch_size", least=1)

@@ -46,11 +46,13 @@ class ImageConfig:
     network a GroupNorm. Weights that were trained elsewhere expect the pixels of that training: `pixel_mean`, `pixel_std`.
     """
 
-    name: str = "vit_small"  # the papers' vit_small, vit_base or vit_large, a network of timm, or open_clip/NAME
-    weights: str | None = None  # of open_clip/NAME, read when training begins: a file, a folder, or a tag of open_clip
-    size_px: int = 224  # side of the square it sees
-    frozen: bool = False  # the tower keeps the weights it starts with; its projection learns
-    kwargs: dict[str, Any] = field(default_factory=dict)  # for the constructor of the network
+    # network of the image tower: the papers' vit_small, vit_base or vit_large, a network of timm, or open_clip/NAME
+    name: str = "vit_small"
+    # weights of an open_clip/NAME tower to start from: a file, a folder, or a tag of open_clip; none: random ones
+    weights: str | None = None
+    size_px: int = 224  # side of the square image that the tower sees, in pixels
+    frozen: bool = False  # whether the image tower keeps the weights it starts with; its projection learns all the same
+    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments for the constructor of the network
 
     def __post_init__(self) -> None:
         check_positive(self, "size_px")

@@ -21,14 +21,16 @@ OPEN_CLIP = "open_clip/"
 class TextConfig:
     """A text tower. That of open_clip has the sizes of its architecture; `trainer.config.load_config` fills them in."""
 
-    name: str | None = None  # none: the papers' transformer, of the sizes below; or open_clip/NAME
-    weights: str | None = None  # of open_clip/NAME, read when training begins: a file, a folder, or a tag of open_clip
-    vocab_size: int = 49_408  # that of the tokenizer
-    context_length: int = 77  # tokens of a text; longer ones are cut
-    width: int = 512  # of its states
-    layers: int = 12  # blocks
-    heads: int = 8  # of attention
-    frozen: bool = False  # the tower keeps the weights it starts with; its projection learns
+    # network of the text tower; none: the papers' transformer, of the sizes below; or open_clip/NAME
+    name: str | None = None
+    # weights of an open_clip/NAME tower to start from: a file, a folder, or a tag of open_clip; none: random ones
+    weights: str | None = None
+    vocab_size: int = 49_408  # tokens that the tokenizer knows
+    context_length: int = 77  # most tokens of a text; longer texts are cut
+    width: int = 512  # width of the text tower's states
+    layers: int = 12  # blocks of the text tower
+    heads: int = 8  # attention heads of each block of the text tower
+    frozen: bool = False  # whether the text tower keeps the weights it starts with; its projection learns all the same
 
     def __post_init__(self) -> None:
         check_positive(self, "vocab_size", "context_length", "width", "layers", "heads")

@@ -16,18 +16,21 @@ from pipeline.ground.glip.model import Glip
 class TrainConfig:
     """The defaults are the miniature's; fine-tuning a released model wants `lr=1e-4`, `language_lr_ratio=0.1`."""
 
-    steps: int = 2500  # of the whole run; more than warmup_steps
-    batch_size: int = 16  # images a step and process
-    lr: float = 2e-3  # of AdamW, at its highest
-    language_lr_ratio: float = 1.0  # the language tower's rate, as a multiple of lr
-    final_lr_ratio: float = 0.01  # the last step's rate, as a multiple of lr; a cosine leads there
-    warmup_steps: int = 100  # linear, from 0
-    weight_decay: float = 1e-4  # not on biases and gains
-    max_gradient_norm: float = 5.0  # larger gradients are scaled down
-    ema: float = 0.992  # decay of the average that becomes the model
-    average_every: int = 6  # steps between averages of the processes' weights and moments; checkpoints fall on them
+    steps: int = 2500  # optimizer steps of the whole run; more than warmup_steps
+    batch_size: int = 16  # images that each process sees in one step
+    lr: float = 2e-3  # highest learning rate of AdamW, reached after the warm-up
+    language_lr_ratio: float = 1.0  # learning rate of the language tower, as a multiple of lr
+    # learning rate of the last step, as a multiple of lr; after the warm-up it falls there along a cosine
+    final_lr_ratio: float = 0.01
+    warmup_steps: int = 100  # steps in which the learning rate rises linearly from 0 to lr
+    weight_decay: float = 1e-4  # AdamW's weight decay of matrices; biases and gains have none
+    # largest norm of the gradient of all weights; a larger gradient is scaled down to it
+    max_gradient_norm: float = 5.0
+    ema: float = 0.992  # decay per step, 0 to below 1, of the running average of the weights, which becomes the model
+    # steps after which weights and AdamW's moments are averaged over the processes; checkpoints are taken there only
+    average_every: int = 6
     log_every: int = 20  # steps between two lines of the log and of metrics.jsonl
-    checkpoint_s: float = 180.0  # seconds between two checkpoints at least
+    checkpoint_s: float = 180.0  # shortest time between two checkpoints, in seconds
 
     def __post_init__(self) -> None:
         check_positive(self, "batch_size", "lr", "max_gradient_norm", "average_every", "log_every")

@@ -50,14 +50,18 @@ def fine_tuning() -> TrainConfig:
 class Config:
     """One training run."""
 
-    shards: str = ""  # what to learn from; the first argument
-    out: str = ""  # folder of the weights, the log and the checkpoint
-    start: str = "miniature"  # weights to begin with, named as for `grounder`; new:miniature, new:glip_t, ...: none
-    vocabulary: str | None = None  # word pieces; none: those beside the weights; of a new model: made from the captions
-    device: str | None = None  # torch device; none: cuda where there is one, else cpu
-    seed: int = 0  # of the order, the flips and a new model's weights
-    short_sides: tuple[int, ...] = ()  # one is drawn for each batch (GLIP: 480 to 800 by 80); none: the model's own
-    flip: float = 0.0  # share of images that are mirrored (GLIP: 0.5, which makes "left" and "right" wrong)
+    shards: str = ""  # output of the pipeline to learn from; the first argument
+    out: str = ""  # folder for the weights, the log and the checkpoint
+    # weights to start from, named as for `grounder`; or new:NAME (miniature, glip_t_a, glip_t, glip_l), a network of
+    # that form with random ones
+    start: str = "miniature"
+    # file of word pieces; none: the one beside the weights, or for a new model one made from the captions
+    vocabulary: str | None = None
+    device: str | None = None  # torch device that the model is trained on; none: cuda where there is one, else cpu
+    seed: int = 0  # random seed of the samples' order, of the flips and of a new model's weights
+    # shorter sides of images, in pixels, of which each batch draws one (GLIP: 480 to 800 by 80); []: the model's own
+    short_sides: tuple[int, ...] = ()
+    flip: float = 0.0  # share of images that are mirrored, 0 to 1 (GLIP: 0.5, which makes "left" and "right" wrong)
     train: TrainConfig = field(default_factory=fine_tuning)
 
     def __post_init__(self) -> None:
