@@ -1,8 +1,8 @@
 """What becomes of decoded images: resized, cropped and encoded. An image is uint8 RGB [h, w, 3]."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -65,6 +65,11 @@ def encode_jpeg(image: Image, quality: int = 95) -> bytes:
     if not is_encoded:
         raise ValueError(f"no JPEG of shape {image.shape}")
     return data.tobytes()
+
+
+def corners(box: Mapping[str, Any]) -> tuple[float, float, float, float]:
+    """A box by name (schemas.rows.BOX and GIVEN_BOX) as x_min, y_min, x_max, y_max."""
+    return box["x_min"], box["y_min"], box["x_max"], box["y_max"]
 
 
 def crop_box(image: Image, xyxy: Sequence[float]) -> Image:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from common.images import Image
 from common.load import check_range
 from pipeline.ground.load import score_threshold
-from pipeline.images import crop_box
+from pipeline.images import corners, crop_box
 from pipeline.scorers import Scorer, clip_score_threshold, load_scorer
 from pipeline.stored_images import StoredImages
 from schemas.rows import SCORED
@@ -154,11 +154,6 @@ def why_dropped(boxes: Sequence[dict[str, Any]], scores: Sequence[dict[str, Any]
             return Drop(reason, f"best {best:.2f}, wanted {thresholds.min_score:.2f}")
         case _:
             return Drop(reason, f"largest {max(score['area_px'] for score in scores):.0f} px")
-
-
-def corners(box: dict[str, Any]) -> tuple[float, float, float, float]:
-    """A box (schemas.rows.BOX) as x_min, y_min, x_max, y_max."""
-    return box["x_min"], box["y_min"], box["x_max"], box["y_max"]
 
 
 def phrase(row: dict[str, Any], box: dict[str, Any]) -> str:

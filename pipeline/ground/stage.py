@@ -13,6 +13,7 @@ from common.load import check_range
 from pipeline.given import move_span
 from pipeline.ground.grounder import Detection, Grounded, Grounder, Precision, ahead
 from pipeline.ground.load import load_grounder
+from pipeline.images import corners
 from pipeline.stored_images import StoredImages
 from schemas.rows import GROUNDED
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
@@ -73,7 +74,7 @@ class Ground:
     def __call__(self, table: pa.Table) -> pa.Table:
         kept = kept_indices(table)
         light = table.select(["caption", "caption_original", "noun_chunks", "given_noun_chunks", "width", "height"])
-        rows: dict[int, dict[str, Any]] = {i: light.slice(i, 1).to_pylist()[0] for i in kept}
+        rows = dict(zip(kept, light.take(pa.array(kept, pa.int64())).to_pylist(), strict=True))
         boxes: dict[int, Boxes] = {i: given_boxes(row) for i, row in rows.items() if row["given_noun_chunks"]}
         sizes = {i: (rows[i]["height"] or 1, rows[i]["width"] or 1) for i in kept if i not in boxes}
         buckets = {i: self.grounder.bucket(*size) for i, size in sizes.items()}
@@ -155,12 +156,11 @@ def given_boxes(row: dict[str, Any]) -> list[dict[str, Any]]:
     for given in row["given_noun_chunks"]:
         span = move_span(row["caption_original"] or "", row["caption"], given["start"], given["end"])
         if span in numbers:
-            box = (given["x_min"], given["y_min"], given["x_max"], given["y_max"])
-            found.append(pack(numbers[span], box, given["score"]))
+            found.append(pack(numbers[span], corners(given), given["score"]))
     return sorted(found, key=lambda box: -box["score"])
 
 
 def pack(phrase: int, box: tuple[float, float, float, float], score: float) -> dict[str, Any]:
     """schemas.rows.BOX, corners cut to the image."""
-    corners = zip(("x_min", "y_min", "x_max", "y_max"), box, strict=True)
-    return {"phrase": phrase, **{name: min(max(value, 0.0), 1.0) for name, value in corners}, "score": score}
+    named = zip(("x_min", "y_min", "x_max", "y_max"), box, strict=True)
+    return {"phrase": phrase, **{name: min(max(value, 0.0), 1.0) for name, value in named}, "score": score}

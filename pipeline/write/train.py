@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from common.images import STORED, Image, decode
-from pipeline.images import border_square, crop_box, encode_jpeg
+from pipeline.images import border_square, corners, crop_box, encode_jpeg
 from pipeline.write.config import WriteConfig
 from pipeline.write.samples import Phrase, Row, grounded_phrases, kept_boxes, shorten, shortest, to_json
 
@@ -39,8 +39,7 @@ def train_sample(row: Row, config: WriteConfig, config_hash: str) -> Iterator[tu
     crops: dict[int, bytes] = {}  # a chunk and its expression share a box: cut and encode it once
     for i, phrase in enumerate(phrases):
         if phrase.box not in crops:
-            box = row["boxes"][phrase.box]
-            crops[phrase.box] = padded(crop_box(image, (box["x_min"], box["y_min"], box["x_max"], box["y_max"])))
+            crops[phrase.box] = padded(crop_box(image, corners(row["boxes"][phrase.box])))
         yield f"parent{i:03d}.jpg", crops[phrase.box]
         yield f"parent{i:03d}.txt", row["caption"][phrase.start : phrase.end].encode()
     yield "json", to_json(train_json(row, phrases, config_hash))
