@@ -35,14 +35,14 @@ def write_shard(
     """
     rows = conform(table, SCORED).to_pylist()
     counts = count_rows(rows, plan)
-    kept = [row for row in rows if row["status"] == KEPT]
+    kept = kept_rows(rows)
     store, index = Store(output), plan.index
     manifest_file = MANIFEST_FILE.format(index)
     # The old manifest goes first: from here to its return the shard does not exist. Files of formats not asked for go too.
     store.remove([manifest_file, *(name.format(index) for names in FILES.values() for name in names)])
     with Staging(store) as staging:
         for name in dict.fromkeys(config.formats):
-            write_format(name, staging, rows, kept, index, config, provenance)
+            STAGE[name](staging, [file.format(index) for file in FILES[name]], rows, config, provenance)
         manifest = {
             "schema": VERSION,
             "shard": index,
@@ -62,37 +62,46 @@ def write_shard(
     return manifest
 
 
-def write_format(
-    name: str,
-    staging: Staging,
-    rows: Sequence[Row],
-    kept: Sequence[Row],
-    index: int,
-    config: WriteConfig,
-    provenance: dict[str, Any],
+def stage_train(
+    staging: Staging, files: Sequence[str], rows: Sequence[Row], config: WriteConfig, provenance: dict[str, Any]
 ) -> None:
-    """Stage the files of one format."""
-    files = [file.format(index) for file in FILES[name]]
-    metadata = {"hypergrit_schema": VERSION, "hypergrit_provenance": to_json(provenance).decode()}
-    match name:
-        case "train":
-            with staging.open(files[0], rows=len(kept)) as file, TarWriter(file) as tar:
-                for row in kept:
-                    tar.add_sample(row["key"], train_sample(row, config, provenance["config_hash"]))
-        case "grit":
-            similarity = similarity_column(provenance["models"]["scorer"]["name"])
-            columns = [grit_columns(row, config.ref_exps, similarity) for row in rows]
-            with staging.open(files[0], rows=len(kept)) as file, TarWriter(file) as tar:
-                for row, values in zip(rows, columns, strict=True):
-                    if row["status"] == KEPT:
-                        tar.add_sample(row["key"], grit_sample(row, values))
-            with staging.open(files[1], rows=len(rows)) as file:
-                write_grit_parquet(file, columns, similarity, metadata)
-        case "arrow":
-            with staging.open(files[0], rows=len(rows)) as file:
-                write_arrow(file, rows, config.image_bytes, metadata)
-        case _:
-            raise ValueError(f"no writer for format {name!r}")
+    kept = kept_rows(rows)
+    with staging.open(files[0], rows=len(kept)) as file, TarWriter(file) as tar:
+        for row in kept:
+            tar.add_sample(row["key"], train_sample(row, config, provenance["config_hash"]))
+
+
+def stage_grit(
+    staging: Staging, files: Sequence[str], rows: Sequence[Row], config: WriteConfig, provenance: dict[str, Any]
+) -> None:
+    similarity = similarity_column(provenance["models"]["scorer"]["name"])
+    columns = [grit_columns(row, config.ref_exps, similarity) for row in rows]
+    with staging.open(files[0], rows=len(kept_rows(rows))) as file, TarWriter(file) as tar:
+        for row, values in zip(rows, columns, strict=True):
+            if row["status"] == KEPT:
+                tar.add_sample(row["key"], grit_sample(row, values))
+    with staging.open(files[1], rows=len(rows)) as file:
+        write_grit_parquet(file, columns, similarity, file_metadata(provenance))
+
+
+def stage_arrow(
+    staging: Staging, files: Sequence[str], rows: Sequence[Row], config: WriteConfig, provenance: dict[str, Any]
+) -> None:
+    with staging.open(files[0], rows=len(rows)) as file:
+        write_arrow(file, rows, config.image_bytes, file_metadata(provenance))
+
+
+STAGE: Final = {"train": stage_train, "grit": stage_grit, "arrow": stage_arrow}
+"""Format -> what stages its files, which are named in schemas.files.FILES."""
+
+
+def kept_rows(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["status"] == KEPT]
+
+
+def file_metadata(provenance: dict[str, Any]) -> dict[str, str]:
+    """What parquet and Arrow files say of themselves."""
+    return {"hypergrit_schema": VERSION, "hypergrit_provenance": to_json(provenance).decode()}
 
 
 def count_rows(rows: Sequence[Row], plan: ShardPlan) -> dict[str, Any]:
