@@ -30,13 +30,26 @@ def build_stats(
     """
     store = Store(output)
     manifests = read_manifests(store, shards)
-    rows = sum_rows(manifests)
-    totals = count_shards(store, manifests)
     stats: dict[str, Any] = {
         "schema": VERSION,
         "shards": [manifest["shard"] for manifest in manifests],
         "without_rows": sum("arrow" not in manifest["formats"] for manifest in manifests),
-        "rows": rows,
+        "rows": sum_rows(manifests),
+        **content_of(count_shards(store, manifests)),
+        "stages": sum_timings(store, manifests),
+        "run": json.loads(store.read("_timings/run.json") or b"{}"),
+        "provenance": manifests[0]["provenance"],
+        "config": OmegaConf.to_container(OmegaConf.create((store.read("config.yaml") or b"{}").decode())),
+    }
+    if truth is not None:
+        stats["truth"] = truth
+    store.write(STATS_FILE, json.dumps(stats, ensure_ascii=False, indent=1))  # not sorted: stages keep their order
+    return stats
+
+
+def content_of(totals: Totals) -> dict[str, Any]:
+    """What the rows hold: the parts of stats.json that are counted row by row."""
+    return {
         "phrases": {
             "found": totals.chunks.total(),
             "removed": ordered(totals.chunks, PHRASE_REMOVALS),
@@ -52,15 +65,7 @@ def build_stats(
         "top": {"phrases": most(totals.phrases), "heads": most(totals.heads)},
         "failures": failing_hosts(totals.hosts),
         "histograms": {name: histogram.to_json() for name, histogram in totals.histograms.items()},
-        "stages": sum_timings(store, manifests),
-        "run": json.loads(store.read("_timings/run.json") or b"{}"),
-        "provenance": manifests[0]["provenance"],
-        "config": OmegaConf.to_container(OmegaConf.create((store.read("config.yaml") or b"{}").decode())),
     }
-    if truth is not None:
-        stats["truth"] = truth
-    store.write(STATS_FILE, json.dumps(stats, ensure_ascii=False, indent=1))  # not sorted: stages keep their order
-    return stats
 
 
 def sum_rows(manifests: list[Manifest]) -> dict[str, Any]:
