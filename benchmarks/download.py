@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -89,8 +90,9 @@ def make_theirs(urls: list[str], folder: Path) -> Callable[[], int]:
     return run
 
 
-def main() -> None:
-    n = int(sys.argv[1]) if len(sys.argv) > 1 else 500
+@contextmanager
+def served(n: int) -> Iterator[list[str]]:
+    """URLs of `n` images, handed out by a server on the last core; this process keeps to the first."""
     cores = sorted(os.sched_getaffinity(0))
     server = subprocess.Popen([sys.executable, "-m", "benchmarks.jpeg_server"], stdout=subprocess.PIPE, text=True)
     try:
@@ -98,36 +100,41 @@ def main() -> None:
         os.sched_setaffinity(0, {cores[0]})
         assert server.stdout is not None
         port = int(server.stdout.readline())
-        urls = [f"http://127.0.0.1:{port}/{i}" for i in range(n)]
-        with tempfile.TemporaryDirectory() as folder:
-            runs = {
-                "img2dataset": make_theirs(urls, Path(folder)),
-                "ours": make_ours(urls, Path(folder)),
-            }
-            cpu: dict[str, list[float]] = {name: [] for name in runs}
-            wall: dict[str, list[float]] = {name: [] for name in runs}
-            for round_ in range(ROUNDS + 1):
-                for name, run in runs.items():
-                    start, start_cpu = time.perf_counter(), time.process_time()
-                    kept = run()
-                    assert kept == n, f"{name} kept {kept} of {n} images"
-                    if round_:  # the first warms up
-                        cpu[name].append((time.process_time() - start_cpu) / n)
-                        wall[name].append((time.perf_counter() - start) / n)
+        yield [f"http://127.0.0.1:{port}/{i}" for i in range(n)]
     finally:
         server.terminate()
         server.wait()
+
+
+def in_turn(runs: dict[str, Callable[[], int]], n: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Median seconds an image of each, of the CPU and by the clock; a first round warms up."""
+    cpu: dict[str, list[float]] = {name: [] for name in runs}
+    wall: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(ROUNDS + 1):
+        for name, run in runs.items():
+            start, start_cpu = time.perf_counter(), time.process_time()
+            kept = run()
+            cpu[name].append((time.process_time() - start_cpu) / n)
+            wall[name].append((time.perf_counter() - start) / n)
+            assert kept == n, f"{name} kept {kept} of {n} images"
+    cpu_s, wall_s = ({name: statistics.median(times[1:]) for name, times in kind.items()} for kind in (cpu, wall))
+    return cpu_s, wall_s
+
+
+def main() -> None:
+    n = int(sys.argv[1]) if len(sys.argv) > 1 else 500
+    with served(n) as urls, tempfile.TemporaryDirectory() as folder:
+        runs = {"img2dataset": make_theirs(urls, Path(folder)), "ours": make_ours(urls, Path(folder))}
+        cpu_s, wall_s = in_turn(runs, n)
     print(f"{n} images, median of {ROUNDS} rounds, one core")
     print(f"{'downloader':<14}{'CPU us/image':>14}{'images/CPU-s':>14}{'images/s':>10}")
     for name in runs:
-        cpu_s, wall_s = statistics.median(cpu[name]), statistics.median(wall[name])
-        print(f"{name:<14}{1e6 * cpu_s:>14.0f}{1 / cpu_s:>14.0f}{1 / wall_s:>10.0f}")
-    ratio, ratio_wall = (statistics.median(t["img2dataset"]) / statistics.median(t["ours"]) for t in (cpu, wall))
+        print(f"{name:<14}{1e6 * cpu_s[name]:>14.0f}{1 / cpu_s[name]:>14.0f}{1 / wall_s[name]:>10.0f}")
     result = {
         "name": "download",
-        "ratio": round(ratio, 2),
-        "ratio_wall": round(ratio_wall, 2),
-        "images_per_cpu_s": round(1 / statistics.median(cpu["ours"])),
+        "ratio": round(cpu_s["img2dataset"] / cpu_s["ours"], 2),
+        "ratio_wall": round(wall_s["img2dataset"] / wall_s["ours"], 2),
+        "images_per_cpu_s": round(1 / cpu_s["ours"]),
     }
     print(json.dumps(result))
 
