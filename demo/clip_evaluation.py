@@ -109,37 +109,59 @@ def evaluate(
     model: DualEncoder, tokenizer: Tokenizer, preprocess: PreprocessConfig, style: Style, n_scenes: int = 400
 ) -> dict[str, Any]:
     """Figures on the first `n_scenes` test scenes in one style, ready for JSON."""
-    rng = Random("clip evaluation")
     scenes = [make_scene(seed, style) for seed in TEST_SEEDS[:n_scenes]]
+    return {
+        "scenes": n_scenes,
+        **concept_figures(model, tokenizer, preprocess, scenes),
+        **box_figures(model, tokenizer, preprocess, scenes),
+        **caption_figures(model, tokenizer, preprocess, scenes),
+    }
+
+
+def concept_figures(
+    model: DualEncoder, tokenizer: Tokenizer, preprocess: PreprocessConfig, scenes: list[Scene]
+) -> dict[str, Any]:
+    """How often an object's own name fits its crop best, or is among the best five; also of those without a colour."""
     objects = [(scene, thing) for scene in scenes for thing in scene.objects]
     crops = embed(model, [cut(scene, thing.box, preprocess) for scene, thing in objects])
-    right_name = name_ranks(model, tokenizer, crops, [thing for _, thing in objects])
+    better = name_ranks(model, tokenizer, crops, [thing for _, thing in objects])
     untinted = torch.tensor([thing.colour is None for _, thing in objects])
+    return {
+        "concept_top1": share(better < 1),
+        "concept_top5": share(better < 5),
+        "concept_top1_untinted": share(better[untinted] < 1),
+        "concepts": len(CONCEPTS),
+    }
 
+
+def box_figures(
+    model: DualEncoder, tokenizer: Tokenizer, preprocess: PreprocessConfig, scenes: list[Scene]
+) -> dict[str, Any]:
+    """How well the cosine of box and phrase tells right pairs from each kind of wrong ones."""
+    rng = Random("clip evaluation")
     pairs = [(scene, *pair) for scene in scenes for pair in pairs_of(scene, rng)]
     boxes = embed(model, [cut(scene, box, preprocess) for scene, _, box, _ in pairs])
     texts = embed_texts(model, tokenizer, [text for _, text, _, _ in pairs])
     cosines = (boxes * texts).sum(1).numpy()
     kinds = np.array([kind for *_, kind in pairs])
-    right, wrong = cosines[kinds == "right"], cosines[kinds != "right"]
+    of_kind = {kind: cosines[kinds == kind] for kind in ("right", "other object", "absent", "shifted")}
+    right = of_kind["right"]
+    return {
+        "auc": {kind: round(auc(right, wrong), 4) for kind, wrong in of_kind.items() if kind != "right"},
+        "cosine": {k: [round(float(v.mean()), 3), round(float(v.std()), 3)] for k, v in of_kind.items()},
+        "thresholds": threshold_table(right, cosines[kinds != "right"]),
+    }
 
+
+def caption_figures(
+    model: DualEncoder, tokenizer: Tokenizer, preprocess: PreprocessConfig, scenes: list[Scene]
+) -> dict[str, Any]:
+    """How well scenes find their captions."""
     images = embed(model, [fit(scene.image, preprocess) for scene in scenes])
     captions = embed_texts(model, tokenizer, [scene.caption for scene in scenes])
     likeness = images @ captions.T
-    retrieved = likeness.argmax(1) == torch.arange(len(scenes))
     strangers = likeness[~torch.eye(len(scenes), dtype=torch.bool)]
     return {
-        "scenes": n_scenes,
-        "concept_top1": share(right_name < 1),
-        "concept_top5": share(right_name < 5),
-        "concept_top1_untinted": share(right_name[untinted] < 1),
-        "concepts": len(CONCEPTS),
-        "auc": {k: round(auc(right, cosines[kinds == k]), 4) for k in ("other object", "absent", "shifted")},
-        "cosine": {
-            k: [round(float(cosines[kinds == k].mean()), 3), round(float(cosines[kinds == k].std()), 3)]
-            for k in ("right", "other object", "absent", "shifted")
-        },
-        "caption_recall_at_1": share(retrieved),
+        "caption_recall_at_1": share(likeness.argmax(1) == torch.arange(len(scenes))),
         "caption_auc": round(auc(likeness.diagonal().tolist(), strangers.tolist()), 4),
-        "thresholds": threshold_table(right, wrong),
     }

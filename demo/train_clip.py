@@ -109,6 +109,21 @@ def loss_of(model: CLIP, tokenizer: Tokenizer, batch: Batch, config: TrainClipCo
     return (crop_loss + config.scene_weight * scene_loss) / 2
 
 
+def make_optimizer(parameters: list[torch.nn.Parameter], config: TrainClipConfig) -> torch.optim.AdamW:
+    """Matrices decay, vectors do not."""
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98))
+
+
+def update_average(average: CLIP, model: CLIP, decay: float) -> None:
+    """The running average of the weights, one step on."""
+    for mean, value in zip(average.parameters(), model.parameters(), strict=True):
+        mean.lerp_(value.detach(), 1 - decay)
+
+
 def average_gradients(parameters: list[torch.nn.Parameter]) -> None:
     flat = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
     dist.all_reduce(flat)
@@ -132,11 +147,7 @@ def train(rank: int, meeting: str, config: TrainClipConfig, out: Path) -> None:
     model = CLIP(model_config(tokenizer))
     average = copy.deepcopy(model).requires_grad_(False)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
+    optimizer = make_optimizer(parameters, config)
     noise = torch.Generator().manual_seed(config.seed + rank)
     stream = batches(config.batch, config.data, config.preprocess, rank, config.processes)
     log = progress(config)
@@ -150,9 +161,7 @@ def train(rank: int, meeting: str, config: TrainClipConfig, out: Path) -> None:
         torch.nn.utils.clip_grad_norm_(parameters, 5.0)
         optimizer.step()
         model.clamp_parameters()
-        decay = min(config.ema, (1 + step) / (10 + step))
-        for mean, value in zip(average.parameters(), model.parameters(), strict=True):
-            mean.lerp_(value.detach(), 1 - decay)
+        update_average(average, model, min(config.ema, (1 + step) / (10 + step)))
         if rank == 0:
             log(step, loss.item())
     if rank == 0:
