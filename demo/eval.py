@@ -49,26 +49,35 @@ def main() -> None:
     chosen = choose(by_share(calibration), MIN_PRECISION)["trained"]
     report = {style: models.scored(scenes(style, REPORT_SEEDS, options.scenes)) for style in STYLES}
     lists = {style: models.listed(scenes(style, REPORT_SEEDS, options.scenes)) for style in STYLES}
-    lines = [
-        f"{options.scenes} scenes a style (seeds from {REPORT_SEEDS.start}), canvases as in the demo, boxes right at "
-        "IoU 0.5. `list`: the prompt names what is there and what is not; `caption`: noun chunks of the caption.",
-        "",
-        *detector_table(lists, {style: images for style, (images, _) in report.items()}),
-        "",
-        f"Thresholds, chosen on {options.scenes} other scenes a style (seeds from {CALIBRATION_SEEDS.start}) for the "
-        f"highest recall at a precision of at least {MIN_PRECISION['trained']} in the styles seen in training and "
-        f"{MIN_PRECISION['held_out']} in the one held out: grounding score >= {chosen.min_score:.2f}, cosine >= "
-        f"{max(chosen.min_cosine, 0.0):.2f} (CLIPScore >= {clip_score(chosen):.2f}).",
-        "",
-        *filter_table({style: scored for style, (_, scored) in report.items()}, chosen),
-    ]
-    for name, images in by_share({style: scored for style, (_, scored) in report.items()}).items():
-        title = f"`{HELD_OUT_STYLE}`, never seen" if name == "held_out" else "styles seen in training"
-        lines += ["", f"Precision / recall over both thresholds, {title}:", "", *grid_table(images)]
+    lines = card_lines(options.scenes, chosen, report, lists)
     print("\n".join(lines))
     if not options.dry_run:
         write_thresholds(options.weights, chosen)
         write_card(CARD, lines)
+
+
+def card_lines(
+    n_scenes: int, chosen: Point, report: dict[Style, tuple[Images, list[Scored]]], lists: dict[Style, Images]
+) -> list[str]:
+    """Markdown: what the model card says of both models at the thresholds `chosen`."""
+    scored = {style: images for style, (_, images) in report.items()}
+    lines = [
+        f"{n_scenes} scenes a style (seeds from {REPORT_SEEDS.start}), canvases as in the demo, boxes right at "
+        "IoU 0.5. `list`: the prompt names what is there and what is not; `caption`: noun chunks of the caption.",
+        "",
+        *detector_table(lists, {style: images for style, (images, _) in report.items()}),
+        "",
+        f"Thresholds, chosen on {n_scenes} other scenes a style (seeds from {CALIBRATION_SEEDS.start}) for the "
+        f"highest recall at a precision of at least {MIN_PRECISION['trained']} in the styles seen in training and "
+        f"{MIN_PRECISION['held_out']} in the one held out: grounding score >= {chosen.min_score:.2f}, cosine >= "
+        f"{max(chosen.min_cosine, 0.0):.2f} (CLIPScore >= {clip_score(chosen):.2f}).",
+        "",
+        *filter_table(scored, chosen),
+    ]
+    for name, images in by_share(scored).items():
+        title = f"`{HELD_OUT_STYLE}`, never seen" if name == "held_out" else "styles seen in training"
+        lines += ["", f"Precision / recall over both thresholds, {title}:", "", *grid_table(images)]
+    return lines
 
 
 class Models:
