@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from common.disk import replacing
+from common.errors import UserError
 from common.weights import save_tensors
 from trainer.dual_encoder import DualEncoder, ModelConfig
 from trainer.encoders.image import PAPER_VITS, ImageConfig
@@ -183,7 +184,7 @@ def read_config(name: str, values: dict[str, Any], where: Path) -> ModelConfig:
         }
         built = {key: parts[key](**value) if key in parts else value for key, value in plain.items()}
         return MODELS[name][1](**built)
-    except TypeError as error:
+    except (TypeError, UserError) as error:
         raise ValueError(f"{where}: config of {name}: {error}") from error
 
 

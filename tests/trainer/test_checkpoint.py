@@ -111,15 +111,17 @@ def test_a_pickle_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ({"image": {"name": "hf-hub:someone/model"}}, "nor a model of timm"),
         ({"image": {"name": "resnet18", "kwargs": {"checkpoint_path": "x.pth"}}}, "checkpoint_path is not allowed"),
         ({"embed_dims": 3}, "embed_dims"),
+        ({"embed_dim": 0}, r"model_here: config of clip: embed_dim is 0"),
     ],
 )
 def test_a_hostile_or_misspelt_config_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
-    save_model(tmp_path, small_model("clip"), tokenizer=small_tokenizer(), preprocess=SMALL, record={})
-    config = json.loads((tmp_path / "config.json").read_text())
+    folder = tmp_path / "model_here"
+    save_model(folder, small_model("clip"), tokenizer=small_tokenizer(), preprocess=SMALL, record={})
+    config = json.loads((folder / "config.json").read_text())
     config["config"] |= change
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=message):
-        load_model(tmp_path)
+        load_model(folder)
 
 
 def test_a_folder_without_a_model_says_so(tmp_path: Path) -> None:
