@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer.build import Run, build
 from trainer.config import load_config
 from trainer.dual_encoder import Batch, Pairs
-from trainer.loop import AUTOCAST, update
+from trainer.loop import AUTOCAST, autocast, update
 from trainer.metrics import Meter
 from trainer.parallel import Place, pick_device
 
@@ -140,11 +140,6 @@ def loss(run: Run, batch: Batch) -> Tensor:
     with autocast(run):
         value: Tensor = run.wrapped(batch).loss
     return value
-
-
-def autocast(run: Run) -> torch.autocast:
-    dtype = AUTOCAST[run.config.precision]
-    return torch.autocast(run.place.device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 def backwards(pairs: Pairs) -> None:

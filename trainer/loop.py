@@ -134,8 +134,7 @@ def update(run: Run, batch: Batch, stopping: bool = False) -> dict[str, float]:
     rate = learning_rate(run.step, run.config.optim)
     for group in run.optimizer.param_groups:
         group["lr"] = rate
-    dtype = AUTOCAST[run.config.precision]
-    with torch.autocast(run.place.device.type, dtype=dtype, enabled=dtype != torch.float32):
+    with autocast(run):
         losses: Losses = run.wrapped(batch)
     run.scaler.scale(losses.loss).backward()
     average_loose_gradients(run.model, run.wrapped, run.place)
@@ -156,6 +155,12 @@ def update(run: Run, batch: Batch, stopping: bool = False) -> dict[str, float]:
     if run.scaler.is_enabled():
         values |= {"fp16/scale": run.scaler.get_scale(), "fp16/skipped": float(overflow)}
     return values
+
+
+def autocast(run: Run) -> torch.autocast:
+    """The precision of the towers; the model takes its losses out of it."""
+    dtype = AUTOCAST[run.config.precision]
+    return torch.autocast(run.place.device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 def measure(run: Run, losses: Losses, stopping: bool) -> dict[str, float]:
