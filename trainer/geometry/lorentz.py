@@ -12,6 +12,7 @@ acos(1 - eps) away from 0 and pi, a half-aperture from pi/2. MERU and HyCoCLIP h
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,14 +94,13 @@ def exterior_angle(apex: Tensor, point: Tensor, curvature: Tensor, eps: float = 
     (1 - cos t), sinh B sin t), a vector of length sinh of the scaled distance; the angle is its atan2. Equal points
     have no angle; with eps it is pi/2.
     """
-    radius_x, radius_y = (scaled_norm(p, curvature).squeeze(-1) for p in (apex, point))
-    one_minus_cos, one_plus_cos = cosines(apex, point)
+    norm, norm_point, one_minus_cos, one_plus_cos = polar(apex, point)
+    radius_x, radius_y = (curvature.sqrt() * n for n in (norm, norm_point))
     outward = (radius_y.asinh() - radius_x.asinh()).sinh() - (1 + radius_x**2).sqrt() * radius_y * one_minus_cos
     sideways2 = radius_y**2 * one_minus_cos * one_plus_cos
     length2 = sideways2 + outward**2
     floored2 = length2.clamp(min=eps)
     # The released code adds eps to |x| sinh D, so cosines are a little smaller; what they lack is sideways.
-    norm = apex.norm(dim=-1)
     missing2 = norm**2 * (floored2 - length2) + eps * (2 * norm * floored2.sqrt() + eps)
     angle = torch.atan2((norm**2 * sideways2 + missing2).sqrt(), norm * outward)
     margin = 2 * math.asin(math.sqrt(eps / 2))  # acos(1 - eps)
@@ -125,19 +125,47 @@ def squared_chord(x: Tensor, y: Tensor) -> Tensor:
     return (direction(x.double()) - direction(y.double())).square().sum(-1).to(x.dtype)
 
 
-def cosines(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """1 - cos t and 1 + cos t.
+def polar(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """|x|, |y|, 1 - cos t and 1 + cos t, [*] each: all that the plane of x, y and the origin knows of them.
 
-    From products in float64, half the work of differences, where points are shorter than that: what it loses, 1e-8 of
-    the angle, is less than the points' own rounding turns them by.
+    Of points shorter than float64 the cosine comes from a product in float64, less work than a difference: what it
+    loses, 1e-8 of the angle, is less than the points' own rounding turns them by.
     """
     if x.dtype == torch.float64:
         one_minus = squared_chord(x, y) / 2
-        return one_minus, 2 - one_minus
-    long_x, long_y = x.double(), y.double()
-    lengths = (long_x.norm(dim=-1) * long_y.norm(dim=-1)).clamp(min=torch.finfo(torch.float64).tiny)
-    cosine = (torch.linalg.vecdot(long_x, long_y) / lengths).clamp(-1, 1)
-    return (1 - cosine).to(x.dtype), (1 + cosine).to(x.dtype)
+        return x.norm(dim=-1), y.norm(dim=-1), one_minus, 2 - one_minus
+    norm_x, norm_y, product = NormsAndProduct.apply(*torch.broadcast_tensors(x, y))
+    lengths = (norm_x * norm_y).clamp(min=torch.finfo(torch.float64).tiny)
+    cosine = (product / lengths).clamp(-1, 1)
+    in_plane = [value.to(x.dtype) for value in (norm_x, norm_y, 1 - cosine, 1 + cosine)]
+    return in_plane[0], in_plane[1], in_plane[2], in_plane[3]
+
+
+class NormsAndProduct(torch.autograd.Function):
+    """|x|, |y| and x . y in float64 of shorter points [* d], and gradients a x + b y in one step.
+
+    Left to autograd each step would read and keep the points in float64.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        long_x, long_y = x.double(), y.double()
+        norm_x, norm_y = long_x.norm(dim=-1), long_y.norm(dim=-1)
+        ctx.save_for_backward(x, y, norm_x, norm_y)
+        return norm_x, norm_y, torch.linalg.vecdot(long_x, long_y)
+
+    @staticmethod
+    def backward(ctx: Any, grad_x: Tensor, grad_y: Tensor, grad_product: Tensor) -> tuple[Tensor, Tensor]:
+        x, y, norm_x, norm_y = ctx.saved_tensors
+        long_x, long_y = x.double(), y.double()
+        across = grad_product[..., None]
+        along_x, along_y = (
+            torch.where(norm > 0, grad / norm, 0.0)[..., None] for grad, norm in ((grad_x, norm_x), (grad_y, norm_y))
+        )
+        return (
+            (along_x * long_x).addcmul_(across, long_y).to(x.dtype),
+            (along_y * long_y).addcmul_(across, long_x).to(y.dtype),
+        )
 
 
 def radial_gap(radius_x: Tensor, radius_y: Tensor) -> Tensor:

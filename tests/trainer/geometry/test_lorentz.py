@@ -130,3 +130,18 @@ def test_exp_map_of_a_long_tangent_stops_at_the_limit_and_keeps_its_direction() 
     point = lorentz.exp_map0(v, c)
     torch.testing.assert_close(point.norm(dim=-1), torch.full((len(v),), lorentz.MAX_SINH / 2))
     torch.testing.assert_close(lorentz.direction(point), lorentz.direction(v))
+
+
+@pytest.mark.parametrize("shapes", [((5, 8), (5, 8)), ((5, 1, 8), (1, 3, 8)), ((8,), (4, 8))])
+def test_gradients_of_angles_in_float32_are_those_of_float64(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    points = [torch.randn(shape, generator=generator) for shape in shapes]
+    curvature = torch.tensor(0.7)
+
+    def gradients(dtype: torch.dtype) -> tuple[Tensor, ...]:
+        x, y = (p.to(dtype).requires_grad_() for p in points)
+        angles = lorentz.exterior_angle(x, y, curvature.to(dtype))
+        return torch.autograd.grad((angles * torch.arange(angles.numel()).view_as(angles)).sum(), (x, y))
+
+    for short, long in zip(gradients(torch.float32), gradients(torch.float64), strict=True):
+        torch.testing.assert_close(short, long.float(), rtol=2e-5, atol=2e-5)
