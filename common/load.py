@@ -50,6 +50,10 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
         except OmegaConfBaseException as error:
             where = f"key {error.full_key}" if error.full_key else "a value stands where a group of keys belongs"
             raise UserError(f"{source}: {str(error).splitlines()[0]} ({where}; --help lists all keys)") from None
+        except TypeError as error:  # OmegaConf's, without a key
+            raise UserError(
+                f"{source}: a list stands where names with values belong, or they where a list does: {error}"
+            ) from None
     return _build(merged, "")
 
 

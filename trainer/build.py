@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.errors import UserError
 from trainer.accumulate import blocks, checkpoint_blocks, set_micro_batch
@@ -45,6 +46,7 @@ def build(config: TrainConfig, place: Place) -> Run:
     tokenizer = build_tokenizer(config)
     seed_generators(config.seed)  # the same weights on every rank
     model = new_model(config).to(place.device)
+    check_batch_norms(config, model)
     loader = Loader(
         config.data,
         tokenizer=tokenizer,
@@ -92,9 +94,10 @@ def check_loss_kernel(config: TrainConfig, place: Place) -> None:
 def new_model(config: TrainConfig) -> DualEncoder:
     """The model at its start: drawn from the seed, or with the weights of `init`."""
     try:
-        model = build_model(config.model_name, config.model).train()
+        model = build_model(config.model_name, config.model)
     except (ValueError, TypeError, AssertionError, RuntimeError, ArithmeticError) as error:  # timm's, of wrong sizes
         raise UserError(f"model_name={config.model_name} cannot be built from model.*: {error}") from error
+    check_image_size(model)
     if config.init:  # which holds the towers too
         try:
             load_state(model, read_weights(Path(config.init)), Path(config.init))
@@ -102,7 +105,31 @@ def new_model(config: TrainConfig) -> DualEncoder:
             raise UserError(f"init={config.init}: {error}") from error
     else:
         load_towers(model)
-    return model
+    return model.train()
+
+
+def check_image_size(model: DualEncoder) -> None:
+    """Raise UserError for a tower that cannot take images of the size it is to be given, by showing it one."""
+    size = model.config.image.size_px
+    try:
+        with torch.no_grad():
+            model.eval().image_features(torch.zeros(1, 3, size, size, dtype=torch.uint8))
+    except (ValueError, TypeError, AssertionError, RuntimeError) as error:
+        raise UserError(
+            f"model.image.size_px is {size}, and {model.config.image.name} cannot read such an image: {error}; give the size "
+            f"that it is made for, or model.image.kwargs={{img_size: {size}}} where it takes that"
+        ) from error
+
+
+def check_batch_norms(config: TrainConfig, model: DualEncoder) -> None:
+    """Raise UserError for options that change what batch norms see: only the rows of a micro-batch, and those twice."""
+    asked = [f"{key}={value}" for key in ("micro_batch", "checkpoint_activations") if (value := getattr(config, key))]
+    # Of a frozen tower they are not in training mode, and use what they learned.
+    if asked and any(isinstance(module, _BatchNorm) and module.training for module in model.modules()):
+        raise UserError(
+            f"{asked[0]} computes rows apart and twice, but {config.model.image.name} has batch norms, which join the rows of a "
+            "batch and count them; leave it out, or give model.image.kwargs={norm_groups: 8} or model.image.frozen=true"
+        )
 
 
 def build_tokenizer(config: TrainConfig) -> Tokenizer:

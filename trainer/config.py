@@ -64,7 +64,7 @@ class ParallelConfig:
     timeout_s: float = 600.0  # time, in seconds, after which a process that says nothing counts as lost
 
     def __post_init__(self) -> None:
-        check_positive(self, "timeout_s")
+        check_range(self, "timeout_s", least=1, most=10**9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,8 @@ class RayConfig:
     max_failures: int = 3  # how often the run goes on from its last checkpoint after a process or machine was lost
 
     def __post_init__(self) -> None:
-        check_range(self, "workers", least=0)
+        check_range(self, "workers", "max_failures", least=0)
+        check_positive(self, "cpus_per_worker")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +125,7 @@ class TrainConfig:
         if not self.data.shards:
             raise UserError("data.shards is not set; give shards=FOLDER with the training shards")
         check_range(self, "batch", "micro_batch", least=1)
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"seed is {self.seed}; give one from 0 to 2^63 - 1")
+        check_range(self, "seed", least=0, below=2**63)
         if self.precision == "fp16" and self.parallel.strategy == "fsdp":
             raise UserError("precision=fp16 does not go with parallel.strategy=fsdp; use precision=bf16")
         if self.model.boxes_as_pairs and self.data.boxes == "all":
@@ -153,7 +153,7 @@ def model_kind(layers: Sequence[Layer]) -> type:
         if not isinstance(layer.get("model", {}), dict | type(layer)):
             raise UserError(f"{source}: `model` is a group of keys; the model is chosen by model_name={layer.model}")
         if "model_name" in layer:
-            name, where = layer.model_name, source
+            name, where = str(layer.model_name), source
     if name not in MODELS:
         raise UserError(f"{where}: model_name {name!r} is none of {', '.join(MODELS)}")
     return MODELS[name][1]

@@ -59,7 +59,9 @@ class HyperbolicConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "curv_init", "min_radius", "eps")
+        check_range(self, "eps", least=0, below=1)
         check_range(self, "curv_max_ratio", least=1)
+        check_range(self, "entail_weight", least=0, below=math.inf)
 
 
 class Hyperbolic(DualEncoder):
@@ -149,6 +151,7 @@ class HyCoCLIPConfig(HyperbolicConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_range(self, "eta_inter", "eta_intra", least=0, below=math.inf)
         if self.use_boxes and self.boxes_as_pairs:
             raise UserError(
                 "use_boxes and boxes_as_pairs are both true; boxes are general to their wholes or pairs, so set one to false"

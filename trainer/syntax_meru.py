@@ -3,6 +3,7 @@
 Shapes: b captions, l tokens, w words of the longest caption, d embedding width.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -44,6 +45,10 @@ class SyntaxMERUConfig(HyperbolicConfig):
             raise UserError(
                 f"relation_weights: {unknown[0]!r} is no dependency label; there are {', '.join(RELATIONS)}"
             )
+        for relation, weight in self.relation_weights.items():
+            if not 0 <= weight < math.inf:
+                raise UserError(f"relation_weights.{relation} is {weight}; give 0 or more")
+        check_range(self, "syntax_weight", least=0, below=math.inf)
         if self.text.name and self.word_states == "attention":
             raise UserError(
                 f"word_states=attention: {self.text.name} shows inputs and outputs of whole blocks; take block or tower"

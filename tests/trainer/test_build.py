@@ -1,17 +1,23 @@
 """What a run begins with."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from common.errors import UserError
 from tests.trainer.small_run import small_config
-from trainer.build import build, build_tokenizer, new_model
+from trainer.build import build, build_tokenizer, check_batch_norms, new_model
 from trainer.checkpoint import save_model
+from trainer.encoders.image import ImageConfig
 from trainer.parallel import Place
 from trainer.preprocess import PreprocessConfig
 from trainer.released import write_released
+
+TIMM_VIT = ("model.image.name=vit_tiny_patch16_224", "model.image.size_px=64")
+RESNET = ImageConfig(name="resnet10t", size_px=32, kwargs={"layers": [1, 1, 1, 1], "channels": [8, 8, 16, 16]})
 
 
 @pytest.mark.parametrize("layout", ["folder", "released.pth"])
@@ -44,6 +50,31 @@ def test_weights_that_are_code_are_not_run(tmp_path: Path) -> None:
 def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere: no such checkpoint"):
         new_model(small_config(tmp_path / "run", f"init={tmp_path / 'nowhere'}"))
+
+
+def test_images_of_a_size_that_the_tower_does_not_take_are_refused_before_the_data_are_looked_for(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(UserError, match=r"model\.image\.size_px is 64, and vit_tiny_patch16_224 cannot.*img_size: 64"):
+        new_model(small_config(tmp_path / "run", *TIMM_VIT, "model.image.kwargs={depth: 1}"))
+    new_model(small_config(tmp_path / "run", *TIMM_VIT, "model.image.kwargs={depth: 1, img_size: 64}"))
+    with pytest.raises(UserError, match=r"model\.image\.size_px is 4, and vit_small cannot"):
+        new_model(small_config(tmp_path / "run", "model.image.size_px=4"))
+
+
+@pytest.mark.parametrize("option", ["micro_batch=2", "checkpoint_activations=true"])
+def test_batch_norms_are_refused_where_they_would_not_see_the_batch_once(tmp_path: Path, option: str) -> None:
+    def check(*options: str, **fields: Any) -> None:
+        config = small_config(tmp_path / "run", *options)
+        image = replace(RESNET, **fields)
+        config = replace(config, model=replace(config.model, image=image))
+        check_batch_norms(config, new_model(config))
+
+    with pytest.raises(UserError, match=rf"(?i){option} computes rows apart.*resnet10t has batch norms"):
+        check(option)
+    check()
+    check(option, frozen=True)
+    check(option, kwargs=RESNET.kwargs | {"norm_groups": 8})
 
 
 def test_a_kernel_for_gpus_is_refused_without_one(tmp_path: Path) -> None:

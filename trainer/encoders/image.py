@@ -14,6 +14,7 @@ from timm.layers import GroupNorm
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from common.errors import UserError
 from common.load import check_positive
 from trainer.encoders.text import OPEN_CLIP
 
@@ -56,6 +57,10 @@ class ImageConfig:
 
     def __post_init__(self) -> None:
         check_positive(self, "size_px")
+        if not (self.name in PAPER_VITS or self.name.startswith(OPEN_CLIP) or timm.is_model(self.name)):
+            raise UserError(
+                f"name is {self.name!r}, which is neither one of {', '.join(PAPER_VITS)} nor a model of timm, nor {OPEN_CLIP}NAME"
+            )
 
 
 def build_image_encoder(config: ImageConfig) -> nn.Module:
@@ -70,10 +75,6 @@ def build_image_encoder(config: ImageConfig) -> nn.Module:
         from trainer.encoders.open_clip_towers import image_tower  # importing open_clip takes seconds
 
         return image_tower(config.name, config.size_px, kwargs)
-    if not timm.is_model(config.name):
-        raise ValueError(
-            f"image.name {config.name!r}: neither one of {', '.join(PAPER_VITS)} nor a model of timm, nor {OPEN_CLIP}NAME"
-        )
     if "norm_groups" in kwargs:
         kwargs["norm_layer"] = partial(GroupNorm, num_groups=kwargs.pop("norm_groups"))
     return timm.create_model(config.name, pretrained=False, num_classes=0, **kwargs)

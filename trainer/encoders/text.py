@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common.errors import UserError
 from common.load import check_positive
 
 OPEN_CLIP = "open_clip/"
@@ -34,6 +35,10 @@ class TextConfig:
 
     def __post_init__(self) -> None:
         check_positive(self, "vocab_size", "context_length", "width", "layers", "heads")
+        if self.width % self.heads:
+            raise UserError(f"width is {self.width}; give a multiple of heads, {self.heads}")
+        if self.name is not None and not self.name.startswith(OPEN_CLIP):
+            raise UserError(f"name is {self.name!r}; give {OPEN_CLIP}NAME, or null for the papers' transformer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +138,6 @@ class TextEncoder(TextTower):
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
-        if config.width % config.heads:
-            raise ValueError(f"text.width {config.width} is not a multiple of text.heads {config.heads}")
         self.num_features = config.width
         self.context_length = config.context_length
         self.token_embed = nn.Embedding(config.vocab_size, config.width)
@@ -181,8 +184,6 @@ def build_text_encoder(config: TextConfig) -> TextTower:
     """Without weights, whatever the configuration says of them."""
     if config.name is None:
         return TextEncoder(config)
-    if not config.name.startswith(OPEN_CLIP):
-        raise ValueError(f"text.name {config.name!r}: give {OPEN_CLIP}NAME, or none for the papers' transformer")
     from trainer.encoders.open_clip_towers import OpenClipText  # importing open_clip takes seconds
 
     return OpenClipText(config)

@@ -26,4 +26,5 @@ class EvaluationConfig:
         if wrong is not None or not self.prompts:
             raise UserError(f"prompts holds {wrong!r}; each prompt needs {{}} where the class name goes")
         check_range(self, "every", "max_images", "max_samples", least=0)
+        check_range(self, "seed", least=0, below=2**63)
         check_range(self, "batch_size", least=1)

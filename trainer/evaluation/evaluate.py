@@ -12,7 +12,7 @@ from trainer.dual_encoder import DualEncoder
 from trainer.evaluation.config import EvaluationConfig
 from trainer.evaluation.embed import embed_images, embed_texts, embed_words
 from trainer.evaluation.entailment import entailment_shares
-from trainer.evaluation.folders import ImageFolder, read_folder, read_images
+from trainer.evaluation.folders import ImageFolder, read_folders, read_images
 from trainer.evaluation.held_out import HeldOut, HeldOutShards
 from trainer.evaluation.metrics import chance_recalls, macro_accuracy, recalls
 from trainer.evaluation.zero_shot import classifier, predict
@@ -30,7 +30,7 @@ class Evaluation:
 
     def __init__(self, config: EvaluationConfig) -> None:
         self.config = config
-        self.folders = [read_folder(folder, config.max_images) for folder in config.image_folders]
+        self.folders = read_folders(config.image_folders, config.max_images)
         self.shards = HeldOutShards(config.shards) if config.shards else None
 
     @torch.no_grad()

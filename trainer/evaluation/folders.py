@@ -1,7 +1,8 @@
 """Image folders in torchvision's layout, FOLDER/CLASS/IMAGE: a class is a folder, classes are in the order of their names."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,16 @@ class ImageFolder:
     classes: list[str]
     paths: list[Path]
     targets: list[int]
+
+
+def read_folders(folders: Sequence[str], limit: int = 0) -> list[ImageFolder]:
+    """Each called by the last part of its path, or by as many as tell it from the others: imagenet/val, cars/val."""
+    paths = [Path(folder).resolve() for folder in folders]
+    parts = next(n for n in count(1) if len({path.parts[-n:] for path in paths}) == len(set(paths)))
+    return [
+        replace(read_folder(folder, limit), name="/".join(path.parts[-parts:]))
+        for folder, path in zip(folders, paths, strict=True)
+    ]
 
 
 def read_folder(folder: str, limit: int = 0) -> ImageFolder:

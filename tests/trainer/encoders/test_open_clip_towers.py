@@ -4,6 +4,7 @@ import open_clip
 import pytest
 import torch
 
+from common.errors import UserError
 from tests.trainer.tiny_open_clip import ARCHITECTURES, register, tiny
 from trainer.encoders.image import ImageConfig, build_image_encoder
 from trainer.encoders.open_clip_towers import own_sizes
@@ -100,5 +101,5 @@ def test_a_text_tower_that_is_not_to_be_had_is_refused_by_name(name: str, fields
 
 
 def test_a_misspelt_text_tower_is_named() -> None:
-    with pytest.raises(ValueError, match=r"text\.name 'ViT-B-32': give open_clip/NAME"):
-        build_text_encoder(TextConfig(name="ViT-B-32"))
+    with pytest.raises(UserError, match=r"name is 'ViT-B-32'; give open_clip/NAME"):
+        TextConfig(name="ViT-B-32")

@@ -5,7 +5,7 @@ import PIL.Image
 import pytest
 
 from common.errors import UserError
-from trainer.evaluation.folders import read_folder, read_images
+from trainer.evaluation.folders import read_folder, read_folders, read_images
 
 
 def write(root: Path, **images: int) -> str:
@@ -19,6 +19,12 @@ def write(root: Path, **images: int) -> str:
 def test_classes_are_the_folders_names_in_order_with_blanks_for_underscores(tmp_path: Path) -> None:
     folder = read_folder(write(tmp_path / "animals", polar_bear=1, ant=2))
     assert (folder.name, folder.classes, folder.targets) == ("animals", ["ant", "polar bear"], [0, 0, 1])
+
+
+def test_folders_of_one_name_are_told_apart_by_what_is_above_them(tmp_path: Path) -> None:
+    places = [write(tmp_path / name / "val", ant=1) for name in ("cars", "pets")]
+    assert [folder.name for folder in read_folders(places)] == ["cars/val", "pets/val"]
+    assert [folder.name for folder in read_folders([places[0], places[0]])] == ["val", "val"]
 
 
 def test_a_limit_takes_images_of_all_classes(tmp_path: Path) -> None:
