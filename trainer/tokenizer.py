@@ -87,8 +87,7 @@ class Tokenizer:
         Offsets count in the text as given, through the cleaning and the lower case. A token of a part of a character's
         bytes has the whole character; start and end of text stand for nothing, (0, 0) and (n, n).
         """
-        cleaned = clean(text)
-        sources = source_spans(text, cleaned)
+        cleaned, sources = source_spans(text, clean)
         if len(cleaned.lower()) != len(cleaned):
             sources = [sources[i] for i in lower_origins(cleaned)]
         ids, spans = [self.start_id], [(0, 0)]

@@ -3,17 +3,44 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.offsets import lower_origins, source_spans
+from trainer.offsets import difference, lower_origins, source_spans
 from trainer.tokenizer import Tokenizer, clean
 
 
 def test_what_was_replaced_maps_as_a_whole_and_the_rest_one_to_one() -> None:
-    assert source_spans("a &amp; b", "a & b") == [(0, 1), (1, 2), (2, 3), (7, 8), (8, 9)]
-    assert source_spans("\ufb01ne", "fine") == [(0, 1), (0, 1), (1, 2), (2, 3)]
+    assert source_spans("a &amp; b", clean) == ("a & b", [(0, 1), (1, 2), (2, 3), (7, 8), (8, 9)])
+    assert source_spans("\ufb01ne", clean) == ("fine", [(0, 1), (0, 1), (1, 2), (2, 3)])
 
 
 def test_what_was_only_added_belongs_to_the_character_before() -> None:
-    assert source_spans("ab", "axb") == [(0, 1), (0, 1), (1, 2)]
+    assert difference("ab", "axb") == [(0, 1), (0, 1), (1, 2)]
+
+
+def test_mojibake_over_white_space_is_found_by_what_is_left_of_the_text() -> None:
+    text = "caf\u00c3\u00a9 \u00c3\u00a0 Paris"  # where the no-break space in the bytes of the a became a space
+    cleaned, spans = source_spans(text, clean)
+    assert cleaned == "caf\u00e9 \u00e0 Paris"
+    assert [text[start:end] for start, end in spans[-5:]] == list("Paris")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(["a", "the", "dog's", "\uff41\uff41", "\ufb01\ufb01n", "\u2018the\u2019", "e\u0301le\u0301"]),
+        min_size=1,
+    ),
+    st.sampled_from(["  ", "\t", " \n", "\u3000"]),
+)
+def test_of_equal_words_none_is_taken_for_another(words: list[str], space: str) -> None:
+    text = space.join(words)
+    cleaned, spans = source_spans(text, clean)
+    assert cleaned == " ".join(map(clean, words))
+    at = 0
+    for number, word in enumerate(words):
+        start = sum(map(len, words[:number])) + number * len(space)
+        found = spans[at : at + len(clean(word))]
+        assert (found[0][0], found[-1][1]) == (start, start + len(word))
+        at += len(clean(word)) + 1
 
 
 def test_dotted_capital_i_is_the_origin_of_two_characters() -> None:
