@@ -16,17 +16,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trainer.distributed import counts_of_ranks
 from trainer.dual_encoder import DualEncoder
 
 REPEATED = re.compile(r"blocks|resblocks|stages|layer\d")
 """Names of the lists that networks keep their blocks in; ResNets have layer1 to layer4."""
 
 
-def in_chunks(function: Callable[..., Any], n: int, rows: Tensor, *arguments: Any) -> Any:
-    """`function(rows, ...)`, a tensor or a tuple of tensors, computed `n` rows at a time and again in the backward pass."""
-    if len(rows) <= n or not torch.is_grad_enabled():
+def in_chunks(function: Callable[..., Any], n: int, in_step: bool, rows: Tensor, *arguments: Any) -> Any:
+    """`function(rows, ...)`, a tensor or a tuple of tensors, computed `n` rows at a time and again in the backward pass.
+
+    `in_step`: as often as on the rank that has the most rows, with fewer at a time, none even.
+    """
+    if not torch.is_grad_enabled():
         return function(rows, *arguments)
-    parts = [checkpoint(function, part, *arguments, use_reentrant=False) for part in rows.split(n)]
+    times = -(-(max(counts_of_ranks(len(rows), rows.device)) if in_step else len(rows)) // n)
+    if times <= 1:
+        return function(rows, *arguments)
+    parts = [checkpoint(function, part, *arguments, use_reentrant=False) for part in rows.tensor_split(times)]
     if isinstance(parts[0], Tensor):
         return torch.cat(parts)
     kind = type(parts[0])
@@ -34,11 +41,14 @@ def in_chunks(function: Callable[..., Any], n: int, rows: Tensor, *arguments: An
     return kind(*joined) if hasattr(kind, "_fields") else tuple(joined)
 
 
-def set_micro_batch(model: DualEncoder, n: int) -> None:
-    """Let no more than `n` rows through a tower at a time. Parameter names stay as they are."""
+def set_micro_batch(model: DualEncoder, n: int, in_step: bool = False) -> None:
+    """Let no more than `n` rows through a tower at a time. Parameter names stay as they are.
+
+    `in_step` is for FSDP, where ranks exchange weights each time a tower is called.
+    """
     # The image side is cut before bytes become floats, which are four times as large.
-    model.image_features = partial(in_chunks, model.image_features, n)  # type: ignore[method-assign]
-    model.textual.forward = partial(in_chunks, model.textual.forward, n)  # type: ignore[method-assign]
+    model.image_features = partial(in_chunks, model.image_features, n, in_step)  # type: ignore[method-assign]
+    model.textual.forward = partial(in_chunks, model.textual.forward, n, in_step)  # type: ignore[method-assign]
 
 
 def checkpoint_blocks(model: DualEncoder) -> None:

@@ -57,7 +57,7 @@ def build(config: TrainConfig, place: Place) -> Run:
         world_size=place.world_size,
     )
     if config.micro_batch:
-        set_micro_batch(model, config.micro_batch)
+        set_micro_batch(model, config.micro_batch, in_step=config.parallel.strategy == "fsdp")
     if config.checkpoint_activations:
         checkpoint_blocks(model)
     if config.compile:

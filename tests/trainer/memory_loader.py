@@ -30,6 +30,7 @@ class MemoryLoader:
         self.size_px, self.batch, self.rank, self.world_size = size_px, batch, rank, world_size
         self.end = tokenizer.vocab_size - 1
         self.poisoned = int(config.shards.split("@")[1]) if "@" in config.shards else -1
+        self.boxes = config.boxes
         self.position = 0
         self.counts: dict[str, int] = {"read": 0}
 
@@ -52,14 +53,18 @@ class MemoryLoader:
         def images() -> torch.Tensor:
             return torch.rand(n, 3, self.size_px, self.size_px, generator=generator)
 
-        wholes, boxes = images(), images()
+        wholes, boxes, ids, box_ids = images(), images(), tokens(8), tokens(5)
+        # Of "all" boxes the last rank's pairs have three each, the others' one.
+        owner = torch.arange(n)[mine].repeat_interleave(torch.where(torch.arange(n)[mine] >= n - n // 2, 3, 1))
+        owner = owner - mine.start if self.boxes == "all" else torch.arange(self.batch)
         if position == self.poisoned:
             wholes[3] = float("nan")
         return Batch(
             images=wholes[mine],
-            token_ids=tokens(8),
-            box_images=boxes[mine],
-            box_token_ids=tokens(5),
+            token_ids=ids,
+            box_images=boxes[mine][owner],
+            box_token_ids=box_ids[owner],
+            box_owner=owner if self.boxes == "all" else None,
             keys=tuple(f"sample-{position}-{i}" for i in range(n))[mine],
         )
 

@@ -52,7 +52,7 @@ def test_what_is_computed_again_draws_the_same_random_numbers() -> None:
     expected = [parameter.grad for parameter in tower.parameters()]
     tower.zero_grad()
     torch.manual_seed(1)
-    in_chunks(tower, 2, rows).square().sum().backward()
+    in_chunks(tower, 2, False, rows).square().sum().backward()
     torch.testing.assert_close([parameter.grad for parameter in tower.parameters()], expected)
 
 

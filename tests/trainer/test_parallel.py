@@ -44,8 +44,9 @@ def one_of_two(rank: int, config: TrainConfig, folder: str) -> None:
         ("parallel.strategy=ddp", "micro_batch=3", "checkpoint_activations=true"),
         ("parallel.strategy=fsdp",),
         ("parallel.strategy=fsdp", "micro_batch=3", "checkpoint_activations=true"),
+        ("parallel.strategy=fsdp", "micro_batch=3", "data.boxes=all"),
     ],
-    ids=["ddp", "ddp in micro-batches", "fsdp", "fsdp in micro-batches"],
+    ids=["ddp", "ddp in micro-batches", "fsdp", "fsdp in micro-batches", "fsdp in micro-batches of unequal boxes"],
 )
 def test_two_processes_lose_what_one_loses_on_the_whole_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int, others: tuple[str, ...]
