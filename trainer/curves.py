@@ -164,7 +164,8 @@ def draw_panel(axes: Any, panel: Panel) -> None:
     axes.spines["bottom"].set_color(GRID)
     axes.set_xlim(left=0)
     if panel.percent:
-        axes.set_ylim(0, min(100, 1.15 * max(scale * value for one in panel.lines for value in one.values)))
+        highest = max(scale * value for one in panel.lines for value in one.values)
+        axes.set_ylim(0, min(100, 1.15 * highest) or 100)
         axes.yaxis.set_major_formatter("{x:g} %")
     if len(panel.lines) > 1:
         axes.legend(frameon=False, fontsize=7.5, labelcolor=TEXT, loc="best")

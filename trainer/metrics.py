@@ -5,6 +5,7 @@ A row holds `step` and then names such as loss/total, loss/contrastive, geometry
 """
 
 import json
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -75,7 +76,11 @@ class Metrics:
         self.others = [sink for sink in (tensorboard(output, config.log, step), wandb(output, config)) if sink]
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """One row. Written through, so that a killed run keeps it."""
+        """One row. Written through, so that a killed run keeps it.
+
+        JSON has no word for a gradient that overflowed in fp16; `fp16/skipped` says of it.
+        """
+        values = {name: value for name, value in values.items() if math.isfinite(value)}
         try:
             self.file.write(json.dumps({"step": step, **values}) + "\n")
             self.file.flush()

@@ -57,6 +57,12 @@ def test_curves_become_a_picture(tmp_path: Path) -> None:
     assert write_curves(tmp_path).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.filterwarnings("error")
+def test_shares_that_are_all_zero_are_a_line_on_the_ground(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "entailment/text_image/satisfied": 0.0}\n')
+    assert write_curves(tmp_path).is_file()
+
+
 def test_a_run_that_has_written_nothing_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"metrics\.jsonl"):
         write_curves(tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import sys
 import time
 from pathlib import Path
@@ -32,6 +33,13 @@ def test_a_full_disk_is_the_users_to_mend_also_when_the_run_then_ends(tmp_path: 
     with pytest.raises(UserError, match=r"No space left.* make room"):
         metrics.write(1, {"loss/total": 1.0})
     metrics.close()
+
+
+def test_a_gradient_that_overflowed_leaves_a_row_that_any_reader_of_json_reads(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, small_config(tmp_path), step=0)
+    metrics.write(1, {"loss/total": 2.0, "grad_norm": math.nan, "fp16/skipped": 1.0})
+    metrics.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "loss/total": 2.0, "fp16/skipped": 1.0}\n'
 
 
 def test_rows_after_the_checkpoint_and_a_torn_last_line_go(tmp_path: Path) -> None:
