@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -50,11 +50,24 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
         except OmegaConfBaseException as error:
             where = f"key {error.full_key}" if error.full_key else "a value stands where a group of keys belongs"
             raise UserError(f"{source}: {str(error).splitlines()[0]} ({where}; --help lists all keys)") from None
-        except TypeError as error:  # OmegaConf's, without a key
-            raise UserError(
-                f"{source}: a list stands where names with values belong, or they where a list does: {error}"
-            ) from None
+        except TypeError:  # which does not say where
+            raise UserError(f"{source}: {_of_another_form(merged, layer)}; --help lists all keys") from None
     return _build(merged, "")
+
+
+def _of_another_form(node: DictConfig, layer: DictConfig, prefix: str = "") -> str:
+    """Which key of `layer` holds a list where `node` holds names with values, or the other way about."""
+    for name in map(str, layer):
+        ours, theirs = node._get_node(name), layer._get_node(name)
+        if isinstance(ours, DictConfig) and isinstance(theirs, DictConfig):
+            if found := _of_another_form(ours, theirs, f"{prefix}{name}."):
+                return found
+        elif isinstance(ours, Container) and isinstance(theirs, Container) and DictConfig in (type(ours), type(theirs)):
+            wanted = (
+                "names with values, not a list" if isinstance(ours, DictConfig) else "a list, not names with values"
+            )
+            return f"{prefix}{name} takes {wanted}"
+    return ""
 
 
 def _build(node: DictConfig, prefix: str) -> Any:

@@ -185,4 +185,5 @@ if __name__ == "__main__":
     except IndexError:
         sys.exit(__doc__)
     except UserError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

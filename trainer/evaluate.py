@@ -38,11 +38,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         config: EvaluateConfig = merge(EvaluateConfig, read_layers(None, arguments[1:], {}))
         figures = run(arguments[0], config)
+        for name, value in figures.items():
+            print(f"{name:48}{100 * value:7.2f} %")
+        if config.output:
+            write(figures, Path(config.output))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for name, value in figures.items():
-        print(f"{name:48}{100 * value:7.2f} %")
     return 0
 
 
@@ -54,14 +56,15 @@ def run(folder: str, config: EvaluateConfig) -> dict[str, float]:
         loaded = load_model(folder, config.model_name)
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
-    figures = Evaluation(config)(loaded.model, loaded.tokenizer, pick_device(config.device))
-    if config.output:
-        try:
-            Path(config.output).parent.mkdir(parents=True, exist_ok=True)
-            Path(config.output).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"output={config.output} cannot be written: {error}") from error
-    return figures
+    return Evaluation(config)(loaded.model, loaded.tokenizer, pick_device(config.device))
+
+
+def write(figures: dict[str, float], path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"output={path} cannot be written: {error}") from error
 
 
 if __name__ == "__main__":
