@@ -53,7 +53,8 @@ class ImageConfig:
     weights: str | None = None
     size_px: int = 224  # side of the square image that the tower sees, in pixels
     frozen: bool = False  # whether the image tower keeps the weights it starts with; its projection learns all the same
-    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments for the constructor of the network
+    # further arguments for the constructor of the network, such as {img_size: 64} where timm's has to be told size_px
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_positive(self, "size_px")
