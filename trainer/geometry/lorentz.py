@@ -109,7 +109,26 @@ def exterior_angle(apex: Tensor, point: Tensor, curvature: Tensor, eps: float = 
 
 def scaled_norm(x: Tensor, curvature: Tensor) -> Tensor:
     """sqrt(c)|x|, with a last axis of 1."""
-    return curvature.sqrt()[..., None] * x.norm(dim=-1, keepdim=True)
+    norm: Tensor = Norm.apply(x)
+    return curvature.sqrt()[..., None] * norm
+
+
+class Norm(torch.autograd.Function):
+    """|x| with a last axis of 1, and its gradient in one step: x / |x|, and 0 at the origin.
+
+    Squares are added up in float64: in float32 those of 2e19 are infinite.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
+        ctx.save_for_backward(x, norm)
+        return norm.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        x, norm = ctx.saved_tensors
+        return torch.where(norm > 0, grad / norm, 0.0).to(x.dtype) * x
 
 
 def direction(x: Tensor) -> Tensor:
