@@ -16,8 +16,8 @@ from typing import get_args
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from safetensors.torch import load_file
 
+from common.weights import read_tensors
 from demo.world.scenes import TRAIN_SEEDS, Curriculum, Scene, corpus, scene_stream
 from demo.world.sprites import TRAIN_STYLES, Style
 from demo.world.vocabulary import CONCEPTS
@@ -117,7 +117,7 @@ def copy_image_tower(model: Glip, clip: Path) -> int:
     assert isinstance(tower, ConvBackbone)
     own = tower.model.state_dict()
     anchor = "layer4.0.conv2.weight"  # a name that only the image tower holds
-    weights = load_file(clip)
+    weights = read_tensors(clip)
     prefix = next((key.removesuffix(anchor) for key in weights if key.endswith(anchor)), None)
     if prefix is None:
         raise ValueError(f"{clip} holds no image tower: no key ends in {anchor}")

@@ -102,7 +102,7 @@ def new_model(config: TrainConfig) -> DualEncoder:
         try:
             load_state(model, read_weights(Path(config.init)), Path(config.init))
         except (OSError, ValueError) as error:
-            raise UserError(f"init={config.init}: {error}") from error
+            raise UserError(f"init: {error}") from error
     else:
         load_towers(model)
     return model.train()

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from common.disk import replacing
 from common.errors import UserError
-from common.weights import save_tensors
+from common.weights import read_tensors, save_tensors
 from trainer.dual_encoder import DualEncoder, ModelConfig
 from trainer.encoders.image import PAPER_VITS, ImageConfig
 from trainer.encoders.text import TextConfig
@@ -33,7 +31,7 @@ from trainer.models import (
     PoinCLIPConfig,
 )
 from trainer.preprocess import PreprocessConfig
-from trainer.released import read_released
+from trainer.released import from_released
 from trainer.syntax_meru import SyntaxMERU, SyntaxMERUConfig
 from trainer.tokenizer import OPENAI_MERGES, Tokenizer, openai_tokenizer, read_tokenizer, write_merges
 
@@ -117,13 +115,11 @@ def load_model(path: Path | str, name: ModelName | None = None) -> LoadedModel:
     path = Path(path)
     if path.is_dir():
         return load_folder(path, name)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such checkpoint; give a folder with config.json, or a .pth file")
+    state = read_weights(path)
     if name is None:
         raise ValueError(
             f"{path}: a released checkpoint does not say what it is; give model_name, one of {', '.join(MODELS)}"
         )
-    state = read_released(path)
     model = build_model(name, infer_config(state, name, path))
     load_state(model, state, path)
     return LoadedModel(model=model.eval(), tokenizer=openai_tokenizer(), preprocess=PreprocessConfig(), config={})
@@ -157,20 +153,12 @@ def load_folder(folder: Path, name: ModelName | None) -> LoadedModel:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of one of our folders or of a released `.pth` file, for a model that is already there."""
+    """The tensors of one of our folders, or of a released file in our layout."""
     if path.is_dir():
         return read_tensors(path / "model.safetensors")
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such checkpoint; give a folder with model.safetensors, or a .pth file")
-    return read_released(path)
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Raises ValueError naming a safetensors file that is damaged."""
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}); copy it again") from error
+        raise FileNotFoundError(f"{path}: no such checkpoint; give a folder that the trainer saved, or a .pth file")
+    return from_released(read_tensors(path))
 
 
 def read_config(name: str, values: dict[str, Any], where: Path) -> ModelConfig:

@@ -4,12 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from common.errors import UserError
-from common.weights import load_tensors
+from common.weights import read_tensors
 from trainer.checkpoint import copy_state
 from trainer.dual_encoder import DualEncoder
 from trainer.encoders.image import ImageConfig
@@ -30,15 +28,16 @@ def load_towers(model: DualEncoder) -> None:
     ):
         if config.weights is None:
             continue
-        said = f"model.{part}.weights={config.weights}"
+        key = f"model.{part}.weights"
         if not (config.name or "").startswith(OPEN_CLIP):
-            raise UserError(f"{said} is for towers of open_clip; set model.{part}.name={OPEN_CLIP}NAME, or use init=")
+            raise UserError(f"{key} is for towers of open_clip; set model.{part}.name={OPEN_CLIP}NAME, or use init=")
         try:
             path = find(config)
-            state = {key: value for key, value in entries(read(path), part).items() if key not in tower.projection}  # type: ignore[operator]
-            copy_state(tower, state, f"it does not fit the {part} tower of {config.name}")
-        except (OSError, ValueError, TypeError, SafetensorError) as error:
-            raise UserError(f"{said}: {error}") from error
+            state = entries(read_tensors(path), part)
+            state = {name: value for name, value in state.items() if name not in tower.projection}  # type: ignore[operator]
+            copy_state(tower, state, f"{path} does not fit the {part} tower of {config.name}")
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{key}: {error}") from error
 
 
 def find(config: ImageConfig | TextConfig) -> Path:
@@ -49,7 +48,7 @@ def find(config: ImageConfig | TextConfig) -> Path:
         check_same_network(config, path)
         file = next((path / name for name in FILES if (path / name).is_file()), None)
         if file is None:
-            raise FileNotFoundError(f"neither {' nor '.join(FILES)} in this folder")
+            raise FileNotFoundError(f"{path} holds neither {' nor '.join(FILES)}")
         return file
     return path if path.is_file() else fetch(config)
 
@@ -61,16 +60,22 @@ def fetch(config: ImageConfig | TextConfig) -> Path:
     known = open_clip.get_pretrained_cfg(name, str(config.weights))
     if not known:
         tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none"
-        raise FileNotFoundError(f"neither a file or folder, nor a tag of {name} (there are: {tags})")
+        raise FileNotFoundError(
+            f"{config.weights} is neither a file or folder, nor a tag of {name} (there are: {tags})"
+        )
     quick = known.get("quick_gelu", False)
     if quick != open_clip.get_model_config(name).get("quick_gelu", False):
         other = f"{name}-quickgelu" if quick else name.removesuffix("-quickgelu")
-        raise ValueError(f"trained with another activation than {name} has; take {OPEN_CLIP}{other}")
+        raise ValueError(
+            f"{config.weights} was trained with another activation than {name} has; take {OPEN_CLIP}{other}"
+        )
     if not known.get("hf_hub"):
-        raise ValueError("open_clip has it as a pickle only; save it as safetensors and give that file")
+        raise ValueError(f"open_clip has {config.weights} as a pickle only; save it as safetensors and give that file")
     path = Path(open_clip.download_pretrained(known))
     if path.suffix != ".safetensors":
-        raise ValueError(f"open_clip found it as {path.name} only; save it as safetensors and give that file")
+        raise ValueError(
+            f"open_clip found {config.weights} as {path.name} only; save it as safetensors and give that file"
+        )
     return path
 
 
@@ -91,18 +96,7 @@ def check_same_network(config: ImageConfig | TextConfig, folder: Path) -> None:
     if saved.get("quick_gelu", False) != architecture("image", config.name).get("quick_gelu", False):
         other = "quick_gelu"
     if other:
-        raise ValueError(f"{CONFIG} beside the weights says another {other} than {config.name} has")
-
-
-def read(path: Path) -> dict[str, Tensor]:
-    """The state dict of a file: safetensors, or torch's with the state itself or open_clip's training checkpoint."""
-    if path.suffix == ".safetensors":
-        return load_file(path)
-    contents = load_tensors(path)
-    state = contents.get("state_dict", contents) if isinstance(contents, dict) else None
-    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError("neither a state dict nor a dict with one under `state_dict`")
-    return {key.removeprefix("module."): value for key, value in state.items()}
+        raise ValueError(f"{folder / CONFIG} says another {other} than {config.name} has")
 
 
 def entries(state: dict[str, Tensor], part: str) -> dict[str, Tensor]:

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.weights import load_tensors
 from trainer.dual_encoder import DualEncoder
 from trainer.models import PHyCLIP
 
@@ -35,8 +34,8 @@ def to_released(model: DualEncoder) -> dict[str, Tensor]:
 
 
 def from_released(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A released state dict as ours; `module.` before every key is removed."""
-    ours = {key.removeprefix("module."): value for key, value in state.items()}
+    """A released state dict as ours. Raises ValueError for one that lacks a factor."""
+    ours = dict(state)
     ours.pop(MASK, None)
     if "curvs.0" in ours:
         for name, stem in FACTOR_SCALARS.items():
@@ -45,15 +44,6 @@ def from_released(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 raise ValueError(f"{stem}: entries {sorted(entries)} are not a run from 0; the file is damaged")
             ours[name] = torch.stack([ours.pop(entries[index]) for index in range(len(entries))])
     return ours
-
-
-def read_released(path: Path) -> dict[str, Tensor]:
-    """The state of a checkpoint file in our layout: a dict with `model`, or a bare state dict. Nothing is unpickled."""
-    contents = load_tensors(path)
-    state = contents.get("model", contents) if isinstance(contents, dict) else None
-    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path}: neither a state dict nor a dict with one under `model`")
-    return from_released(state)
 
 
 def write_released(path: Path, model: DualEncoder) -> None:

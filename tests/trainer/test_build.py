@@ -36,19 +36,21 @@ def test_a_run_begins_with_the_weights_it_is_given(tmp_path: Path, layout: str) 
 
 def test_weights_of_another_size_are_refused_by_name(tmp_path: Path) -> None:
     write_released(tmp_path / "wide.pth", new_model(small_config(tmp_path / "run")))
-    with pytest.raises(UserError, match=r"init=.*wide\.pth.*textual_proj\.weight is \[16, 32\]"):
+    with pytest.raises(UserError, match=r"^init: .*wide\.pth.*textual_proj\.weight is \[16, 32\]"):
         new_model(small_config(tmp_path / "run", f"init={tmp_path / 'wide.pth'}", "model.embed_dim=32"))
 
 
 def test_weights_that_are_code_are_not_run(tmp_path: Path) -> None:
     (tmp_path / "evil.pth").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
-    with pytest.raises(UserError, match=r"evil\.pth: not a file of tensors alone.*save its state dict as safetensors$"):
+    with pytest.raises(
+        UserError, match=r"^init: .*evil\.pth is not a file of tensors alone.*save its state dict as safetensors$"
+    ):
         new_model(small_config(tmp_path / "run", f"init={tmp_path / 'evil.pth'}"))
     assert not (tmp_path / "ran").exists()
 
 
 def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere: no such checkpoint"):
+    with pytest.raises(UserError, match=r"^init: .*nowhere: no such checkpoint"):
         new_model(small_config(tmp_path / "run", f"init={tmp_path / 'nowhere'}"))
 
 

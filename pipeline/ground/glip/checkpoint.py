@@ -11,11 +11,10 @@ from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from common.errors import UserError
-from common.weights import save_tensors
+from common.weights import read_tensors, save_tensors
 from pipeline.ground.glip.load import save_glip
 from pipeline.ground.glip.model import Glip
 from pipeline.ground.glip.recipe import Averaged
@@ -62,7 +61,7 @@ def _reading(path: Path, read: Callable[[Path], T]) -> T:
 
 def _load(path: Path, run: Run) -> None:
     parts: dict[str, dict[str, Tensor]] = {}
-    for key, value in load_file(path, str(next(run.model.parameters()).device)).items():
+    for key, value in read_tensors(path, next(run.model.parameters()).device).items():
         kind, _, name = key.partition("/")
         parts.setdefault(kind, {})[name] = value
     moments: dict[int, dict[str, Tensor]] = {}  # of each parameter that had a gradient

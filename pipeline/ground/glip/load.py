@@ -4,16 +4,13 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from common.disk import replacing
 from common.errors import UserError
-from common.weights import load_tensors, save_tensors
+from common.weights import read_tensors, save_tensors
 from pipeline.ground.glip.config import CONFIGS, GlipConfig, from_dict, to_dict
 from pipeline.ground.glip.model import Glip
 from pipeline.ground.hub import fetch, list_files, parse_hub_name, weight_file
@@ -29,26 +26,28 @@ UNUSED = ("rpn.head.cls_logits.weight", "rpn.head.cls_logits.bias")
 MAX_NAMED, MAX_NAME_CHARS = 10, 200  # keys that an error lists
 
 
-class CheckpointError(UserError):
-    """A file that is not the checkpoint it should be; the message says what is wrong with it."""
-
-
 def load_glip(name: str | Path, config: GlipConfig | None = None) -> Glip:
     """The network of a folder, a weight file or `owner/name@commit[/file]` of the hub, in evaluation mode, float32.
 
-    A released `.pth` does not say which graph it holds; without `config` its keys decide.
+    A released `.pth` does not say which graph it holds; without `config` its keys decide. Raises UserError for what is not the
+    checkpoint it should be.
     """
     path = find(name)
     if path.is_dir():
         config = config or read_config(path / CONFIG)
         path = path / WEIGHTS
-    state = read_state(path)
+    if not path.is_file():
+        raise UserError(f"{path} is not there; give a folder, a .safetensors or a .pth file")
+    try:
+        state = read_tensors(path)
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
     config = config or guess_config(state, path)
     try:
         with torch.device("meta"):  # what does not fit is refused before any memory is taken for it
             wanted = Glip(config).state_dict()
     except (ValueError, RuntimeError, ArithmeticError) as error:
-        raise CheckpointError(f"{path}: its configuration makes no network: {error}") from error
+        raise UserError(f"{path}: its configuration makes no network: {error}") from error
     checked = check_state(wanted, state, path)
     model = Glip(config)
     model.load_state_dict(checked)
@@ -69,7 +68,7 @@ def find(name: str | Path) -> Path:
     file = hub.file or weight_file(hub, files)
     path = fetch(hub, [file, VOCAB]) / file
     if not path.is_file():
-        raise CheckpointError(f"{hub.repository}@{hub.commit} holds no {file}, or it was not fetched before")
+        raise UserError(f"{hub.repository}@{hub.commit} holds no {file}, or it was not fetched before")
     return path
 
 
@@ -88,28 +87,9 @@ def read_config(path: Path) -> GlipConfig:
             values.pop("thresholds", None)  # the pipeline's, calibrated on this model; no part of the network
         return from_dict(values)
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is not there: a GLIP folder holds {CONFIG}, {VOCAB} and {WEIGHTS}") from error
+        raise UserError(f"{path} is not there: a GLIP folder holds {CONFIG}, {VOCAB} and {WEIGHTS}") from error
     except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-
-
-def read_state(path: Path) -> dict[str, Tensor]:
-    """The weights of a file under the network's own key names. Nothing in the file is executed."""
-    if not path.is_file():
-        raise CheckpointError(f"{path} is not there; give a folder, a .safetensors or a .pth file")
-    try:
-        loaded: Any = load_file(path) if path.suffix == ".safetensors" else load_tensors(path, mmap=True)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if isinstance(loaded, Mapping) and isinstance(loaded.get("model"), Mapping):
-        loaded = loaded["model"]
-    if not isinstance(loaded, Mapping) or not all(
-        isinstance(key, str) and isinstance(value, Tensor) for key, value in loaded.items()
-    ):
-        raise CheckpointError(f"{path} holds no state dict, neither at its top nor under `model`")
-    if loaded and all(key.startswith("module.") for key in loaded):
-        return {key.removeprefix("module."): value for key, value in loaded.items()}
-    return dict(loaded)
+        raise UserError(f"{path}: {error}") from error
 
 
 def guess_config(state: Mapping[str, Tensor], path: Path) -> GlipConfig:
@@ -117,7 +97,7 @@ def guess_config(state: Mapping[str, Tensor], path: Path) -> GlipConfig:
     has_fusion = any(".b_attn." in key for key in state)
     embed = state.get("backbone.body.patch_embed.norm.weight")
     if embed is None:
-        raise CheckpointError(f"{path} is no GLIP checkpoint: backbone.body.patch_embed.norm.weight is missing")
+        raise UserError(f"{path} is no GLIP checkpoint: backbone.body.patch_embed.norm.weight is missing")
     if embed.numel() == CONFIGS["glip_l"].backbone.channels[0] // 2:
         return CONFIGS["glip_l"]
     return CONFIGS["glip_t" if has_fusion else "glip_t_a"]
@@ -140,18 +120,13 @@ def check_state(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor], path:
     # `expand` and its like describe more numbers than they hold: only what fits is looked into
     fitting = {key: value for key, value in given.items() if key in wanted and value.shape == wanted[key].shape}
     problems += _list(
-        "no plain floating-point numbers", [key for key, value in fitting.items() if not _is_plain(value)]
+        "no floating-point numbers", [key for key, value in fitting.items() if not value.is_floating_point()]
     )
-    strange = [key for key, value in fitting.items() if _is_plain(value) and not torch.isfinite(value).all()]
+    strange = [key for key, value in fitting.items() if not torch.isfinite(value).all()]
     problems += _list("not finite", strange)
     if problems:
-        raise CheckpointError(f"{path} does not fit the GLIP configuration: {'; '.join(problems)}")
+        raise UserError(f"{path} does not fit the GLIP configuration: {'; '.join(problems)}")
     return given
-
-
-def _is_plain(value: Tensor) -> bool:
-    """Whether it holds numbers as a weight does: not sparse, quantised, whole or complex ones, nor none at all."""
-    return value.is_floating_point() and value.layout == torch.strided and not value.is_meta
 
 
 def _list(what: str, keys: list[str]) -> list[str]:

@@ -156,7 +156,9 @@ def test_the_command_measures_a_released_file_once_it_is_told_what_it_holds(
     assert "retrieval/text_to_image/recall@1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("name", "said"), [("config.json", "lacks 'model'"), ("model.safetensors", "is damaged")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("config.json", "lacks 'model'"), ("model.safetensors", "is no safetensors file")]
+)
 def test_the_command_names_a_damaged_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
 ) -> None:

@@ -1,7 +1,6 @@
 """Weights on disk: what is read, and what is refused with a reason."""
 
 import json
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from common.errors import UserError
 from pipeline.ground.glip import convert
 from pipeline.ground.glip.config import CONFIGS, GlipConfig, TextConfig, from_dict, to_dict
-from pipeline.ground.glip.load import CheckpointError, find, guess_config, load_glip, read_state, save_glip
+from pipeline.ground.glip.load import find, guess_config, load_glip, save_glip
 from pipeline.ground.glip.model import Glip
 from tests.pipeline.ground.glip.tiny import TINY, tiny_model, write_vocab
 
@@ -79,7 +78,7 @@ def test_what_does_not_fit_is_listed(tmp_path: Path, state: dict[str, Tensor]) -
     state["rpn.head.surprise"] = torch.zeros(1)
     state["rpn.head.log_scale"] = torch.zeros(2)
     state["rpn.head.bias_lang"] = torch.full_like(state["rpn.head.bias_lang"], float("nan"))
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(UserError) as error:
         load_glip(save_pth(tmp_path / "wrong.pth", state), RELEASED)
     for part in (
         "1 missing: rpn.head.bias0",
@@ -90,58 +89,30 @@ def test_what_does_not_fit_is_listed(tmp_path: Path, state: dict[str, Tensor]) -
         assert part in str(error.value)
 
 
-class Evil:
-    """Unpickling this would create a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (open, (str(self.path), "w"))
-
-
-def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(tmp_path: Path) -> None:
-    trap = tmp_path / "trap"
-    plain = tmp_path / "plain.pth"
-    plain.write_bytes(pickle.dumps({"model": Evil(trap)}))
-    for path in (plain, save_pth(tmp_path / "zipped.pth", {"model": Evil(trap)})):
-        with pytest.raises(CheckpointError, match=r"cannot be read: not a file of tensors alone"):
-            read_state(path)
-    assert not trap.exists()
-
-
-@pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04 cut short"])
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_corrupt_file_is_refused(tmp_path: Path, content: bytes, suffix: str) -> None:
+def test_a_corrupt_file_is_refused_by_name(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"broken{suffix}"
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"broken.* cannot be read"):
+    path.write_bytes(b"no checkpoint")
+    with pytest.raises(UserError, match=r"broken\S+ is "):
         load_glip(path)
 
 
-def test_entries_that_hold_no_plain_numbers_are_listed(tmp_path: Path, state: dict[str, Tensor]) -> None:
-    state["rpn.head.bias0"] = torch.quantize_per_tensor(state["rpn.head.bias0"], 0.1, 0, torch.qint8)
-    state["rpn.head.bbox_pred.weight"] = state["rpn.head.bbox_pred.weight"].to_sparse()
+def test_entries_that_hold_no_floating_point_numbers_are_listed(tmp_path: Path, state: dict[str, Tensor]) -> None:
     state["rpn.head.log_scale"] = torch.zeros(1, dtype=torch.complex64)
+    state["rpn.head.bias0"] = state["rpn.head.bias0"].to(torch.int64)
     state["rpn.head.bbox_pred.bias"] = torch.zeros(1).expand(10**12)
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(UserError) as error:
         load_glip(save_pth(tmp_path / "odd.pth", state), RELEASED)
-    assert "3 no plain floating-point numbers: rpn.head.log_scale, rpn.head.bias0, rpn.head.bbox_pred.weight" in str(
-        error.value
-    )
+    assert "2 no floating-point numbers: rpn.head.log_scale, rpn.head.bias0" in str(error.value)
     assert "rpn.head.bbox_pred.bias (1000000000000,) instead of (4,)" in str(error.value)
 
 
 def test_foreign_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no state dict"):
-        load_glip(save_pth(tmp_path / "list.pth", [1, 2]))
-    with pytest.raises(CheckpointError, match="no state dict"):
-        load_glip(save_pth(tmp_path / "numbered.pth", {1: torch.zeros(1)}))
-    with pytest.raises(CheckpointError, match="no GLIP checkpoint"):
+    with pytest.raises(UserError, match="no GLIP checkpoint"):
         load_glip(save_pth(tmp_path / "other.pth", {"conv1.weight": torch.zeros(1)}))
-    with pytest.raises(CheckpointError, match="is not there"):
+    with pytest.raises(UserError, match="is not there"):
         load_glip(tmp_path / "nothing.pth")
-    with pytest.raises(CheckpointError, match=r"config\.json is not there"):
+    with pytest.raises(UserError, match=r"config\.json is not there"):
         load_glip(tmp_path)
 
 
@@ -149,7 +120,7 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
 def test_a_wrong_configuration_is_refused(tmp_path: Path, content: str) -> None:
     save_glip(tmp_path, tiny_model().state_dict(), TINY, write_vocab(tmp_path))
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(CheckpointError, match=r"config\.json|makes no network"):
+    with pytest.raises(UserError, match=r"config\.json|makes no network"):
         load_glip(tmp_path)
 
 
