@@ -9,9 +9,12 @@ class UserError(Exception):
 
 
 @contextmanager
-def under(key: str) -> Iterator[None]:
-    """What code that knows no keys says of a value, said with the key that the value stands under."""
+def prefixed(prefix: str) -> Iterator[None]:
+    """What code says that does not know where its values stand, said with that in front.
+
+    Of a value that is `KEY: `; of a configuration, whose messages begin with its own fields, `GROUP.`.
+    """
     try:
         yield
     except UserError as error:
-        raise UserError(f"{key}: {error}") from error
+        raise UserError(f"{prefix}{error}") from error

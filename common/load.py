@@ -14,7 +14,7 @@ from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from common.errors import UserError
+from common.errors import UserError, prefixed
 
 Layer = tuple[DictConfig, str]
 """Values, and where they stand: a file's name or an argument."""
@@ -81,11 +81,10 @@ def _build(node: DictConfig, prefix: str) -> Any:
         if isinstance(child, DictConfig) and is_dataclass(OmegaConf.get_type(child)):
             _build(child, f"{prefix}{name}.")
     try:
-        return OmegaConf.to_object(node)
+        with prefixed(prefix):
+            return OmegaConf.to_object(node)
     except OmegaConfBaseException as error:
         raise UserError(f"{str(error).splitlines()[0]} (key {error.full_key})") from None
-    except UserError as error:
-        raise UserError(f"{prefix}{error}") from None
 
 
 def check_positive(config: object, *names: str) -> None:

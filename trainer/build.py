@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from common.errors import UserError
+from common.errors import UserError, prefixed
 from trainer.accumulate import blocks, checkpoint_blocks, set_micro_batch
 from trainer.checkpoint import build_model, load_state, read_weights
 from trainer.config import TrainConfig
@@ -42,7 +42,8 @@ def build(config: TrainConfig, place: Place) -> Run:
     Raises UserError for what does not fit together.
     """
     check_loss_kernel(config, place)
-    evaluation = Evaluation(config.evaluation)
+    with prefixed("evaluation."):
+        evaluation = Evaluation(config.evaluation)
     tokenizer = build_tokenizer(config)
     seed_generators(config.seed)  # the same weights on every rank
     model = new_model(config).to(place.device)

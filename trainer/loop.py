@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from common.disk import replacing
-from common.errors import UserError
+from common.errors import UserError, prefixed
 from common.load import to_yaml
 from trainer.build import Run, build, whole_model
 from trainer.checkpoint import save_model
@@ -182,7 +182,7 @@ def record(run: Run, metrics: Metrics | None) -> dict[str, float]:
     """Evaluate, and write it down. Every rank does, so that none waits for long in an exchange."""
     model = whole_model(run).eval()
     devices = [run.place.device] if run.place.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), prefixed("evaluation."):
         values = run.evaluation(model, run.tokenizer, run.place.device)
     run.model.train()
     if metrics and values:

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import cv2
 import numpy as np
@@ -14,28 +14,20 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from common.errors import UserError, under
-from trainer.data.config import DataConfig, Layout
+from common.errors import UserError, prefixed
+from trainer.data.config import DataConfig
 from trainer.data.examples import Maker, Report
-from trainer.data.index import Index, build_index
+from trainer.data.index import build_index
 from trainer.data.order import Order
-from trainer.data.samples import BadSample, find_layout, key_of, read_sample
-from trainer.data.shards import SpanReader, list_shards
+from trainer.data.probe import probe
+from trainer.data.shards import list_shards
 from trainer.dual_encoder import Batch
 from trainer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 KEY: Final = "data.shards"
-PROBES: Final = 64  # samples looked at before the first batch, if none before them can be used
 LOGGED: Final = 5  # bad samples named one by one; then only each time their number has doubled
-MENDS: Final = {
-    "no_boxes": "Train without boxes (model.use_boxes=false, model.boxes_as_pairs=false), or make shards with boxes: "
-    "`python pipeline/grit.py` with formats=[train]",
-    "no_parse": "Train a model that needs no parse, or make shards that hold one: `python pipeline/grit.py` with "
-    "formats=[train]",
-}
-MEND: Final = "data.layout says what is expected in a sample: train, hycoclip, grit or pairs"
 Task = tuple[int, NDArray[np.int64]]
 
 
@@ -72,7 +64,7 @@ class Loader:
     ) -> None:
         """Find the samples. Raises UserError if there are none, or if none has what is needed."""
         self.config, self.batch, self.rank, self.world_size = config, batch, rank, world_size
-        with under(KEY):
+        with prefixed(f"{KEY}: "):
             index = build_index(list_shards(config.shards), config.index_folder, config.workers, rank, world_size)
             layout = probe(index, config.layout, needs)
         self.maker = Maker(config=config, layout=layout, index=index, tokenizer=tokenizer, size_px=size_px, needs=needs)
@@ -211,24 +203,3 @@ def start_worker(_: int) -> None:
     """One thread each, and Ctrl-C is for the process that trains."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     cv2.setNumThreads(0)
-
-
-def probe(index: Index, expected: Layout | Literal["auto"], needs: frozenset[str]) -> Layout:
-    """The layout, once a sample is found that can be used: the first of them, or one of several spread over all.
-
-    Raises UserError if there is none.
-    """
-    reader = SpanReader()
-    problems: list[tuple[str, BadSample]] = []
-    for sample in np.unique(np.linspace(0, index.n_samples - 1, PROBES).astype(np.int64)):
-        span = reader.read([index.span(int(sample))])[0]
-        try:
-            layout = find_layout(span) if expected == "auto" else expected
-            read_sample(span, layout, needs)
-            reader.close()
-            return layout
-        except BadSample as bad:
-            problems.append((f"{index.locate(int(sample))[0].url}: {key_of(span)}", bad))
-    (where, first), *others = problems
-    alike = "nor has any other" if all(bad.reason == first.reason for _, bad in others) else "nor can any other be used"
-    raise UserError(f"{where}: {first}; {alike} of {len(problems)} looked at. {MENDS.get(first.reason, MEND)}")

@@ -25,7 +25,8 @@ PARSED = 1000  # captions whose words are looked at
 class Evaluation:
     """What a configuration measures. Its places are looked into once, at the start.
 
-    Raises UserError for a folder without images or a place without samples: a run had better hear of it before than after.
+    Raises UserError for a folder without images or a place without samples: a run had better hear of it before than after. Messages
+    begin with the configuration's field.
     """
 
     def __init__(self, config: EvaluationConfig) -> None:

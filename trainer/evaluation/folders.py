@@ -43,7 +43,7 @@ def read_folder(folder: str, limit: int = 0) -> ImageFolder:
     """
     root = Path(folder)
     if not root.is_dir():
-        raise UserError(f"evaluation.image_folders: {folder} is no folder; give one with a folder of images a class")
+        raise UserError(f"image_folders: {folder} is no folder; give one with a folder of images a class")
     names = sorted(path.name for path in root.iterdir() if path.is_dir())
     found = [
         (path, target)
@@ -52,7 +52,7 @@ def read_folder(folder: str, limit: int = 0) -> ImageFolder:
         if path.suffix.lower() in SUFFIXES
     ]
     if not found:
-        raise UserError(f"evaluation.image_folders: {folder} holds no CLASS/IMAGE with one of {', '.join(SUFFIXES)}")
+        raise UserError(f"image_folders: {folder} holds no CLASS/IMAGE with one of {', '.join(SUFFIXES)}")
     if 0 < limit < len(found):
         found = [found[i] for i in np.linspace(0, len(found) - 1, limit).round().astype(int)]
     return ImageFolder(
@@ -70,5 +70,7 @@ def read_images(paths: list[Path], size_px: int) -> Iterator[Tensor]:
         try:
             pixels = decode(path.read_bytes(), LIMITS)
         except (OSError, ImageRejected) as error:
-            raise UserError(f"{path} cannot be read as an image: {error}; replace it or take it out") from error
+            raise UserError(
+                f"image_folders: {path} cannot be read as an image: {error}; replace it or take it out"
+            ) from error
         yield fit(pixels, preprocess)

@@ -12,19 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import UserError, under
+from common.errors import UserError, prefixed
 from common.images import ImageRejected
 from trainer.data.config import Layout
 from trainer.data.crops import Cut, Picture, Region, draw_cut
 from trainer.data.index import build_index
-from trainer.data.loader import probe
+from trainer.data.probe import probe
 from trainer.data.samples import BadSample, Box, Sample, key_of, open_picture, read_sample
 from trainer.data.shards import SpanReader, list_shards
 from trainer.syntax import Word
 
 logger = logging.getLogger(__name__)
 
-KEY: Final = "evaluation.shards"
 WHOLE: Final = (1.0, 1.0)  # share of the area and ratio of the sides of a "random" crop that is all of a square
 NO_NEEDS: Final = frozenset[str]()
 ALL_NEEDS: Final = frozenset({"boxes", "parse"})
@@ -46,7 +45,7 @@ class HeldOutShards:
     """The shards of a place, found once, to be read at each evaluation. Raises UserError for a place without samples."""
 
     def __init__(self, shards: str) -> None:
-        with under(KEY):
+        with prefixed("shards: "):
             self.index = build_index(list_shards(shards), "", workers=0)
             self.layout = probe(self.index, "auto", NO_NEEDS)
 
@@ -57,7 +56,7 @@ class HeldOutShards:
             if limit and len(held_out.images) >= limit:
                 break
             shard = self.index.locate(number)[0].url
-            with under(KEY):
+            with prefixed("shards: "):
                 span = reader.read([self.index.span(number)])[0]
             try:
                 add(held_out, with_all_it_has(span, self.layout), size_px)
@@ -66,9 +65,9 @@ class HeldOutShards:
                 logger.warning("%s: %s: %s; left out", shard, key_of(span), error)
         reader.close()
         if not held_out.images:
-            raise UserError(f"{KEY}: {shard} and others have no sample that can be read; the log says what is wrong")
+            raise UserError(f"shards: {shard} and others have no sample that can be read; the log says what is wrong")
         if n_bad:
-            logger.warning("%s: %d bad samples left out", KEY, n_bad)
+            logger.warning("shards: %d bad samples left out", n_bad)
         return held_out
 
 

@@ -313,7 +313,7 @@ def test_many_bad_samples_do_not_flood_the_log(tmp_path: Path, caplog: pytest.Lo
     [
         (pair_files, "boxes", r"00000\.tar: 0000: no_boxes.*without boxes"),
         (lambda n: train_files(n, with_json=False), "parse", r"00000\.tar: 0000: no_parse.*formats=\[train\]"),
-        (lambda n: {"txt": b"a"}, "boxes", r"missing_member: there is no jpg.*data\.layout"),
+        (lambda n: {"txt": b"a"}, "boxes", r"missing_member: there is no jpg.*Give train/ shards"),
     ],
 )
 def test_data_without_what_the_model_needs_is_refused_at_the_start(
@@ -321,6 +321,11 @@ def test_data_without_what_the_model_needs_is_refused_at_the_start(
 ) -> None:
     with pytest.raises(UserError, match=message):
         loader(write_shards(tmp_path, [3, 2], make), needs=frozenset({needs}))
+
+
+def test_data_of_another_layout_than_was_asked_for_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no json.*The layout asked for is grit; auto looks for itself"):
+        loader(write_shards(tmp_path, [3], pair_files), layout="grit")
 
 
 def test_one_good_sample_among_those_looked_at_is_enough_to_start(tmp_path: Path) -> None:

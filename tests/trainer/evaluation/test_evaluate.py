@@ -179,6 +179,16 @@ def test_the_command_says_where_it_cannot_write(tmp_path: Path, capsys: pytest.C
     assert "retrieval/text_to_image/recall@1" in printed.out, "what was measured is not lost"
 
 
+@pytest.mark.parametrize(("key", "value"), [("shards", "{}"), ("image_folders", "[{}]")])
+def test_the_command_names_its_own_keys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: str
+) -> None:
+    model, tokenizer = model_and_tokenizer("clip")
+    save_model(tmp_path, model, tokenizer=tokenizer, preprocess=PreprocessConfig(size_px=SIDE), record={})
+    assert main([str(tmp_path), f"{key}={value.format(tmp_path / 'none')}"]) == 2
+    assert f"error: {key}: {tmp_path / 'none'} " in capsys.readouterr().err
+
+
 def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), "shards=x", "prompts=[no class]"]) == 2
     assert main([str(tmp_path)]) == 2
