@@ -9,12 +9,14 @@ import math
 import torch
 from torch import Tensor
 
-from trainer.checkpoint import MODELS
 from trainer.dual_encoder import ModelConfig
 from trainer.encoders.image import ImageConfig
 from trainer.encoders.text import TextConfig
 from trainer.geometry import product
-from trainer.models import MERU, HyCoCLIP, PHyCLIP, PHyCLIPConfig
+from trainer.models.hycoclip import HyCoCLIP
+from trainer.models.meru import MERU
+from trainer.models.names import MODELS
+from trainer.models.phyclip import PHyCLIP, PHyCLIPConfig
 
 
 class Printed:

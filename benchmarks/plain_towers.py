@@ -8,9 +8,9 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from benchmarks.plain_losses import build
-from trainer.dual_encoder import Batch, Pairs
+from trainer.batch import Batch, Pairs
 from trainer.encoders.image import PAPER_VITS, paper_vit
-from trainer.models import MERU
+from trainer.models.meru import MERU
 
 
 class PlainBlock(nn.Module):

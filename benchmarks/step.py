@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.plain_losses import build
 from benchmarks.plain_towers import plain_model
-from trainer.dual_encoder import Batch
+from trainer.batch import Batch
 
 PRODUCT_ROUNDS = 30  # about as long as a step
 AUTHORS_CPU_S = {

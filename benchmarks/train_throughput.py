@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from trainer.batch import Batch, Pairs
 from trainer.build import Run, build
 from trainer.config import load_config
-from trainer.dual_encoder import Batch, Pairs
 from trainer.loop import AUTOCAST, autocast, update
 from trainer.metrics import Meter
 from trainer.parallel import Place, pick_device

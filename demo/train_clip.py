@@ -31,7 +31,7 @@ from trainer.dual_encoder import ModelConfig
 from trainer.encoders.image import ImageConfig
 from trainer.encoders.text import TextConfig
 from trainer.losses import contrastive
-from trainer.models import CLIP
+from trainer.models.clip import CLIP
 from trainer.preprocess import PreprocessConfig, to_pixels
 from trainer.tokenizer import END_OF_WORD, WORD, Tokenizer, alphabet
 

@@ -10,11 +10,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.errors import UserError, prefixed
 from trainer.accumulate import blocks, checkpoint_blocks, set_micro_batch
-from trainer.checkpoint import build_model, load_state, read_weights
+from trainer.checkpoint import load_state, read_weights
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader
 from trainer.dual_encoder import DualEncoder
 from trainer.evaluation import Evaluation
+from trainer.models.names import build_model
 from trainer.open_clip_weights import load_towers
 from trainer.optim import build_optimizer
 from trainer.parallel import Place, whole, wrap

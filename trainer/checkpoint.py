@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,32 +19,12 @@ from common.weights import read_tensors, save_tensors
 from trainer.dual_encoder import DualEncoder, ModelConfig
 from trainer.encoders.image import PAPER_VITS, ImageConfig
 from trainer.encoders.text import TextConfig
-from trainer.models import (
-    CLIP,
-    MERU,
-    HyCoCLIP,
-    HyCoCLIPConfig,
-    HyperbolicConfig,
-    PHyCLIP,
-    PHyCLIPConfig,
-    PoinCLIP,
-    PoinCLIPConfig,
-)
+from trainer.models.names import MODELS, ModelName, build_model, model_name
 from trainer.preprocess import PreprocessConfig
 from trainer.released import from_released
-from trainer.syntax_meru import SyntaxMERU, SyntaxMERUConfig
 from trainer.tokenizer import OPENAI_MERGES, Tokenizer, openai_tokenizer, read_tokenizer, write_merges
 
 FORMAT = 1
-ModelName = Literal["clip", "meru", "hycoclip", "phyclip", "poinclip", "syntax_meru"]
-MODELS: dict[str, tuple[Any, type[ModelConfig]]] = {
-    "clip": (CLIP, ModelConfig),
-    "meru": (MERU, HyperbolicConfig),
-    "hycoclip": (HyCoCLIP, HyCoCLIPConfig),
-    "phyclip": (PHyCLIP, PHyCLIPConfig),
-    "poinclip": (PoinCLIP, PoinCLIPConfig),
-    "syntax_meru": (SyntaxMERU, SyntaxMERUConfig),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,20 +35,6 @@ class LoadedModel:
     tokenizer: Tokenizer
     preprocess: PreprocessConfig
     config: dict[str, Any]
-
-
-def build_model(name: str, config: ModelConfig) -> DualEncoder:
-    if name not in MODELS:
-        raise ValueError(f"model {name!r} is none of {', '.join(MODELS)}")
-    kind, config_kind = MODELS[name]
-    if not isinstance(config, config_kind):
-        raise ValueError(f"model {name!r} takes a {config_kind.__name__}, not a {type(config).__name__}")
-    model: DualEncoder = kind(config)
-    return model
-
-
-def model_name(model: DualEncoder) -> str:
-    return next(name for name, (kind, _) in MODELS.items() if type(model) is kind)
 
 
 def save_model(

@@ -13,11 +13,11 @@ from omegaconf import OmegaConf
 from common.errors import UserError
 from common.help import describe
 from common.load import Layer, check_positive, check_range, merge, read_layers
-from trainer.checkpoint import MODELS
 from trainer.data.config import DataConfig
 from trainer.dual_encoder import ModelConfig
 from trainer.encoders.text import OPEN_CLIP
 from trainer.evaluation.config import EvaluationConfig
+from trainer.models.names import MODELS
 from trainer.optim import OptimConfig
 
 SHORT: Final = {"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"}

@@ -17,8 +17,9 @@ from pathlib import Path
 from common.errors import UserError
 from common.help import describe, show
 from common.load import merge, read_layers
-from trainer.checkpoint import ModelName, load_model
+from trainer.checkpoint import load_model
 from trainer.evaluation import Evaluation, EvaluationConfig
+from trainer.models.names import ModelName
 from trainer.parallel import pick_device
 
 

@@ -16,10 +16,10 @@ import torch
 from common.disk import replacing
 from common.errors import UserError, prefixed
 from common.load import to_yaml
+from trainer.batch import Batch, Losses
 from trainer.build import Run, build, whole_model
 from trainer.checkpoint import save_model
 from trainer.config import TrainConfig, as_dict
-from trainer.dual_encoder import Batch, Losses
 from trainer.metrics import Meter, Metrics, named_values
 from trainer.nonfinite import describe_nonfinite
 from trainer.optim import learning_rate

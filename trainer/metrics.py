@@ -17,8 +17,8 @@ from torch import Tensor
 
 from common.errors import UserError
 from common.rows_file import truncate
+from trainer.batch import Losses
 from trainer.config import LogConfig, TrainConfig, as_dict
-from trainer.dual_encoder import Losses
 
 GEOMETRY = ("logit_scale", "curvature", "alpha")
 """Terms whose name ends so describe the space; the others are losses."""

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from trainer.dual_encoder import Batch, DualEncoder, Pairs
+from trainer.batch import Batch, Pairs
+from trainer.dual_encoder import DualEncoder
 
 SHOWN = 8
 

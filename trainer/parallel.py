@@ -21,8 +21,9 @@ from torch.utils import _pytree as pytree
 
 from common.errors import UserError
 from trainer.accumulate import blocks
+from trainer.batch import Losses
 from trainer.config import ParallelConfig
-from trainer.dual_encoder import DualEncoder, Losses
+from trainer.dual_encoder import DualEncoder
 
 # FSDP looks for tensors in what a model returns, to be told when the backward pass begins.
 pytree.register_dataclass(Losses, field_names=["loss", "terms"])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainer.dual_encoder import DualEncoder
-from trainer.models import PHyCLIP
+from trainer.models.phyclip import PHyCLIP
 
 # Ours -> the stem of theirs.
 FACTOR_SCALARS = {"curv": "curvs", "visual_alpha": "visual_concept_alphas", "textual_alpha": "textual_concept_alphas"}

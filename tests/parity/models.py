@@ -19,11 +19,14 @@ from torch import Tensor
 
 from tests.parity import recipe
 from tests.parity.cases import open_cases
-from trainer.checkpoint import build_model
-from trainer.dual_encoder import IMAGENET_STD, Batch, DualEncoder, Losses, ModelConfig, Pairs
+from trainer.batch import Batch, Losses, Pairs
+from trainer.dual_encoder import IMAGENET_STD, DualEncoder, ModelConfig
 from trainer.encoders.image import ImageConfig, sincos_positions
 from trainer.encoders.text import TextConfig
-from trainer.models import HyCoCLIPConfig, HyperbolicConfig, PHyCLIP, PHyCLIPConfig
+from trainer.models.hycoclip import HyCoCLIPConfig
+from trainer.models.hyperbolic import HyperbolicConfig
+from trainer.models.names import build_model
+from trainer.models.phyclip import PHyCLIP, PHyCLIPConfig
 from trainer.optim import OptimConfig, build_optimizer, learning_rate, parameter_groups
 from trainer.released import FACTOR_SCALARS, from_released, to_released
 from trainer.tokenizer import openai_tokenizer

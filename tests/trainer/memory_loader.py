@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from trainer.batch import Batch
 from trainer.data.config import DataConfig
-from trainer.dual_encoder import Batch
 from trainer.tokenizer import Tokenizer
 
 

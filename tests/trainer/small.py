@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint import MODELS, build_model
-from trainer.dual_encoder import Batch, DualEncoder, Losses
+from trainer.batch import Batch, Losses
+from trainer.dual_encoder import DualEncoder
 from trainer.encoders.image import ImageConfig
 from trainer.encoders.text import TextConfig
+from trainer.models.names import MODELS, build_model
 from trainer.optim import OptimConfig, build_optimizer
 from trainer.syntax import NONE, RELATIONS, Syntax
 

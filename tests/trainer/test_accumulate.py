@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from tests.trainer.small import small_batch, small_model
 from trainer.accumulate import blocks, checkpoint_blocks, in_chunks, set_micro_batch
-from trainer.dual_encoder import Batch, DualEncoder
+from trainer.batch import Batch
+from trainer.dual_encoder import DualEncoder
 from trainer.encoders.image import ImageConfig
 
 

@@ -70,7 +70,7 @@ def test_a_model_written_as_released_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["meru", "phyclip"])
 def test_sizes_of_a_released_file_are_read_from_its_shapes(tmp_path: Path, name: str) -> None:
-    from trainer.checkpoint import MODELS, build_model
+    from trainer.models.names import MODELS, build_model
 
     model = build_model(name, MODELS[name][1]())
     write_released(tmp_path / "model.pth", model)

@@ -7,8 +7,8 @@ import pytest
 from common.errors import UserError
 from common.help import keys
 from tests.trainer.small_run import small_config
-from trainer.checkpoint import MODELS
 from trainer.config import FREE, TrainConfig, as_dict, differences, help_text, load_config
+from trainer.models.names import MODELS
 from trainer.train import main
 
 PLACES = ("output=out/run", "shards=in")

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer.small import rows, small_batch, small_model
-from trainer.dual_encoder import Batch
+from trainer.batch import Batch
 
 Owners = tuple[list[int], list[int]] | None
 """Which pairs the boxes of two ranks belong to, each with four; none: one box a pair."""

@@ -7,7 +7,7 @@ import torch
 
 from common.errors import UserError
 from tests.trainer.small import small_batch, small_model
-from trainer.dual_encoder import Batch
+from trainer.batch import Batch
 from trainer.encoders.image import ImageConfig
 
 

@@ -13,7 +13,7 @@ import torch
 from common.errors import UserError
 from common.rows_file import truncate
 from tests.trainer.small_run import small_config
-from trainer.dual_encoder import Losses
+from trainer.batch import Losses
 from trainer.metrics import Meter, Metrics, named_values
 from trainer.progress import Progress
 

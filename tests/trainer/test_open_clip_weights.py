@@ -12,10 +12,10 @@ from common.errors import UserError
 from tests.trainer.small import NAMES, small_trees
 from tests.trainer.tiny_open_clip import register, save, tiny
 from trainer.accumulate import blocks, checkpoint_blocks, set_micro_batch
+from trainer.batch import Batch
 from trainer.build import build_tokenizer, new_model
 from trainer.checkpoint import load_model, save_model
 from trainer.config import TrainConfig, load_config
-from trainer.dual_encoder import Batch
 from trainer.preprocess import PreprocessConfig
 from trainer.tokenizer import openai_tokenizer
 

@@ -159,7 +159,7 @@ class Maker:
         return self.tokenizer.cut(self.tokenizer.encode(text))
 
     def collate(self, rows: Rows) -> dict[str, Any]:
-        """Fields of trainer.dual_encoder.Batch. Images are [* 3 s s] with the channels last in memory."""
+        """Fields of trainer.batch.Batch. Images are [* 3 s s] with the channels last in memory."""
         batch: dict[str, Any] = {
             "images": to_images(rows.images),
             "token_ids": pad(rows.ids),

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from common.errors import UserError, prefixed
+from trainer.batch import Batch
 from trainer.data.config import DataConfig
 from trainer.data.examples import Maker, Report
 from trainer.data.index import build_index
 from trainer.data.order import Order
 from trainer.data.probe import probe
 from trainer.data.shards import list_shards
-from trainer.dual_encoder import Batch
 from trainer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

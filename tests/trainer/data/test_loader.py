@@ -30,9 +30,9 @@ from tests.trainer.data.samples import (
     write_shards,
     write_tar,
 )
+from trainer.batch import Batch
 from trainer.data.config import DataConfig
 from trainer.data.loader import Loader
-from trainer.dual_encoder import Batch
 from trainer.syntax import Syntax
 
 BOXES = frozenset({"boxes"})

@@ -5,7 +5,7 @@ import torch
 
 from tests.trainer.small import small_model
 from trainer.evaluation.entailment import entailment_shares, mismatched
-from trainer.models import MERU
+from trainer.models.meru import MERU
 
 ETA_INTER = 0.7
 

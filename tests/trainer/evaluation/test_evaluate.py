@@ -12,16 +12,18 @@ import torch
 
 from common.errors import UserError
 from tests.trainer.small import small_model
-from trainer.checkpoint import build_model, save_model
-from trainer.dual_encoder import DualEncoder, ModelConfig, Pairs
+from trainer.batch import Pairs
+from trainer.checkpoint import save_model
+from trainer.dual_encoder import DualEncoder, ModelConfig
 from trainer.encoders.text import TextConfig
 from trainer.evaluate import main
 from trainer.evaluation import Evaluation, EvaluationConfig
 from trainer.evaluation.held_out import HeldOutShards
+from trainer.models.names import build_model
+from trainer.models.syntax_meru import SyntaxMERU
 from trainer.preprocess import PreprocessConfig
 from trainer.released import write_released
 from trainer.syntax import align, collate_trees
-from trainer.syntax_meru import SyntaxMERU
 from trainer.tokenizer import Tokenizer, pad
 
 SIDE = 16

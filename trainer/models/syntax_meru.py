@@ -12,10 +12,12 @@ from torch import Tensor
 
 from common.errors import UserError
 from common.load import check_range
-from trainer.dual_encoder import Batch, Entails, Losses, Pairs, Part
+from trainer.batch import Batch, Losses, Pairs
+from trainer.dual_encoder import Entails, Part
 from trainer.encoders.text import Places
 from trainer.losses import Reduction, outside_cone, over_captions
-from trainer.models import MERU, HyperbolicConfig
+from trainer.models.hyperbolic import HyperbolicConfig
+from trainer.models.meru import MERU
 from trainer.syntax import RELATIONS, Syntax, word_vectors, word_weights
 
 

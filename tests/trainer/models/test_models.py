@@ -11,9 +11,10 @@ from common.errors import UserError
 from tests.parity import models as parity
 from tests.trainer.small import NAMES, overfit, rows, small_batch, small_model
 from trainer.losses import contrastive
-from trainer.models import MERU, PHyCLIP
+from trainer.models.meru import MERU
+from trainer.models.phyclip import PHyCLIP
 
-DATA = Path(__file__).parents[1] / "parity" / "data"
+DATA = Path(__file__).parents[2] / "parity" / "data"
 
 
 @pytest.mark.parametrize("name", ["clip", "meru", "hycoclip", "phyclip"])

@@ -1,0 +1,67 @@
+"""What the hyperbolic models share. Shapes: b pairs, d embedding width. Curvature is -c with c = exp(curv)."""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from common.load import check_positive, check_range
+from trainer.dual_encoder import DualEncoder, ModelConfig
+from trainer.geometry import lorentz
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperbolicConfig(ModelConfig):
+    """MERU's, and what all hyperbolic models share."""
+
+    curv_init: float = 1.0  # c at the start; the space has curvature -c
+    curv_learnable: bool = True  # whether c is learned; false: it stays curv_init
+    curv_max_ratio: float = 10.0  # how far c may move: within [curv_init / ratio, curv_init * ratio]
+    entail_weight: float = 0.2  # factor of the entailment loss, which is added to the contrastive loss
+    min_radius: float = 0.1  # K in the aperture of an entailment cone, arcsin(2 K / (sqrt(c) |apex|))
+    eps: float = lorentz.EPS  # small number that keeps roots and logarithms finite
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "curv_init", "min_radius", "eps")
+        check_range(self, "eps", least=0, below=1)
+        check_range(self, "curv_max_ratio", least=1)
+        check_range(self, "entail_weight", least=0, below=math.inf)
+
+
+class Hyperbolic(DualEncoder):
+    """A learned curvature, and a learned scale for each modality that keeps first embeddings near the origin."""
+
+    config: HyperbolicConfig
+
+    def __init__(self, config: HyperbolicConfig, n_factors: int | None = None) -> None:
+        super().__init__(config)
+        shape = () if n_factors is None else (n_factors,)
+        alpha = -math.log(config.embed_dim // (n_factors or 1)) / 2
+        self.curv = nn.Parameter(torch.full(shape, math.log(config.curv_init)), requires_grad=config.curv_learnable)
+        self.visual_alpha = nn.Parameter(torch.full(shape, alpha))
+        self.textual_alpha = nn.Parameter(torch.full(shape, alpha))
+
+    @abstractmethod
+    def lift(self, features: Tensor, log_alpha: Tensor) -> Tensor:
+        """Features [b d], scaled by exp(log_alpha), into the space."""
+
+    def lift_image(self, features: Tensor) -> Tensor:
+        return self.lift(features, self.visual_alpha)
+
+    def lift_text(self, features: Tensor) -> Tensor:
+        return self.lift(features, self.textual_alpha)
+
+    @torch.no_grad()
+    def clamp_parameters(self) -> None:
+        super().clamp_parameters()
+        centre, reach = math.log(self.config.curv_init), math.log(self.config.curv_max_ratio)
+        self.curv.clamp_(centre - reach, centre + reach)
+        self.visual_alpha.clamp_(max=0)
+        self.textual_alpha.clamp_(max=0)
+
+    def scalars(self) -> dict[str, Tensor]:
+        """To log beside the losses."""
+        return {"logit_scale": self.logit_scale.exp().detach(), "curvature": self.curv.exp().detach()}
