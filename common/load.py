@@ -88,10 +88,13 @@ def _build(node: DictConfig, prefix: str) -> Any:
 
 
 def check_positive(config: object, *names: str) -> None:
-    """For `__post_init__`: raise UserError for a field that is not above 0, or not finite; one that is None is not set."""
+    """For `__post_init__`: raise UserError for a field, or a number of one, that is not above 0 or not finite; None is not set."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:
+        if isinstance(value, tuple):
+            if not all(0 < number < math.inf for number in value):
+                raise UserError(f"{name} is {list(value)}; give numbers above 0")
+        elif value is not None and not 0 < value < math.inf:
             raise UserError(f"{name} is {value}; give a number above 0")
 
 

@@ -11,7 +11,7 @@ import torch
 
 from common.errors import UserError
 from common.help import describe, show
-from common.load import merge, read_layers, to_yaml
+from common.load import check_positive, check_range, merge, read_layers, to_yaml
 from pipeline.ground.glip.checkpoint import next_step
 from pipeline.ground.glip.config import CONFIGS, GlipConfig
 from pipeline.ground.glip.examples import Batch, Example, collate
@@ -68,16 +68,9 @@ class Config:
         for key in ("shards", "out"):
             if not getattr(self, key):
                 raise UserError(f"{key} is not set; see --help")
-        check = {
-            "seed": self.seed >= 0,
-            "flip": 0 <= self.flip <= 1,
-            "short_sides": min(self.short_sides, default=1) > 0,
-        }
-        wrong = next((key for key, is_right in check.items() if not is_right), None)
-        if wrong:
-            raise UserError(
-                f"{wrong} is {getattr(self, wrong)}; seed is 0 or more, flip from 0 to 1, short_sides above 0"
-            )
+        check_range(self, "seed", least=0)
+        check_range(self, "flip", least=0, most=1)
+        check_positive(self, "short_sides")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -143,9 +143,9 @@ def test_a_run_with_other_settings_is_not_overwritten(
         ({"vocabulary": "README.md"}, "is no vocabulary"),
         ({"train.average_every": 0}, "train.average_every is 0"),
         ({"train.ema": 2}, "train.ema is 2"),
-        ({"seed": -1}, "seed is -1"),
-        ({"flip": 3}, "flip is 3"),
-        ({"short_sides": "[0]"}, "short_sides is (0,)"),
+        ({"seed": -1}, "seed is -1; give 0 or more"),
+        ({"flip": 3}, "flip is 3.0; give 0 to 1"),
+        ({"short_sides": "[0]"}, "short_sides is [0]; give numbers above 0"),
         ({"out": "/proc/none"}, "/proc/none"),
     ],
 )
