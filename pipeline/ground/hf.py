@@ -104,7 +104,7 @@ class _HfGrounder:
         pixels = {name: value.to(device, non_blocking=True) for name, value in prepared.pixels.items()}
         passes = []
         for part in prepared.passes:
-            own = {name: take(value, part.rows) for name, value in pixels.items()}
+            own = dict(zip(pixels, take(list(pixels.values()), part.rows), strict=True))
             with torch.autocast(device.type, self.dtype if is_half else None, enabled=is_half):
                 output = self.model(**own, **part.words.to(device))
             passes.append(OnCpu([output.pred_boxes, output.logits]))

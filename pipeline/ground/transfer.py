@@ -1,6 +1,6 @@
 """Tensors between the CPU and a GPU that go on working meanwhile."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,11 +11,13 @@ def pinned(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
-def take(tensor: Tensor, rows: list[int]) -> Tensor:
-    """These rows of a tensor. A list as index would be copied to a GPU from memory that it has to wait for."""
-    if rows == list(range(len(tensor))):
-        return tensor
-    return tensor.index_select(0, pinned(torch.tensor(rows), tensor.device).to(tensor.device, non_blocking=True))
+def take(tensors: Sequence[Tensor], rows: list[int]) -> list[Tensor]:
+    """These rows of each tensor of a batch. A list as index would be copied to a GPU from memory that it has to wait for."""
+    n, device = len(tensors[0]), tensors[0].device
+    if rows == list(range(n)):
+        return list(tensors)
+    index = pinned(torch.tensor(rows), device).to(device, non_blocking=True)
+    return [tensor.index_select(0, index) for tensor in tensors]
 
 
 class OnCpu:

@@ -99,11 +99,10 @@ class GlipGrounder:
 
     def _ground(self, visual: list[Tensor], rows: list[int], prompts: Sequence[Prompt]) -> GlipOutput:
         """Of these rows of the pyramid, a prompt each."""
-        visual = [take(level, rows) for level in visual]
         ids, mask = (pinned(part, self.device) for part in pad_prompts([prompt.ids for prompt in prompts]))
         with self._autocast():
             return self.model.ground(
-                visual, ids.to(self.device, non_blocking=True), mask.to(self.device, non_blocking=True)
+                take(visual, rows), ids.to(self.device, non_blocking=True), mask.to(self.device, non_blocking=True)
             )
 
     @torch.inference_mode()
