@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.dual_encoder import ModelConfig
-from trainer.encoders.image import ImageConfig
-from trainer.encoders.text import TextConfig
+from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.geometry import product
 from trainer.models.hycoclip import HyCoCLIP
 from trainer.models.meru import MERU

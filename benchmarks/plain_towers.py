@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from benchmarks.plain_losses import build
 from trainer.batch import Batch, Pairs
-from trainer.encoders.image import PAPER_VITS, paper_vit
+from trainer.encoders.config import PAPER_VITS
+from trainer.encoders.image import paper_vit
 from trainer.models.meru import MERU
 
 

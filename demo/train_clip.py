@@ -28,8 +28,7 @@ from demo.world.scenes import corpus
 from demo.world.sprites import STYLES
 from trainer.checkpoint import load_model, save_model
 from trainer.dual_encoder import ModelConfig
-from trainer.encoders.image import ImageConfig
-from trainer.encoders.text import TextConfig
+from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.losses import contrastive
 from trainer.models.clip import CLIP
 from trainer.preprocess import PreprocessConfig, to_pixels

@@ -17,8 +17,7 @@ from common.disk import replacing
 from common.errors import UserError
 from common.weights import read_tensors, save_tensors
 from trainer.dual_encoder import DualEncoder, ModelConfig
-from trainer.encoders.image import PAPER_VITS, ImageConfig
-from trainer.encoders.text import TextConfig
+from trainer.encoders.config import PAPER_VITS, ImageConfig, TextConfig
 from trainer.models.names import MODELS, ModelName, build_model, model_name
 from trainer.preprocess import PreprocessConfig
 from trainer.released import from_released

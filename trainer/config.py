@@ -15,7 +15,7 @@ from common.help import describe
 from common.load import Layer, check_positive, check_range, merge, read_layers
 from trainer.data.config import DataConfig
 from trainer.dual_encoder import ModelConfig
-from trainer.encoders.text import OPEN_CLIP
+from trainer.encoders.config import OPEN_CLIP
 from trainer.evaluation.config import EvaluationConfig
 from trainer.models.names import MODELS
 from trainer.optim import OptimConfig

@@ -18,8 +18,8 @@ from trainer import chunked
 from trainer.batch import Batch, Losses, Pairs, Wholes
 from trainer.blocks import Comparison
 from trainer.distributed import gather, rank, world_size
-from trainer.encoders.image import ImageConfig, build_image_encoder
-from trainer.encoders.text import TextConfig, build_text_encoder
+from trainer.encoders.build import build_image_encoder, build_text_encoder
+from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.losses import contrastive
 from trainer.preprocess import to_pixels
 from trainer.syntax import Syntax

@@ -23,8 +23,6 @@ from trainer.config import LogConfig, TrainConfig, as_dict
 GEOMETRY = ("logit_scale", "curvature", "alpha")
 """Terms whose name ends so describe the space; the others are losses."""
 
-TIMINGS = ("samples_per_s", "data_wait_share")
-
 
 def named_values(losses: Losses) -> dict[str, Tensor]:
     """0-d tensors by the name they are logged with; of a vector, one number a factor, its mean and ends."""

@@ -10,8 +10,7 @@ from common.errors import UserError
 from common.weights import read_tensors
 from trainer.checkpoint import copy_state
 from trainer.dual_encoder import DualEncoder
-from trainer.encoders.image import ImageConfig
-from trainer.encoders.text import OPEN_CLIP, TextConfig
+from trainer.encoders.config import OPEN_CLIP, ImageConfig, TextConfig
 
 # Of a folder as open_clip writes it for the hub, the first that is there.
 FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")

@@ -21,8 +21,8 @@ from tests.parity import recipe
 from tests.parity.cases import open_cases
 from trainer.batch import Batch, Losses, Pairs
 from trainer.dual_encoder import IMAGENET_STD, DualEncoder, ModelConfig
-from trainer.encoders.image import ImageConfig, sincos_positions
-from trainer.encoders.text import TextConfig
+from trainer.encoders.config import ImageConfig, TextConfig
+from trainer.encoders.image import sincos_positions
 from trainer.models.hycoclip import HyCoCLIPConfig
 from trainer.models.hyperbolic import HyperbolicConfig
 from trainer.models.names import build_model

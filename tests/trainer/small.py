@@ -7,8 +7,7 @@ import torch
 
 from trainer.batch import Batch, Losses
 from trainer.dual_encoder import DualEncoder
-from trainer.encoders.image import ImageConfig
-from trainer.encoders.text import TextConfig
+from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.models.names import MODELS, build_model
 from trainer.optim import OptimConfig, build_optimizer
 from trainer.syntax import NONE, RELATIONS, Syntax

@@ -11,7 +11,7 @@ from common.errors import UserError
 from tests.trainer.small_run import small_config
 from trainer.build import build, build_tokenizer, check_batch_norms, new_model
 from trainer.checkpoint import save_model
-from trainer.encoders.image import ImageConfig
+from trainer.encoders.config import ImageConfig
 from trainer.parallel import Place
 from trainer.preprocess import PreprocessConfig
 from trainer.released import write_released

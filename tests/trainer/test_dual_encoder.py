@@ -8,7 +8,7 @@ import torch
 from common.errors import UserError
 from tests.trainer.small import small_batch, small_model
 from trainer.batch import Batch
-from trainer.encoders.image import ImageConfig
+from trainer.encoders.config import ImageConfig
 
 
 def concatenated(batch: Batch) -> Batch:

@@ -19,7 +19,6 @@ from trainer.data.index import members
 from trainer.data.tar import TarError
 from trainer.syntax import Word, read_words
 
-Need = Literal["boxes", "parse"]
 Reason = Literal["damaged", "missing_member", "undecodable_image", "bad_json", "no_caption", "no_boxes", "no_parse"]
 
 MIN_BOX_AREA_PX: Final = 32 * 32  # HyCoCLIP's conversion of GRIT keeps what is larger

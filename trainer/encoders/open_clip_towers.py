@@ -14,7 +14,8 @@ from open_clip.timm_model import TimmModel
 from open_clip.transformer import VisionTransformer, text_global_pool
 from torch import Tensor, nn
 
-from trainer.encoders.text import OPEN_CLIP, Places, TextConfig, TextTower
+from trainer.encoders.config import OPEN_CLIP, TextConfig
+from trainer.encoders.text import Places, TextTower
 
 SIZES = ("vocab_size", "context_length", "width", "layers", "heads")
 ANOTHER_TOKENIZER = ("hf_model_name", "hf_tokenizer_name", "tokenizer_mode", "tokenizer_kwargs")

@@ -1,4 +1,4 @@
-"""Text towers: CLIP's causal transformer (Radford et al. 2021, section 2.4), or one of open_clip, to one feature vector a text.
+"""What a text tower says, and CLIP's causal transformer (Radford et al. 2021, section 2.4): texts to one feature vector each.
 
 Shapes: b texts, l tokens, w width. Parameter names are those of the released checkpoints.
 """
@@ -12,33 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.errors import UserError
-from common.load import check_positive
-
-OPEN_CLIP = "open_clip/"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextConfig:
-    """A text tower. That of open_clip has the sizes of its architecture; `trainer.config.load_config` fills them in."""
-
-    # network of the text tower; none: the papers' transformer, of the sizes below; or open_clip/NAME
-    name: str | None = None
-    # weights of an open_clip/NAME tower to start from: a file, a folder, or a tag of open_clip; none: random ones
-    weights: str | None = None
-    vocab_size: int = 49_408  # tokens that the tokenizer knows
-    context_length: int = 77  # most tokens of a text; longer texts are cut
-    width: int = 512  # width of the text tower's states
-    layers: int = 12  # blocks of the text tower
-    heads: int = 8  # attention heads of each block of the text tower
-    frozen: bool = False  # whether the text tower keeps the weights it starts with; its projection learns all the same
-
-    def __post_init__(self) -> None:
-        check_positive(self, "vocab_size", "context_length", "width", "layers", "heads")
-        if self.width % self.heads:
-            raise UserError(f"width is {self.width}; give a multiple of heads, {self.heads}")
-        if self.name is not None and not self.name.startswith(OPEN_CLIP):
-            raise UserError(f"name is {self.name!r}; give {OPEN_CLIP}NAME, or null for the papers' transformer")
+from trainer.encoders.config import TextConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,10 +132,6 @@ class TextEncoder(TextTower):
                 kind = next((kind for kind in stds if name.endswith(kind)), None)
                 nn.init.normal_(parameter, std=stds[kind] if kind else residual_std)
 
-    def hidden_states(self, token_ids: Tensor) -> Tensor:
-        """[b l w] after the last norm."""
-        return self.walk(token_ids, Places())[2]
-
     def pool(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         return hidden[torch.arange(len(hidden), device=hidden.device), token_ids.argmax(dim=1)]
 
@@ -178,12 +148,3 @@ class TextEncoder(TextTower):
                 x, initial, contextual = block(x, inner=True)
         hidden = self.ln_final(x)
         return initial, hidden if places.kind == "tower" else contextual, hidden
-
-
-def build_text_encoder(config: TextConfig) -> TextTower:
-    """Without weights, whatever the configuration says of them."""
-    if config.name is None:
-        return TextEncoder(config)
-    from trainer.encoders.open_clip_towers import OpenClipText  # importing open_clip takes seconds
-
-    return OpenClipText(config)

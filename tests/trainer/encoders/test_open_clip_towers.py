@@ -6,9 +6,10 @@ import torch
 
 from common.errors import UserError
 from tests.trainer.tiny_open_clip import ARCHITECTURES, register, tiny
-from trainer.encoders.image import ImageConfig, build_image_encoder
+from trainer.encoders.build import build_image_encoder, build_text_encoder
+from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.encoders.open_clip_towers import own_sizes
-from trainer.encoders.text import Places, TextConfig, build_text_encoder
+from trainer.encoders.text import Places
 from trainer.tokenizer import openai_tokenizer
 
 CAPTIONS = ["a dog", "Two cats &amp; one naïve bird.", "words " * 20, ""]

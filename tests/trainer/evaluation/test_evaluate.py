@@ -15,7 +15,7 @@ from tests.trainer.small import small_model
 from trainer.batch import Pairs
 from trainer.checkpoint import save_model
 from trainer.dual_encoder import DualEncoder, ModelConfig
-from trainer.encoders.text import TextConfig
+from trainer.encoders.config import TextConfig
 from trainer.evaluate import main
 from trainer.evaluation import Evaluation, EvaluationConfig
 from trainer.evaluation.held_out import HeldOutShards
