@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from common.disk import replacing
 from common.errors import UserError
+from common.json_file import read_object
 from common.weights import read_tensors, save_tensors
 from trainer.dual_encoder import DualEncoder, ModelConfig
 from trainer.encoders.config import PAPER_VITS, ImageConfig, TextConfig
@@ -24,6 +25,7 @@ from trainer.released import from_released
 from trainer.tokenizer import OPENAI_MERGES, Tokenizer, openai_tokenizer, read_tokenizer, write_merges
 
 FORMAT = 1
+PARTS = {"model": str, "config": dict, "tokenizer": str, "preprocess": dict}  # of config.json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +96,13 @@ def load_folder(folder: Path, name: ModelName | None) -> LoadedModel:
     for part in ("config.json", "model.safetensors"):
         if not (folder / part).is_file():
             raise FileNotFoundError(f"{folder}: no {part}; this is not a folder that the trainer saved")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_object(folder / "config.json")
     if config.get("format") != FORMAT:
         raise ValueError(f"{folder}: format {config.get('format')}; this version reads format {FORMAT}")
-    lacking = [key for key in ("model", "config", "tokenizer", "preprocess") if key not in config]
+    lacking = [key for key, kind in PARTS.items() if not isinstance(config.get(key), kind)]
     if lacking:
         raise ValueError(
-            f"{folder / 'config.json'} lacks {lacking[0]!r}; copy the folder again, or save the model anew"
+            f"{folder / 'config.json'} lacks {lacking[0]!r}, or has something else there; copy the folder again, or save the model anew"
         )
     if name is not None and config["model"] != name:
         raise ValueError(f"{folder} holds a {config['model']} model, not {name}")
@@ -113,7 +115,10 @@ def load_folder(folder: Path, name: ModelName | None) -> LoadedModel:
         raise ValueError(
             f"{folder}: the merges make {tokenizer.vocab_size} tokens, the model has {model.config.text.vocab_size}"
         )
-    preprocess = PreprocessConfig(size_px=config["preprocess"]["size_px"], mode=config["preprocess"]["mode"])
+    try:
+        preprocess = PreprocessConfig(**{key: config["preprocess"][key] for key in ("size_px", "mode")})
+    except KeyError as error:
+        raise ValueError(f"{folder / 'config.json'}: preprocess lacks {error}") from error
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, preprocess=preprocess, config=config)
 
 

@@ -1,12 +1,12 @@
 """What the towers of open_clip begin with: weights in the forms that open_clip saves. Nothing is unpickled."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from common.errors import UserError
+from common.json_file import read_object
 from common.weights import read_tensors
 from trainer.checkpoint import copy_state
 from trainer.dual_encoder import DualEncoder
@@ -84,14 +84,17 @@ def check_same_network(config: ImageConfig | TextConfig, folder: Path) -> None:
 
     if not (folder / CONFIG).is_file():
         return
-    saved: Any = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    saved = read_object(folder / CONFIG)
     saved = saved.get("model_cfg", saved)
     assert config.name
+    ours: Any
     if isinstance(config, ImageConfig):
-        ours, theirs = vision_config(config.name, config.size_px, config.kwargs), saved["vision_cfg"]
+        part, ours = "vision_cfg", vision_config(config.name, config.size_px, config.kwargs)
     else:
-        ours, theirs = text_config(config.name), saved["text_cfg"]
-    other = differing(ours, theirs, unless=("image_size", "output_tokens", "timm_model_pretrained"))
+        part, ours = "text_cfg", text_config(config.name)
+    if part not in saved:
+        raise ValueError(f"{folder / CONFIG} has no {part}")
+    other = differing(ours, saved[part], unless=("image_size", "output_tokens", "timm_model_pretrained"))
     if saved.get("quick_gelu", False) != architecture("image", config.name).get("quick_gelu", False):
         other = "quick_gelu"
     if other:

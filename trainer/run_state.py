@@ -22,6 +22,7 @@ from torch import Tensor
 
 from common.disk import sync
 from common.errors import UserError
+from common.json_file import read_object
 from common.weights import save_tensors
 from trainer.config import differences
 from trainer.dual_encoder import DualEncoder
@@ -210,10 +211,6 @@ def memory_of(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, k
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} cannot be read ({error}); remove {path.parent} to go on from the checkpoint before it"
-        ) from None
-    assert isinstance(value, dict)
-    return value
+        raise UserError(f"{error}; remove {path.parent} to go on from the checkpoint before it") from None

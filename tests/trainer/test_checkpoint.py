@@ -112,6 +112,25 @@ def test_a_hostile_or_misspelt_config_is_refused(tmp_path: Path, change: dict[st
         load_model(folder)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": ["clip"]}, "lacks 'model', or has something else there"),
+        ({"config": []}, "lacks 'config', or has something else there"),
+        ({"preprocess": {"size_px": 16}}, "preprocess lacks 'mode'"),
+    ],
+)
+def test_a_config_that_lacks_something_is_named_with_it(
+    tmp_path: Path, change: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokenizer, "vocab_size", END + 1)
+    save_model(tmp_path, small_model("clip"), tokenizer=small_tokenizer(), preprocess=SMALL, record={})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ValueError, match=rf"config\.json.* {message}"):
+        load_model(tmp_path)
+
+
 def test_a_folder_without_a_model_says_so(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no config.json"):
         load_model(tmp_path)

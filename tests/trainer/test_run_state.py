@@ -71,7 +71,9 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     run = small(tmp_path)
     path = save_at(tmp_path, run, 1)
     (path / name).write_bytes((path / name).read_bytes()[:20])
-    with pytest.raises(UserError, match=r"cannot be read.*go on from the checkpoint before it"):
+    with pytest.raises(
+        UserError, match=rf"{path}.* (cannot be read|is not valid JSON).*go on from the checkpoint before it"
+    ):
         restore(path, run, as_dict(run.config), HERE)
 
 

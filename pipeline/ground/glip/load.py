@@ -10,6 +10,7 @@ from torch import Tensor
 
 from common.disk import replacing
 from common.errors import UserError
+from common.json_file import read_object
 from common.weights import read_tensors, save_tensors
 from pipeline.ground.glip.config import CONFIGS, GlipConfig, from_dict, to_dict
 from pipeline.ground.glip.model import Glip
@@ -82,12 +83,14 @@ def find_vocabulary(name: str) -> Path:
 def read_config(path: Path) -> GlipConfig:
     """The configuration of a folder."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(values, dict):
-            values.pop("thresholds", None)  # the pipeline's, calibrated on this model; no part of the network
-        return from_dict(values)
+        values = read_object(path)
     except FileNotFoundError as error:
         raise UserError(f"{path} is not there: a GLIP folder holds {CONFIG}, {VOCAB} and {WEIGHTS}") from error
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    values.pop("thresholds", None)  # the pipeline's, calibrated on this model; no part of the network
+    try:
+        return from_dict(values)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
 

@@ -1,0 +1,17 @@
+from pathlib import Path
+
+import pytest
+
+from common.json_file import read_object
+
+
+def test_an_object_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"naïve": [1]}', encoding="utf-8")
+    assert read_object(tmp_path / "a.json") == {"naïve": [1]}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[1]", b"null"])
+def test_anything_else_is_a_value_error_with_the_path(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"/a\.json (is not valid JSON|holds no JSON object)"):
+        read_object(tmp_path / "a.json")
