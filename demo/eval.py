@@ -22,7 +22,8 @@ from demo.world.sprites import HELD_OUT_STYLE, STYLES, TRAIN_STYLES, Style
 from demo.world.truth import Prediction, Truth, average_precision, iou, matches, recall_at, truth_of
 from pipeline.ground.stage import Ground, GroundConfig
 from pipeline.parse import Parse, ParseConfig
-from pipeline.score import CLIP_SCORE_WEIGHT, Score, ScoreConfig
+from pipeline.score import Score, ScoreConfig
+from pipeline.scorers import CLIP_SCORE_WEIGHT
 
 WEIGHTS = Path(__file__).parent / "weights"
 CARD = WEIGHTS / "MODEL_CARD.md"

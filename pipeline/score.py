@@ -11,13 +11,12 @@ from common.images import Image
 from common.load import check_range
 from pipeline.ground.load import score_threshold
 from pipeline.images import corners, crop_box
-from pipeline.scorers import Scorer, clip_score_threshold, load_scorer
+from pipeline.scorers import CLIP_SCORE_WEIGHT, Scorer, clip_score_threshold, load_scorer
 from pipeline.stored_images import StoredImages
 from schemas.rows import SCORED
 from schemas.status import BOX_REMOVALS
 from schemas.table import Drop, add_columns, drop_rows, kept_indices
 
-CLIP_SCORE_WEIGHT: Final = 2.5  # w of CLIPScore (Hessel et al. 2021, section 3)
 ROWS: Final = 64  # decoded at a time; bounds the memory, not the batches of the network
 
 

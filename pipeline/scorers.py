@@ -12,9 +12,10 @@ from torch import Tensor
 
 from common.errors import UserError
 from common.images import Image
-from pipeline.ground.load import read_config, usable_device
+from pipeline.models import own_threshold, read_config, usable_device
 
 MINIATURE: Final = Path(__file__).parents[1] / "demo" / "weights" / "clip"
+CLIP_SCORE_WEIGHT: Final = 2.5  # w of CLIPScore (Hessel et al. 2021, section 3)
 CLIP_SCORE_THRESHOLD: Final = 0.65  # HyCoCLIP's appendix A, read as CLIPScore (Hessel et al. 2021): cosine 0.26
 OPEN_CLIP: Final = "open_clip:"
 TEXT_BATCH: Final = 512
@@ -48,8 +49,10 @@ def scorer_path(scorer: str) -> str:
 
 def clip_score_threshold(scorer: str) -> float:
     """CLIPScore from which on a crop shows its phrase: the model's own calibration, 0.65 without one."""
-    value = read_config(Path(scorer_path(scorer))).get("thresholds", {}).get("clip_score")
-    return CLIP_SCORE_THRESHOLD if value is None else float(value)
+    config, places = read_config(Path(scorer_path(scorer))), [("thresholds", "clip_score")]
+    return own_threshold(
+        config, places, otherwise=CLIP_SCORE_THRESHOLD, most=CLIP_SCORE_WEIGHT, model=f"scorer {scorer!r}"
+    )
 
 
 def load_scorer(scorer: str, device: str | None, batch_size: int) -> Scorer:

@@ -1,14 +1,11 @@
 """Which network a grounder's name stands for, and what its config.json says about it."""
 
-import json
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import torch
-
-from common.errors import UserError
 from pipeline.ground.grounder import Grounder, Precision
 from pipeline.ground.hub import HubName, fetch, parse_hub_name
+from pipeline.models import own_threshold, read_config, usable_device
 
 MINIATURE: Final = Path(__file__).parents[2] / "demo" / "weights" / "glip"
 CALIBRATED: Final = (("thresholds", "score"), ("detect", "score_threshold"))  # where a config.json says a model's own
@@ -60,46 +57,12 @@ def hub_config(name: HubName) -> dict[str, Any]:
     return read_config(fetch(name, ["config.json"]))
 
 
-def default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def usable_device(wish: str | None, key: str) -> str:
-    """The wanted torch device; without a wish CUDA where there is one, else the CPU. Raises UserError for one that is not there."""
-    if wish is None:
-        return default_device()
-    try:
-        torch.zeros(1, device=wish)
-    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        raise UserError(
-            f"{key}={wish} cannot be used on this machine: {str(error).splitlines()[0]} Leave it out, or give cpu or cuda"
-        ) from error
-    return wish
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """A model folder's config.json, {} without one."""
-    try:
-        loaded = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):  # a weight file has none
-        return {}
-    except ValueError as error:
-        raise UserError(f"{folder / 'config.json'} is not valid JSON: {error}") from error
-    return loaded if isinstance(loaded, dict) else {}
-
-
 def score_threshold(grounder: str) -> float:
     """The grounding score from which on a box of this grounder counts: its own calibration, GRIT's 0.65 without one."""
     path = grounder_path(grounder)
     name = parse_hub_name(path) if "@" in path and not Path(path).exists() else None
     config = hub_config(name) if name else read_config(Path(path))
-    found = [part[key] for name, key in CALIBRATED if isinstance(part := config.get(name), dict) and key in part]
-    value = found[0] if found else SCORE_THRESHOLD
-    if not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise UserError(
-            f"the config.json of grounder {grounder!r} has {value!r} as score threshold; from 0 to 1 it must be"
-        )
-    return float(value)
+    return own_threshold(config, CALIBRATED, otherwise=SCORE_THRESHOLD, most=1, model=f"grounder {grounder!r}")
 
 
 def grounder_path(grounder: str) -> str:

@@ -94,6 +94,13 @@ def test_clip_score_threshold_is_the_models_own_where_it_has_one(tmp_path: Path)
     assert clip_score_threshold(str(tmp_path)) == 0.8
 
 
+@pytest.mark.parametrize("content", ['{"thresholds": {"clip_score": "high"}}', '{"thresholds": {"clip_score": 3}}'])
+def test_a_clip_score_threshold_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match=r"the config\.json of scorer .* as score threshold; from 0 to 2\.5 it must be"):
+        clip_score_threshold(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

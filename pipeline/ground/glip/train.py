@@ -23,7 +23,8 @@ from pipeline.ground.glip.text import Prompter
 from pipeline.ground.glip.training import train
 from pipeline.ground.glip.vocabulary import write_vocabulary
 from pipeline.ground.grounder import ahead
-from pipeline.ground.load import grounder_path, usable_device
+from pipeline.ground.load import grounder_path
+from pipeline.models import usable_device
 
 logger = logging.getLogger(__name__)
 
