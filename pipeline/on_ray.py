@@ -18,6 +18,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from common.errors import UserError
+from common.places import standing_in
 from pipeline.config import PipelineConfig, RayConfig, repository_root
 from pipeline.read import ShardPlan
 from pipeline.run import Infer, Prepare, Timings, write
@@ -100,13 +101,16 @@ class ModelWorker(Worker):
 
 
 def connect(config: RayConfig) -> None:
-    """Join the cluster, or start a Ray of our own. Workers find this checkout also when the job was started from another folder."""
+    """Join the cluster, or start a Ray of our own. Workers find this checkout, and relative places, from wherever Ray was started."""
     address = config.address or (None if "RAY_ADDRESS" in os.environ else "local")
     options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
         ray.init(
             address=address,
-            runtime_env={"env_vars": {"PYTHONPATH": str(repository_root())}},
+            runtime_env={
+                "env_vars": {"PYTHONPATH": str(repository_root())},
+                "worker_process_setup_hook": standing_in(os.getcwd()),
+            },
             configure_logging=True,
             logging_level=logging.WARNING,
             log_to_driver=True,

@@ -1,11 +1,11 @@
 """Where a job reads and writes: the same places on every machine, and outputs that would mix two runs refused."""
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import UserError
+from common.places import absolute, check_output_stays
 from common.remote import open_store
 from pipeline.config import PipelineConfig
 from pipeline.read import ShardPlan
@@ -15,17 +15,8 @@ from schemas.files import FILES
 
 def with_absolute_places(config: PipelineConfig) -> PipelineConfig:
     """`config` with input and output independent of the folder a worker happens to run in."""
-    if "://" not in config.output and not os.path.isabs(config.output) and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
-        raise UserError(
-            f"output={config.output} is relative, and a Ray job runs in a temporary copy of the working dir: "
-            f"what it wrote there would be lost. Give an absolute path or a URL, such as output=$PWD/{config.output}"
-        )
+    check_output_stays(config.output, "an absolute path or a URL")
     return dataclasses.replace(config, input=absolute(config.input), output=absolute(config.output))
-
-
-def absolute(place: str) -> str:
-    """A path from the root; a URL as it is, but for slashes at its end: to an object store they are a part of a name."""
-    return place.rstrip("/") if "://" in place else os.path.abspath(place)
 
 
 def refuse_output_in_input(config: PipelineConfig, plans: Sequence[ShardPlan]) -> None:

@@ -12,6 +12,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
 from common.errors import UserError
+from common.places import absolute, check_output_stays, standing_in
 from trainer.config import TrainConfig
 from trainer.parallel import LostProcessError
 
@@ -82,13 +83,16 @@ def plan(config: TrainConfig, cpus: float, gpus: float) -> ScalingConfig:
 
 
 def connect(config: TrainConfig) -> None:
-    """Join the cluster, or start a Ray of our own. Workers find this checkout also when the job was started from another folder."""
+    """Join the cluster, or start a Ray of our own. Workers find this checkout, and relative places, from wherever Ray was started."""
     address = config.ray.address or (None if "RAY_ADDRESS" in os.environ else "local")
     root = str(Path(__file__).resolve().parent.parent)
     try:
         ray.init(
             address=address,
-            runtime_env={"env_vars": {"PYTHONPATH": root}},
+            runtime_env={
+                "env_vars": {"PYTHONPATH": root},
+                "worker_process_setup_hook": standing_in(os.getcwd()),
+            },
             logging_level=logging.WARNING,
         )
     except ConnectionError as error:
@@ -97,16 +101,12 @@ def connect(config: TrainConfig) -> None:
 
 def with_absolute_places(config: TrainConfig) -> TrainConfig:
     """`config` with folders that mean the same to a worker that runs elsewhere."""
-    if not os.path.isabs(config.output) and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
-        raise UserError(
-            f"output={config.output} is relative, and a Ray job runs in a temporary copy of the working dir: "
-            f"what it wrote there would be lost. Give an absolute path, such as output=$PWD/{config.output}"
-        )
-    shards = ",".join(place if "://" in place else os.path.abspath(place) for place in config.data.shards.split(","))
-    tokenizer = config.tokenizer if config.tokenizer == "openai" else os.path.abspath(config.tokenizer)
+    check_output_stays(config.output, "an absolute path")
+    shards = ",".join(absolute(place.strip()) for place in config.data.shards.split(",") if place.strip())
+    tokenizer = config.tokenizer if config.tokenizer == "openai" else absolute(config.tokenizer)
     return dataclasses.replace(
         config,
-        output=os.path.abspath(config.output),
+        output=absolute(config.output),
         tokenizer=tokenizer,
         data=dataclasses.replace(config.data, shards=shards),
     )

@@ -30,7 +30,7 @@ def test_a_wish_that_would_wait_for_ever_is_refused(tmp_path: Path) -> None:
 
 def test_places_are_those_of_the_submitter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    config = with_absolute_places(small_config(Path("run"), "shards=a,s3://b/c"))
+    config = with_absolute_places(small_config(Path("run"), "shards=a, s3://b/c"))
     assert config.output == str(tmp_path / "run")
     assert config.data.shards == f"{tmp_path / 'a'},s3://b/c"
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
