@@ -31,7 +31,7 @@ def measure(name: str, batch: int, side: str, threads: int, device: str) -> dict
     import torch
 
     from benchmarks.plain_losses import build
-    from trainer.dual_encoder import Pairs
+    from trainer.batch import Pairs
 
     torch.set_num_threads(threads)
     model = build(name, plain=side == "plain", full=False).to(device)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
-from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf import Container, DictConfig, ListConfig, OmegaConf, ValueNode
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -47,26 +47,30 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
     for layer, source in layers:
         try:
             merged = OmegaConf.merge(merged, layer)
-        except OmegaConfBaseException as error:
+        except (OmegaConfBaseException, TypeError) as error:
+            if form := _of_another_form(merged, layer):
+                raise UserError(f"{source}: {form}; --help lists all keys") from None
+            if not isinstance(error, OmegaConfBaseException):
+                raise
             where = f"key {error.full_key}" if error.full_key else "a value stands where a group of keys belongs"
             raise UserError(f"{source}: {str(error).splitlines()[0]} ({where}; --help lists all keys)") from None
-        except TypeError:  # which does not say where
-            raise UserError(f"{source}: {_of_another_form(merged, layer)}; --help lists all keys") from None
     return _build(merged, "")
 
 
 def _of_another_form(node: DictConfig, layer: DictConfig, prefix: str = "") -> str:
-    """Which key of `layer` holds a list where `node` holds names with values, or the other way about."""
-    for name in map(str, layer):
+    """Which key of `layer` holds no list where `node` holds one, or a list where it holds names with values."""
+    for name in [name for name in map(str, node) if name in layer]:
         ours, theirs = node._get_node(name), layer._get_node(name)
-        if isinstance(ours, DictConfig) and isinstance(theirs, DictConfig):
-            if found := _of_another_form(ours, theirs, f"{prefix}{name}."):
+        if isinstance(ours, DictConfig):
+            if isinstance(theirs, ListConfig):
+                return f"{prefix}{name} takes names with values, not a list"
+            if isinstance(theirs, DictConfig) and (found := _of_another_form(ours, theirs, f"{prefix}{name}.")):
                 return found
-        elif isinstance(ours, Container) and isinstance(theirs, Container) and DictConfig in (type(ours), type(theirs)):
-            wanted = (
-                "names with values, not a list" if isinstance(ours, DictConfig) else "a list, not names with values"
-            )
-            return f"{prefix}{name} takes {wanted}"
+        elif isinstance(ours, Container):
+            if isinstance(theirs, DictConfig):
+                return f"{prefix}{name} takes a list, not names with values"
+            if isinstance(theirs, ValueNode) and theirs._value() is not None:
+                return f"{prefix}{name} takes a list; write [{theirs._value()}] for one"
     return ""
 
 

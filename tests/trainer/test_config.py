@@ -64,6 +64,7 @@ def test_a_model_has_its_own_keys_and_no_others() -> None:
         ("lr=nan", "optim.lr is nan"),
         ("model_name=[clip]", "model_name \"['clip']\" is none of clip, "),
         ("model.pixel_mean={red:1}", "model.pixel_mean takes a list, not names"),
+        ("evaluation.image_folders=/data/cars", "evaluation.image_folders takes a list; write [/data/cars] for one"),
         ("model.image.kwargs=[1]", "model.image.kwargs takes names with values, not a list"),
         ("model.pixel_mean=[nan,0,0]", "model.pixel_mean is [nan, 0.0, 0.0]"),
         ("model.pixel_std=[1,1,nan]", "model.pixel_std is [1.0, 1.0, nan]"),
