@@ -37,21 +37,16 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """Features of a batch before the lift, all [b d], and those of the captions' words, padded to the longest's w.
+    """What losses are made of: features before the lift, and what else of the batch they ask for."""
 
-    Every field has a row a pair (or box), and its other sizes are the batch's: rows of micro-batches of one batch
-    concatenate, field by field.
-    """
-
-    image: Tensor
-    text: Tensor
-    box_image: Tensor | None = None
-    box_text: Tensor | None = None
+    image: Tensor  # [b d]
+    text: Tensor  # [b d]
+    box_image: Tensor | None = None  # [m d]
+    box_text: Tensor | None = None  # [m d]
     box_owner: Tensor | None = None  # [m] as in `Batch`
     word_initial: Tensor | None = None  # [b w d]
     word_contextual: Tensor | None = None  # [b w d]
-    word_head: Tensor | None = None  # [b w] as Syntax.head
-    word_relation: Tensor | None = None  # [b w] as Syntax.relation
+    syntax: Syntax | None = None  # as in `Batch`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,12 +63,12 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Entails:
-    """An order that a model learns: `general` entails `specific`, in a cone whose aperture `eta` scales."""
+    """An order that a model learns: `general` entails `specific`, by the model's energy with this `eta`."""
 
     name: str  # of the loss term
     general: Part
     specific: Part
-    eta: float = 1.0
+    eta: float = 1.0  # factor on the aperture of cones
 
 
 class DualEncoder(nn.Module, ABC):
@@ -117,9 +117,9 @@ class DualEncoder(nn.Module, ABC):
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         """[b n] of lifted inputs: larger is more alike. The contrastive loss multiplies it by the logit scale."""
 
-    @abstractmethod
-    def comparison(self, queries: Tensor, candidates: Tensor) -> Comparison:
-        """The same similarity, for a loss that never holds all of it."""
+    def comparison(self, queries: Tensor, candidates: Tensor) -> Comparison | None:
+        """The same similarity, for a loss that never holds all of it. None: that loss holds all of `similarity`."""
+        return None
 
     def scores(self, queries: Tensor, candidates: Tensor, ranking: Ranking) -> Tensor:
         """[b n] to rank candidates by. "metric" is the similarity that was trained; "released" what the authors'
@@ -127,16 +127,19 @@ class DualEncoder(nn.Module, ABC):
         return self.similarity(queries, candidates)
 
     def entailments(self) -> tuple[Entails, ...]:
-        """What entails what. None in a space without cones."""
+        """What entails what."""
         return ()
 
     def word_points(self, token_ids: Tensor, syntax: Syntax) -> dict[Part, Tensor]:
         """Lifted parts [n d] of `entailments` that are words of captions [b l]; asked where `needs` has "parse"."""
         return {}
 
-    def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
-        """Exterior angles and half-apertures [*k b] of lifted points, pair by pair. Asked for `entailments` alone."""
-        raise NotImplementedError(f"{type(self).__name__} has no cones")
+    def energy(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
+        """How far `general` is from entailing `specific`, lifted points pair by pair: [*k b], 0 where it does.
+
+        Asked for what `entailments` names.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no entailment energy")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -174,7 +177,7 @@ class DualEncoder(nn.Module, ABC):
         if batch.box_images is None or batch.box_token_ids is None:
             if self.config.boxes_as_pairs:
                 raise ValueError("boxes_as_pairs needs boxes and their phrases in the batch, or set it to false")
-            return Pairs(image=self.image_features(batch.images), **captions)
+            return Pairs(image=self.image_features(batch.images), syntax=batch.syntax, **captions)
         images = self.image_features(torch.cat([batch.images, batch.box_images]))
         box_text = self.text_features(batch.box_token_ids)
         if self.config.boxes_as_pairs:
@@ -183,29 +186,33 @@ class DualEncoder(nn.Module, ABC):
                     f"boxes_as_pairs takes one box a pair; this batch has {len(batch.box_images)} boxes for "
                     f"{len(batch.images)} pairs"
                 )
-            return Pairs(image=images, **captions | {"text": torch.cat([captions["text"], box_text])})
+            captions["text"] = torch.cat([captions["text"], box_text])
+            return Pairs(image=images, syntax=batch.syntax, **captions)
         image, box_image = images.split([len(batch.images), len(batch.box_images)])
-        return Pairs(image=image, box_image=box_image, box_text=box_text, box_owner=batch.box_owner, **captions)
+        boxes = {"box_image": box_image, "box_text": box_text, "box_owner": batch.box_owner}
+        return Pairs(image=image, syntax=batch.syntax, **captions, **boxes)
 
     def caption_features(self, batch: Batch) -> dict[str, Tensor]:
-        """The fields of `Pairs` that come from the captions."""
+        """The features of `Pairs` that come from the captions."""
         return {"text": self.text_features(batch.token_ids)}
 
-    def contrast(self, queries: Tensor, candidates: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Contrastive loss of lifted queries of this rank against lifted candidates of all.
+    def contrast(self, queries: Tensor, candidates: Tensor, scale: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Contrastive loss of lifted queries [* b d] of this rank against lifted candidates [* n d] of all.
 
-        `targets` [b] say which candidate is a query's own; without them that of the same place on this rank.
+        `scale` [] multiplies their similarity. `targets` [b] say which candidate is a query's own; without them that of
+        the same place on this rank.
         """
         if targets is None:
             targets = torch.arange(queries.shape[-2], device=queries.device) + rank() * queries.shape[-2]
-        scale, chunk, has_queries = self.logit_scale.exp(), self.config.loss_chunk, queries.shape[-2] > 0
-        if self.config.loss_kernel == "triton" and has_queries:
+        chunk = self.config.loss_chunk
+        comparison = self.comparison(queries, candidates) if queries.shape[-2] else None
+        if comparison is not None and self.config.loss_kernel == "triton":
             from trainer import fused  # not every machine has Triton
 
-            return fused.contrastive(self.comparison(queries, candidates), scale, targets)
-        if chunk is None or not has_queries:
-            return contrastive(scale * self.similarity(queries, candidates), targets=targets)
-        return chunked.contrastive(self.comparison(queries, candidates), scale, targets, chunk, queries.dtype)
+            return fused.contrastive(comparison, scale, targets)
+        if comparison is not None and chunk is not None:
+            return chunked.contrastive(comparison, scale, targets, chunk, queries.dtype)
+        return contrastive(scale * self.similarity(queries, candidates), targets=targets)
 
     def contrast_wholes(self, pairs: Pairs) -> tuple[Tensor, Wholes]:
         """Symmetric contrastive loss of images and captions, and both lifted: MERU, section 3.1.
@@ -214,15 +221,16 @@ class DualEncoder(nn.Module, ABC):
         """
         images, texts = self.lift_image(gather(pairs.image)), self.lift_text(gather(pairs.text))
         image, text = own_rows(images, len(pairs.image)), own_rows(texts, len(pairs.text))
-        scale, chunk, is_alone = self.logit_scale.exp(), self.config.loss_chunk, world_size() == 1
-        if self.config.loss_kernel == "triton" and is_alone:
+        scale, chunk = self.logit_scale.exp(), self.config.loss_chunk
+        comparison = self.comparison(images, texts) if world_size() == 1 else None
+        if comparison is not None and self.config.loss_kernel == "triton":
             from trainer import fused
 
-            loss = fused.symmetric_contrastive(self.comparison(images, texts), scale)
-        elif chunk is not None and is_alone:
-            loss = chunked.symmetric_contrastive(self.comparison(images, texts), scale, chunk, images.dtype)
+            loss = fused.symmetric_contrastive(comparison, scale)
+        elif comparison is not None and chunk is not None:
+            loss = chunked.symmetric_contrastive(comparison, scale, chunk, images.dtype)
         else:
-            loss = (self.contrast(image, texts) + self.contrast(text, images)) / 2
+            loss = (self.contrast(image, texts, scale) + self.contrast(text, images, scale)) / 2
         return loss, Wholes(image=image, text=text, images=images, texts=texts)
 
     @torch.no_grad()

@@ -32,19 +32,16 @@ def contrastive(logits: Tensor, compatible: Tensor | None = None, targets: Tenso
 
 
 def outside_cone(angle: Tensor, aperture: Tensor, eta: float = 1.0) -> Tensor:
-    """How far each point lies outside of its apex's cone, in radians: max(0, exterior angle - eta * half-aperture)."""
+    """How far each point lies outside of its apex's cone, in radians. Of any shape.
+
+    max(0, exterior angle - eta * half-aperture)      MERU eq. 12; HyCoCLIP eq. 8 and 10 with eta
+    """
     return (angle - eta * aperture).clamp(min=0)
 
 
-def entailment(angle: Tensor, aperture: Tensor, eta: float = 1.0) -> Tensor:
-    """How far each point lies outside of its apex's cone, mean over pairs.
-
-        mean( max(0, exterior angle - eta * half-aperture) )      MERU eq. 12; HyCoCLIP eq. 8 and 10 with eta
-
-    Of any shape, factors included (PHyCLIP eq. 4 averages over them). Without pairs it is 0.
-    """
-    outside = outside_cone(angle, aperture, eta)
-    return outside.mean() if outside.numel() else outside.sum()
+def over_pairs(energies: Tensor) -> Tensor:
+    """Mean over pairs, and over factors where there are any (PHyCLIP eq. 4). Without pairs it is 0."""
+    return energies.mean() if energies.numel() else energies.sum()
 
 
 def regularised_entailment(angle: Tensor, aperture: Tensor, reward: float) -> Tensor:

@@ -9,6 +9,7 @@ from common.errors import UserError
 from tests.trainer.small import small_batch, small_model
 from trainer.batch import Batch
 from trainer.encoders.config import ImageConfig
+from trainer.models.clip import CLIP
 
 
 def concatenated(batch: Batch) -> Batch:
@@ -43,6 +44,17 @@ def test_boxes_as_pairs_want_one_box_each() -> None:
     more = dataclasses.replace(batch, box_images=batch.box_images[:5], box_token_ids=batch.box_token_ids[:5])
     with pytest.raises(ValueError, match="5 boxes for 8 pairs"):
         model(more)
+
+
+def test_a_similarity_without_blocks_has_the_plain_loss() -> None:
+    class Whole(CLIP):
+        def comparison(self, queries: torch.Tensor, candidates: torch.Tensor) -> None:
+            return None
+
+    model = small_model("clip")
+    whole = Whole(model.config)
+    whole.load_state_dict(model.state_dict())
+    torch.testing.assert_close(whole(small_batch()).loss, model(small_batch()).loss)
 
 
 @pytest.mark.parametrize("name", ["hycoclip", "phyclip"])

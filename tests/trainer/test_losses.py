@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from trainer.losses import contrastive, entailment, entropy, regularised_entailment
+from trainer.losses import contrastive, entropy, outside_cone, over_pairs, regularised_entailment
 
 
 def test_contrastive_loss_of_equal_logits_is_the_log_of_their_number() -> None:
@@ -24,8 +24,8 @@ def test_targets_point_each_query_at_its_own_candidate() -> None:
 
 def test_entailment_counts_only_what_lies_outside_the_scaled_cone() -> None:
     angle, aperture = torch.tensor([0.5, 1.5]), torch.tensor([1.0, 1.0])
-    assert entailment(angle, aperture).item() == pytest.approx(0.25)
-    assert entailment(angle, aperture, eta=0.4).item() == pytest.approx((0.1 + 1.1) / 2)
+    assert over_pairs(outside_cone(angle, aperture)).item() == pytest.approx(0.25)
+    assert over_pairs(outside_cone(angle, aperture, eta=0.4)).item() == pytest.approx((0.1 + 1.1) / 2)
 
 
 def test_regularised_entailment_rests_on_the_rim_of_the_cone() -> None:

@@ -1,8 +1,8 @@
 """How often what ought to entail does, beside pairs that do not belong together.
 
-A general point entails a specific one if the exterior angle is at most its half-aperture (MERU, section 3.2). It is asked
-with the aperture scaled by the eta that was trained with, and with the plain cone. In a product of factors the share is the
-mean over factors, as is the loss (PHyCLIP eq. 4).
+A general point entails a specific one if the model's energy of the two is 0: in a cone, if the exterior angle is at most
+the half-aperture (MERU, section 3.2). It is asked with the aperture scaled by the eta that was trained with, and with the
+plain cone. In a product of factors the share is the mean over factors, as is the loss (PHyCLIP eq. 4).
 
 Shapes: n wholes, m boxes, k factors, d embedding width.
 """
@@ -40,9 +40,8 @@ def entailment_shares(
 
 
 def of_pairs(model: DualEncoder, entails: Entails, general: Tensor, specific: Tensor, name: str) -> dict[str, float]:
-    angle, aperture = model.cone(general, specific)
-    shares = {name: (angle <= entails.eta * aperture).float().mean().item()}
-    return shares if entails.eta == 1 else shares | {f"{name}_plain": (angle <= aperture).float().mean().item()}
+    etas = {name: entails.eta} | ({} if entails.eta == 1 else {f"{name}_plain": 1.0})
+    return {key: (model.energy(general, specific, eta) == 0).float().mean().item() for key, eta in etas.items()}
 
 
 def aligned(entails: Entails, lifted: dict[str, Tensor], owner: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -103,5 +103,6 @@ class HyCoCLIP(MERU):
                 texts = self.lift_text(gather(pairs.box_text, counts))
                 targets = own + sum(counts[: rank()])
         share = m * world_size() / max(sum(counts), 1)
-        loss = (self.contrast(box_image, texts, targets) + self.contrast(box_text, images, targets)) / 2
+        scale = self.logit_scale.exp()
+        loss = (self.contrast(box_image, texts, scale, targets) + self.contrast(box_text, images, scale, targets)) / 2
         return box_image, box_text, share * loss, share

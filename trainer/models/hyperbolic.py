@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from common.load import check_positive, check_range
 from trainer.dual_encoder import DualEncoder, ModelConfig
 from trainer.geometry import lorentz
+from trainer.losses import outside_cone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,14 @@ class Hyperbolic(DualEncoder):
 
     def lift_text(self, features: Tensor) -> Tensor:
         return self.lift(features, self.textual_alpha)
+
+    @abstractmethod
+    def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
+        """Exterior angles and half-apertures [*k b] in radians of lifted points, pair by pair."""
+
+    def energy(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
+        """How far `specific` lies outside of the cone of `general`, whose aperture eta scales."""
+        return outside_cone(*self.cone(general, specific), eta)
 
     @torch.no_grad()
     def clamp_parameters(self) -> None:

@@ -6,7 +6,7 @@ from trainer.batch import Losses, Pairs
 from trainer.blocks import Comparison, lorentz_distance
 from trainer.dual_encoder import Entails, in_float32
 from trainer.geometry import lorentz
-from trainer.losses import entailment
+from trainer.losses import over_pairs
 from trainer.models.hyperbolic import Hyperbolic
 
 
@@ -27,8 +27,8 @@ class MERU(Hyperbolic):
         return lorentz_distance(queries, candidates, self.curvature(), self.config.eps)
 
     def entail(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
-        """How far `specific` lies outside of the cone of `general`, whose aperture eta scales."""
-        return entailment(*self.cone(general, specific), eta)
+        """Mean energy of the pairs."""
+        return over_pairs(self.energy(general, specific, eta))
 
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
         c, eps = self.curvature(), self.config.eps

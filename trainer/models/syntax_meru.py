@@ -15,7 +15,7 @@ from common.load import check_range
 from trainer.batch import Batch, Losses, Pairs
 from trainer.dual_encoder import Entails, Part
 from trainer.encoders.text import Places
-from trainer.losses import Reduction, outside_cone, over_captions
+from trainer.losses import Reduction, over_captions
 from trainer.models.hyperbolic import HyperbolicConfig
 from trainer.models.meru import MERU
 from trainer.syntax import RELATIONS, Syntax, word_vectors, word_weights
@@ -98,8 +98,6 @@ class SyntaxMERU(MERU):
             "text": self.textual_proj(states.sentence),
             "word_initial": self.words(states.initial, syntax),
             "word_contextual": self.words(states.contextual, syntax),
-            "word_head": syntax.head,
-            "word_relation": syntax.relation,
         }
 
     def words(self, states: Tensor, syntax: Syntax) -> Tensor:
@@ -126,16 +124,14 @@ class SyntaxMERU(MERU):
 
         Words are local to their rank: averaged over ranks like every gradient, the means are those of the whole batch.
         """
-        if pairs.word_initial is None or pairs.word_contextual is None:
-            raise ValueError("syntax_meru needs the words of each caption; their features are missing")
-        if pairs.word_head is None or pairs.word_relation is None:
-            raise ValueError("syntax_meru needs the tree of each caption; its heads or relations are missing")
-        words = self.lift_words(pairs.word_initial, pairs.word_contextual, pairs.word_head)
-        upward = outside_cone(*self.cone(general=words.contextual, specific=words.head))
-        inward = outside_cone(*self.cone(general=words.initial, specific=words.contextual))
+        if pairs.word_initial is None or pairs.word_contextual is None or pairs.syntax is None:
+            raise ValueError("syntax_meru needs the words of each caption; their features or trees are missing")
+        words = self.lift_words(pairs.word_initial, pairs.word_contextual, pairs.syntax.head)
+        upward = self.energy(general=words.contextual, specific=words.head)
+        inward = self.energy(general=words.initial, specific=words.contextual)
         reduction = self.config.syntax_reduction
         satisfied = ((upward == 0) & words.is_child).sum() / words.is_child.sum().clamp(min=1)
-        weighted = upward * self.relation_weights[pairs.word_relation]
+        weighted = upward * self.relation_weights[pairs.syntax.relation]
         return (
             over_captions(weighted, words.is_child, reduction),
             over_captions(inward, words.is_word, reduction),
@@ -154,7 +150,7 @@ class SyntaxMERU(MERU):
 
     def word_points(self, token_ids: Tensor, syntax: Syntax) -> dict[Part, Tensor]:
         features = self.word_features(token_ids, syntax)
-        words = self.lift_words(features["word_initial"], features["word_contextual"], features["word_head"])
+        words = self.lift_words(features["word_initial"], features["word_contextual"], syntax.head)
         return {
             "child": words.contextual[words.is_child],
             "head": words.head[words.is_child],

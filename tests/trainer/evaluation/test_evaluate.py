@@ -123,8 +123,9 @@ def test_words_that_entail_their_heads_stand_beside_chance_where_there_is_a_pars
         assert {f"entailment/{name}/satisfied", f"entailment/{name}/chance"} <= figures.keys()
     ids, trees = zip(*(align(tokenizer, f"caption {i}", held_out.words[i] or ()) for i in (0, 2, 3, 4)), strict=True)
     assert isinstance(model, SyntaxMERU)
-    features = model.word_features(pad(ids), collate_trees(trees))
-    trained = model.syntax(Pairs(image=features["text"], **features))[2].item()
+    syntax = collate_trees(trees)
+    features = model.word_features(pad(ids), syntax)
+    trained = model.syntax(Pairs(image=features["text"], syntax=syntax, **features))[2].item()
     assert figures["entailment/syntax_edge/satisfied"] == pytest.approx(trained), "as the training logs it"
     bare = Evaluation(EvaluationConfig(shards=write_shard(tmp_path / "bare")))(model, tokenizer, "cpu")
     assert {key.split("/")[1] for key in bare if key.startswith("entailment/")} == {"text_image"}

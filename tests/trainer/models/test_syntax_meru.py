@@ -161,20 +161,9 @@ def test_overfitting_eight_pairs_teaches_their_trees() -> None:
 
 def shuffled_heads(pairs: Pairs) -> Pairs:
     """Each word under another head than its own: what chance is."""
-    assert pairs.word_head is not None
-    return dataclasses.replace(pairs, word_head=torch.tensor([3, 0, 0, 1, 2]).expand_as(pairs.word_head))
-
-
-def test_pairs_of_micro_batches_concatenate_to_those_of_the_batch() -> None:
-    model, batch = small_model("syntax_meru"), small_batch()
-    whole, *parts = (model.features(part) for part in (batch, rows(batch, slice(0, 3)), rows(batch, slice(3, 8))))
-    joined = {
-        field.name: torch.cat([getattr(part, field.name) for part in parts])
-        for field in dataclasses.fields(Pairs)
-        if getattr(whole, field.name) is not None
-    }
-    assert len(joined) == 8
-    torch.testing.assert_close(model.losses(Pairs(**joined)).loss, model.losses(whole).loss)
+    assert pairs.syntax is not None
+    turned = torch.tensor([3, 0, 0, 1, 2]).expand_as(pairs.syntax.head)
+    return dataclasses.replace(pairs, syntax=dataclasses.replace(pairs.syntax, head=turned))
 
 
 def test_batch_moves_with_its_trees() -> None:
