@@ -70,29 +70,30 @@ def panels(rows: Sequence[dict[str, float]]) -> list[Panel]:
         main = main[:1]
     shares = [name for name in terms if name.endswith(("satisfied", "image_entails"))]
     others = [name for name in terms if name not in main + shares]
-    temperature = [
-        {"step": row["step"], "temperature": 1 / row["geometry/logit_scale"]}
-        for row in rows
-        if row.get("geometry/logit_scale")
+    geometry = [name for name in names if name.startswith("geometry/")]
+    curvatures = [(name, short(name)) for name in geometry if name.endswith("curvature")]
+    scales = [(name, f"1 / {short(name)}") for name in geometry if name.endswith("logit_scale")]
+    temperatures = [
+        {"step": row["step"]} | {name: 1 / row[name] for name, _ in scales if row.get(name)} for row in rows
     ]
     found = [
         Panel(title="Loss", lines=lines_of(rows, [(name, short(name)) for name in main]), noisy=True),
         Panel(title="Other terms", lines=lines_of(rows, [(name, short(name)) for name in others]), noisy=True),
-        Panel(title="Curvature (band: least and greatest factor)", lines=lines_of(rows, [("geometry/curvature", "c")])),
-        Panel(title="Temperature", lines=lines_of(temperature, [("temperature", "1 / logit scale")])),
+        Panel(title="Curvature (band: least and greatest factor)", lines=lines_of(rows, curvatures)),
+        Panel(title="Temperature", lines=lines_of(temperatures, scales)),
         Panel(title="Zero-shot accuracy", lines=beside_chance(rows, names, "zero_shot/", "accuracy"), percent=True),
         Panel(title="Retrieval: recall at 1", lines=beside_chance(rows, names, "retrieval/", "recall@1"), percent=True),
         Panel(
             title="Entailments that hold", lines=beside_chance(rows, names, "entailment/", "satisfied"), percent=True
         ),
     ]
-    if not any("geometry/curvature/min" in row for row in rows):
+    if not any(f"{name}/min" in names for name, _ in curvatures):
         found[2] = Panel(title="Curvature", lines=found[2].lines)
     return [panel for panel in found if panel.lines]
 
 
 def short(name: str) -> str:
-    return name.removeprefix("loss/").replace("_", " ")
+    return name.partition("/")[2].replace("_", " ")
 
 
 def lines_of(rows: Sequence[dict[str, float]], names: list[tuple[str, str]]) -> list[Line]:

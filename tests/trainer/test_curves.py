@@ -47,6 +47,16 @@ def test_temperature_is_one_over_the_logit_scale_and_factors_are_a_band() -> Non
     assert (curvature.low, curvature.high) == ([0.9] * 29, [1.1] * 29)
 
 
+def test_every_curvature_and_every_temperature_has_its_line() -> None:
+    row = {"step": 1, "geometry/image_curvature": 1.0, "geometry/text_curvature": 2.0, "geometry/box_logit_scale": 4.0}
+    by_title = {panel.title: panel for panel in panels([row])}
+    assert [(one.label, one.values) for one in by_title["Curvature"].lines] == [
+        ("image curvature", [1.0]),
+        ("text curvature", [2.0]),
+    ]
+    assert by_title["Temperature"].lines[0].values == [1 / 4]
+
+
 def test_a_run_without_cones_has_no_panel_for_them() -> None:
     titles = [panel.title for panel in panels([{"step": 1, "loss/total": 1.0}])]
     assert titles == ["Loss"]
