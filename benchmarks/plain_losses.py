@@ -1,6 +1,6 @@
 """The box models with their losses as printed, for comparison: every matrix whole, gradients by autograd.
 
-Written from the equations (MERU 4, 7, 10, 11; HyCoCLIP 5 to 12; PHyCLIP 2 to 6), with eps where the released codes have it.
+Written from the equations (MERU 4, 9, 10, 11; HyCoCLIP 5 to 12; PHyCLIP 2 to 6), with eps where the released codes have it.
 """
 
 import dataclasses

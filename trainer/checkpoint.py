@@ -19,7 +19,7 @@ from common.json_file import read_object
 from common.weights import read_tensors, save_tensors
 from trainer.dual_encoder import DualEncoder, ModelConfig
 from trainer.encoders.config import PAPER_VITS, ImageConfig, TextConfig
-from trainer.models.names import MODELS, ModelName, build_model, model_name
+from trainer.models.names import MODELS, build_model, model_name
 from trainer.preprocess import PreprocessConfig
 from trainer.released import from_released
 from trainer.tokenizer import OPENAI_MERGES, Tokenizer, openai_tokenizer, read_tokenizer, write_merges
@@ -73,17 +73,17 @@ def save_model(
         draft.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
-def load_model(path: Path | str, name: ModelName | None = None) -> LoadedModel:
+def load_model(path: Path | str, name: str | None = None) -> LoadedModel:
     """A model in float32 and evaluation mode, from our folder or from a released `.pth` file.
 
     A released file does not say whether it holds MERU or HyCoCLIP: give its `name`. A folder says it itself; a `name`
-    that contradicts it is an error.
+    that contradicts it is an error. Raises ValueError for what does not fit, OSError for what cannot be read.
     """
     path = Path(path)
     if path.is_dir():
         return load_folder(path, name)
     state = read_weights(path)
-    if name is None:
+    if name not in MODELS:
         raise ValueError(
             f"{path}: a released checkpoint does not say what it is; give model_name, one of {', '.join(MODELS)}"
         )
@@ -92,7 +92,7 @@ def load_model(path: Path | str, name: ModelName | None = None) -> LoadedModel:
     return LoadedModel(model=model.eval(), tokenizer=openai_tokenizer(), preprocess=PreprocessConfig(), config={})
 
 
-def load_folder(folder: Path, name: ModelName | None) -> LoadedModel:
+def load_folder(folder: Path, name: str | None) -> LoadedModel:
     for part in ("config.json", "model.safetensors"):
         if not (folder / part).is_file():
             raise FileNotFoundError(f"{folder}: no {part}; this is not a folder that the trainer saved")
@@ -147,7 +147,7 @@ def read_config(name: str, values: dict[str, Any], where: Path) -> ModelConfig:
 
 
 def load_state(model: DualEncoder, state: Mapping[str, Tensor], where: Path) -> None:
-    """Strict: the first missing, unexpected and misshapen entries are named."""
+    """Strict. Raises ValueError that names the first missing, unexpected and misshapen entries."""
     copy_state(model, state, f"{where} does not fit a {model_name(model)} model")
 
 

@@ -104,10 +104,11 @@ class DualEncoder(nn.Module, ABC):
 
     @abstractmethod
     def lift_image(self, features: Tensor) -> Tensor:
-        """Projected features [b d] into the model's space."""
+        """Projected features [b d] into the model's space: [b d], of k factors [k b d/k]."""
 
     @abstractmethod
-    def lift_text(self, features: Tensor) -> Tensor: ...
+    def lift_text(self, features: Tensor) -> Tensor:
+        """The same for texts."""
 
     def lift_prompts(self, features: Tensor) -> Tensor:
         """[c p d] of p prompts for each of c classes to one lifted point a class: their mean before the lift."""
@@ -115,7 +116,10 @@ class DualEncoder(nn.Module, ABC):
 
     @abstractmethod
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
-        """[b n] of lifted inputs: larger is more alike. The contrastive loss multiplies it by the logit scale."""
+        """[b n] of lifted queries and candidates: larger is more alike. Symmetric, for either may be the images.
+
+        The contrastive loss multiplies it by a logit scale.
+        """
 
     def comparison(self, queries: Tensor, candidates: Tensor) -> Comparison | None:
         """The same similarity, for a loss that never holds all of it. None: that loss holds all of `similarity`."""
@@ -147,7 +151,8 @@ class DualEncoder(nn.Module, ABC):
         return frozenset({"boxes"}) if self.config.boxes_as_pairs else frozenset()
 
     @abstractmethod
-    def losses(self, pairs: Pairs) -> Losses: ...
+    def losses(self, pairs: Pairs) -> Losses:
+        """What to minimise, and terms by name. Those that end as `metrics.GEOMETRY` says are logged as geometry."""
 
     def image_features(self, images: Tensor) -> Tensor:
         """[b d] before the lift: what zero-shot classifiers average."""
@@ -156,6 +161,7 @@ class DualEncoder(nn.Module, ABC):
         return features
 
     def text_features(self, token_ids: Tensor) -> Tensor:
+        """[b d] before the lift, of token ids [b l]."""
         features: Tensor = self.textual_proj(self.textual(token_ids))
         return features
 

@@ -19,13 +19,12 @@ from common.help import describe, show
 from common.load import merge, read_layers
 from trainer.checkpoint import load_model
 from trainer.evaluation import Evaluation, EvaluationConfig
-from trainer.models.names import ModelName
 from trainer.parallel import pick_device
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(EvaluationConfig):
-    model_name: ModelName | None = None  # of a released .pth file, which does not say what it holds; a folder does
+    model_name: str | None = None  # of a released .pth file, which does not say what it holds; a folder does
     output: str = ""  # file for the figures, as JSON; empty: none
     device: str = "auto"  # cuda, cpu, or auto: cuda where there is one
 

@@ -40,7 +40,7 @@ def outside_cone(angle: Tensor, aperture: Tensor, eta: float = 1.0) -> Tensor:
 
 
 def over_pairs(energies: Tensor) -> Tensor:
-    """Mean over pairs, and over factors where there are any (PHyCLIP eq. 4). Without pairs it is 0."""
+    """Mean over pairs, and over factors where there are any (PHyCLIP eq. 5). Without pairs it is 0."""
     return energies.mean() if energies.numel() else energies.sum()
 
 

@@ -74,7 +74,7 @@ def test_sizes_of_a_released_file_are_read_from_its_shapes(tmp_path: Path, name:
 
     model = build_model(name, MODELS[name][1]())
     write_released(tmp_path / "model.pth", model)
-    loaded = load_model(tmp_path / "model.pth", name)  # type: ignore[arg-type]
+    loaded = load_model(tmp_path / "model.pth", name)
     assert loaded.model.config == model.config
     assert loaded.tokenizer.vocab_size == 49_408
     with pytest.raises(ValueError, match="give model_name, one of"):

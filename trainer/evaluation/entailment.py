@@ -2,7 +2,7 @@
 
 A general point entails a specific one if the model's energy of the two is 0: in a cone, if the exterior angle is at most
 the half-aperture (MERU, section 3.2). It is asked with the aperture scaled by the eta that was trained with, and with the
-plain cone. In a product of factors the share is the mean over factors, as is the loss (PHyCLIP eq. 4).
+plain cone. In a product of factors the share is the mean over factors, as is the loss (PHyCLIP eq. 5).
 
 Shapes: n wholes, m boxes, k factors, d embedding width.
 """

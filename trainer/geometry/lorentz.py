@@ -24,7 +24,7 @@ EPS = 1e-8
 def exp_map0(tangent: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
     """From the tangent space at the origin into the space.
 
-    sinh(sqrt(c)|v|) v / (sqrt(c)|v|)      MERU eq. 7
+    sinh(sqrt(c)|v|) v / (sqrt(c)|v|)      MERU eq. 9
 
     Tangents longer than asinh(2^15)/sqrt(c) keep their direction and land at the limit.
     """
@@ -34,7 +34,7 @@ def exp_map0(tangent: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
 
 
 def log_map0(point: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
-    """Inverse of `exp_map0`: asinh(sqrt(c)|x|) x / (sqrt(c)|x|)      MERU eq. 6."""
+    """Inverse of `exp_map0`: asinh(sqrt(c)|x|) x / (sqrt(c)|x|)      MERU eq. 8 at the origin."""
     radius = scaled_norm(point, curvature)
     return radius.clamp(min=eps).asinh() / radius.clamp(min=eps) * point
 

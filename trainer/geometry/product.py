@@ -1,4 +1,4 @@
-"""Products of hyperbolic factors: k distances into one (PHyCLIP eq. 2 and 3)."""
+"""Products of hyperbolic factors: k distances into one (PHyCLIP eq. 2)."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ Metric = Literal["l1", "l2"]
 def combine(distances: Tensor, metric: Metric) -> Tensor:
     """Distances [k *] of the factors into one [*]: their mean (l1), or the root of their mean square (l2).
 
-    PHyCLIP's metric is the l1 sum; for the loss it is divided by k (eq. 3), so that the temperature does not depend on
+    PHyCLIP's metric is the l1 sum; for the loss it is divided by k (d_avg, eq. 3), so that the temperature does not depend on
     the number of factors. The released code's l2 ablation takes the mean under the root likewise.
     """
     match metric:

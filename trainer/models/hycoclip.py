@@ -46,7 +46,7 @@ class HyCoCLIP(MERU):
         return frozenset({"boxes"}) if self.config.use_boxes else super().needs
 
     def losses(self, pairs: Pairs) -> Losses:
-        """Eq. 6 and 11. Without boxes, MERU's two terms with the aperture scaled.
+        """Eq. 6, 11 and 12. Without boxes, MERU's two terms with the aperture scaled.
 
         Terms of boxes are means over the boxes; where ranks have different numbers of them, over those of all ranks. A
         rank without any adds 0, through the same operations: the others wait for its part in each gather, also going back.

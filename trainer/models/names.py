@@ -1,7 +1,5 @@
 """The models by name: what `model_name` means, in a configuration and in a saved model's."""
 
-from typing import Literal
-
 from trainer.dual_encoder import DualEncoder, ModelConfig
 from trainer.models.clip import CLIP
 from trainer.models.hycoclip import HyCoCLIP, HyCoCLIPConfig
@@ -11,7 +9,6 @@ from trainer.models.phyclip import PHyCLIP, PHyCLIPConfig
 from trainer.models.poinclip import PoinCLIP, PoinCLIPConfig
 from trainer.models.syntax_meru import SyntaxMERU, SyntaxMERUConfig
 
-ModelName = Literal["clip", "meru", "hycoclip", "phyclip", "poinclip", "syntax_meru"]
 MODELS: dict[str, tuple[type[DualEncoder], type[ModelConfig]]] = {
     "clip": (CLIP, ModelConfig),
     "meru": (MERU, HyperbolicConfig),
@@ -23,6 +20,7 @@ MODELS: dict[str, tuple[type[DualEncoder], type[ModelConfig]]] = {
 
 
 def build_model(name: str, config: ModelConfig) -> DualEncoder:
+    """With weights drawn at random. Raises ValueError for no such name, or for another model's configuration."""
     if name not in MODELS:
         raise ValueError(f"model {name!r} is none of {', '.join(MODELS)}")
     kind, config_kind = MODELS[name]

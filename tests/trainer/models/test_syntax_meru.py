@@ -42,7 +42,7 @@ def syntax_batch() -> Batch:
 
 
 def lift(vector: Vector, c: float) -> Vector:
-    """MERU eq. 7."""
+    """MERU eq. 9."""
     length = math.sqrt(c) * np.linalg.norm(vector)
     return math.sinh(length) / length * vector
 
