@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from tests.trainer.small import small_model
+from trainer.dual_encoder import Entails
 from trainer.evaluation.entailment import entailment_shares, mismatched
+from trainer.models.clip import CLIP
 from trainer.models.meru import MERU
 
 ETA_INTER = 0.7
@@ -68,6 +70,19 @@ def test_shares_of_a_product_are_means_over_its_factors() -> None:
     image = torch.stack([points(3.0, 0.0, 0.0), points(3.0, math.pi, math.pi)])[..., :8]
     shares = entailment_shares(model, {"text": text[..., :8], "image": image}, None)
     assert shares["text_image/satisfied"] == pytest.approx(0.5)
+
+
+def test_an_energy_without_cones_has_its_shares() -> None:
+    class Order(CLIP):
+        def entailments(self) -> tuple[Entails, ...]:
+            return (Entails(name="text_image", general="text", specific="image"),)
+
+        def energy(self, general: torch.Tensor, specific: torch.Tensor, eta: float = 1.0) -> torch.Tensor:
+            return (general.norm(dim=-1) - specific.norm(dim=-1)).clamp(min=0)
+
+    lifted = {"text": points(2.0, 0.0, 1.0), "image": torch.cat([points(1.0, 0.0), points(3.0, 0.0)])}
+    shares = entailment_shares(Order(small_model("clip").config), lifted, None)
+    assert shares["text_image/satisfied"] == 0.5
 
 
 def test_clip_has_nothing_to_entail() -> None:
