@@ -10,7 +10,7 @@ from common.load import check_positive
 
 OPEN_CLIP: Final = "open_clip/"  # before the names of open_clip's architectures
 
-# The papers' sizes (MERU, appendix: the small one has 12 heads, as MoCo v3's, where timm's own has 6).
+# The papers' sizes (MERU, section 4.1: the small one is MoCo v3's, of 12 heads, as released; timm's own has 6).
 PAPER_VITS: dict[str, dict[str, int]] = {
     "vit_small": {"embed_dim": 384, "depth": 12, "num_heads": 12},
     "vit_base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
