@@ -110,20 +110,20 @@ def exterior_angle(apex: Tensor, point: Tensor, curvature: Tensor, eps: float = 
 def scaled_norm(x: Tensor, curvature: Tensor) -> Tensor:
     """sqrt(c)|x|, with a last axis of 1."""
     norm: Tensor = Norm.apply(x)
-    return curvature.sqrt()[..., None] * norm
+    return curvature.sqrt()[..., None] * norm.to(x.dtype)
 
 
 class Norm(torch.autograd.Function):
-    """|x| with a last axis of 1, and its gradient in one step: x / |x|, and 0 at the origin.
+    """|x| in float64 with a last axis of 1, and its gradient in one step: x / |x|, and 0 at the origin.
 
-    Squares are added up in float64: in float32 those of 2e19 are infinite.
+    In float32 squares of 2e19 are infinite. It is handed out as it is saved, or its own gradient would be lost.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
         ctx.save_for_backward(x, norm)
-        return norm.to(x.dtype)
+        return norm
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

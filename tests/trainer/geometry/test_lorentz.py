@@ -148,3 +148,17 @@ def test_gradients_of_angles_in_float32_are_those_of_float64(shapes: tuple[tuple
 
     for short, long in zip(gradients(torch.float32), gradients(torch.float64), strict=True):
         torch.testing.assert_close(short, long.float(), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["exp_map0", "log_map0", "half_aperture", "distance", "exterior_angle"])
+def test_second_derivatives_in_float32_are_those_of_float64(name: str) -> None:
+    function = getattr(lorentz, name)
+    points = (tangents(1.0), tangents(1.7, seed=1))[: 2 if name in ("distance", "exterior_angle") else 1]
+
+    def second(dtype: torch.dtype) -> Tensor:
+        x, *others = (point.to(dtype).requires_grad_() for point in points)
+        values = function(x, *others, torch.tensor(0.7, dtype=dtype))
+        (slope,) = torch.autograd.grad(values.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), x)[0]
+
+    torch.testing.assert_close(second(torch.float32), second(torch.float64).float(), rtol=2e-5, atol=2e-5)
