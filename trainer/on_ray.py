@@ -30,7 +30,7 @@ def train_on_ray(config: TrainConfig) -> None:
         scaling = plan(config, resources.get("CPU", 0), resources.get("GPU", 0))
         trainer = TorchTrainer(
             work,  # type: ignore[arg-type]  # it may return a value, whatever the annotation says
-            train_loop_config={"config": config},
+            train_loop_config={"config": config, "folder": os.getcwd()},
             torch_config=TorchConfig(timeout_s=int(config.parallel.timeout_s)),
             scaling_config=scaling,
             run_config=RunConfig(
@@ -56,6 +56,7 @@ def work(loop_config: dict[str, Any]) -> str:
     """What each worker does; returns what the user can mend, which a new attempt would only repeat."""
     from trainer.loop import train
 
+    standing_in(loop_config["folder"])()  # Ray Train has put each worker into a folder of its own
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
         train(loop_config["config"])
@@ -83,30 +84,16 @@ def plan(config: TrainConfig, cpus: float, gpus: float) -> ScalingConfig:
 
 
 def connect(config: TrainConfig) -> None:
-    """Join the cluster, or start a Ray of our own. Workers find this checkout, and relative places, from wherever Ray was started."""
+    """Join the cluster, or start a Ray of our own. Workers find this checkout from wherever Ray was started."""
     address = config.ray.address or (None if "RAY_ADDRESS" in os.environ else "local")
     root = str(Path(__file__).resolve().parent.parent)
     try:
-        ray.init(
-            address=address,
-            runtime_env={
-                "env_vars": {"PYTHONPATH": root},
-                "worker_process_setup_hook": standing_in(os.getcwd()),
-            },
-            logging_level=logging.WARNING,
-        )
+        ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": root}}, logging_level=logging.WARNING)
     except ConnectionError as error:
         raise UserError(f"no Ray cluster at {address!r}: {error}. Start one, or leave ray.address out.") from None
 
 
-def with_absolute_places(config: TrainConfig) -> TrainConfig:
-    """`config` with folders that mean the same to a worker that runs elsewhere."""
+def with_absolute_output(config: TrainConfig) -> TrainConfig:
+    """`config` with the output that Ray is told too. Other places stay as they were given, for a checkpoint compares them."""
     check_output_stays(config.output, "an absolute path")
-    shards = ",".join(absolute(place.strip()) for place in config.data.shards.split(",") if place.strip())
-    tokenizer = config.tokenizer if config.tokenizer == "openai" else absolute(config.tokenizer)
-    return dataclasses.replace(
-        config,
-        output=absolute(config.output),
-        tokenizer=tokenizer,
-        data=dataclasses.replace(config.data, shards=shards),
-    )
+    return dataclasses.replace(config, output=absolute(config.output))

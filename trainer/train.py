@@ -41,9 +41,9 @@ def run(path: str | None, overrides: Sequence[str]) -> int:
     """Load the configuration and train, here or on Ray, which is imported only where it is used."""
     config = load_config(path, overrides)
     if config.ray.workers:
-        from trainer.on_ray import train_on_ray, with_absolute_places
+        from trainer.on_ray import train_on_ray, with_absolute_output
 
-        train_on_ray(with_absolute_places(config))
+        train_on_ray(with_absolute_output(config))
         return 0
     if int(os.environ.get("RANK", "0")):
         logging.getLogger().setLevel(logging.WARNING)  # one process tells what happens

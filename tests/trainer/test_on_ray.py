@@ -1,5 +1,6 @@
 """Training by Ray Train: plans that fit, places that mean the same everywhere, and a run that outlives a worker."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,7 +14,8 @@ import pytest
 from common.errors import UserError
 from tests.trainer.data.samples import train_files, write_tar
 from tests.trainer.small_run import overrides, small_config
-from trainer.on_ray import plan, with_absolute_places
+from trainer import loop
+from trainer.on_ray import plan, with_absolute_output, work
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,14 +30,24 @@ def test_a_wish_that_would_wait_for_ever_is_refused(tmp_path: Path) -> None:
         plan(config, cpus=8, gpus=3)
 
 
-def test_places_are_those_of_the_submitter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_output_is_where_the_submitter_stands_and_no_other_setting_depends_on_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
-    config = with_absolute_places(small_config(Path("run"), "shards=a, s3://b/c"))
-    assert config.output == str(tmp_path / "run")
-    assert config.data.shards == f"{tmp_path / 'a'},s3://b/c"
+    config = small_config(Path("run"), "shards=a, s3://b/c")
+    assert with_absolute_output(config) == dataclasses.replace(config, output=str(tmp_path / "run"))
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     with pytest.raises(UserError, match="output=run is relative"):
-        with_absolute_places(small_config(Path("run")))
+        with_absolute_output(config)
+
+
+def test_a_worker_trains_where_the_submitter_stands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folders: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loop, "train", lambda _: folders.append(os.getcwd()))
+    (tmp_path / "project").mkdir()
+    assert work({"config": None, "folder": str(tmp_path / "project")}) == ""
+    assert folders == [str(tmp_path / "project")]
 
 
 @pytest.mark.ray
@@ -46,13 +58,13 @@ def test_a_run_on_ray_goes_on_after_a_worker_was_killed(tmp_path: Path) -> None:
     for number in range(2):
         write_tar(shards / f"{number:05d}.tar", [(f"{number}-{i}", train_files(i)) for i in range(16)])
     arguments = overrides(
-        output, f"shards={shards}", "steps=30", "data.workers=0", "ray.workers=2", "ray.cpus_per_worker=0.5",
-        "parallel.timeout_s=60",
+        output, "shards=shards", "tokenizer=merges.txt", "data.index_folder=index", "steps=30", "data.workers=0",
+        "ray.workers=2", "ray.cpus_per_worker=0.5", "parallel.timeout_s=60",
     )  # fmt: skip
     command = [sys.executable, "-m", "trainer.train", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (tmp_path / "log").open("w") as log:
-        run = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+        run = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
         rows = output / "metrics.jsonl"
         while run.poll() is None and (not rows.is_file() or len(rows.read_text().splitlines()) < 7):
             time.sleep(0.05)
@@ -63,3 +75,4 @@ def test_a_run_on_ray_goes_on_after_a_worker_was_killed(tmp_path: Path) -> None:
         assert run.wait(timeout=240) == 0, (tmp_path / "log").read_text()
     assert [json.loads(line)["step"] for line in rows.read_text().splitlines()] == list(range(1, 31))
     assert "checkpoints/step_000000" in (tmp_path / "log").read_text()
+    assert len(list((tmp_path / "index").iterdir())) == 2
