@@ -6,7 +6,8 @@ import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from fsspec import AbstractFileSystem
@@ -126,6 +127,7 @@ class ShardFile:
 
     def __init__(self, url: str) -> None:
         fs, path = remote.open_store(url)
+        self.url = url
         self.map: mmap.mmap | None = None
         with reachable(url):
             self.file = open(path, "rb") if is_local(fs) else fs.open(path, "rb")  # noqa: SIM115
@@ -136,6 +138,9 @@ class ShardFile:
     def read_at(self, offset: int, length: int) -> bytes:
         if self.map is not None:
             return self.map[offset : offset + length]
+        return again(partial(self.read_remote, offset, length), self.url)
+
+    def read_remote(self, offset: int, length: int) -> bytes:
         self.file.seek(offset)
         data: bytes = self.file.read(length)
         return data
@@ -195,25 +200,34 @@ class SpanReader:
         return {"open_files": OrderedDict()}
 
 
-def cat_ranges(fs: AbstractFileSystem, ranges: Iterable[Span]) -> list[bytes]:
-    """Parts of remote files; what fails is asked for again a few times.
+def cat_ranges(fs: AbstractFileSystem, ranges: Sequence[Span]) -> list[bytes]:
+    """Parts of remote files, all at once; one that fails is asked for again.
 
     Raises UserError with the store's answer, and for one that sends other parts than it was asked for.
     """
     paths, starts, ends = (list(column) for column in zip(*ranges, strict=True))
-    for attempt in range(1, TRIES + 1):
-        try:
-            parts = [bytes(part) for part in fs.cat_ranges(paths, starts, ends, on_error="raise")]
-            break
-        except Exception as error:  # each store has its own; all of them are the network's or the store's
-            if attempt == TRIES:
-                raise UserError(f"{paths[0]} and others cannot be read: {error}") from error
-            logger.warning("reading %s failed (%s); attempt %d of %d", paths[0], error, attempt, TRIES)
-            time.sleep(2 ** (attempt - 1))
-    for path, start, end, part in zip(paths, starts, ends, parts, strict=True):
+    answers = fs.cat_ranges(paths, starts, ends, on_error="return")
+    parts = []
+    for (path, start, end), answer in zip(ranges, answers, strict=True):
+        part = bytes(again(partial(fs.cat_file, path, start, end), path) if isinstance(answer, Exception) else answer)
         if len(part) != end - start:
             raise UserError(
                 f"{path} sent {len(part)} bytes for {end - start} at {start}: its store knows no range "
                 f"requests, or the shard is another than at the start; copy the shards to a disk"
             )
+        parts.append(part)
     return parts
+
+
+def again(ask: Callable[[], bytes], path: str) -> bytes:
+    """What a remote store sends, asked a few times. Raises UserError with its last answer."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            return ask()
+        except Exception as error:  # each store has its own; all of them are the network's or the store's
+            answer = remote.one_line(error)
+            if attempt == TRIES:
+                raise UserError(f"{path} cannot be read: {answer}") from error
+            logger.warning("reading %s failed (%s); attempt %d of %d", path, answer, attempt, TRIES)
+            time.sleep(2 ** (attempt - 1))
+    raise AssertionError("there is a last attempt")

@@ -1,12 +1,15 @@
 import logging
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from common.errors import UserError
 from tests.trainer.data.samples import write_shards
-from trainer.data.shards import SpanReader, list_shards, stamp
+from trainer.data.index import find_samples
+from trainer.data.shards import TRIES, SpanReader, list_shards, stamp
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -77,3 +80,45 @@ def test_more_shards_than_open_files_are_read(tmp_path: Path, monkeypatch: pytes
     assert reader.read(spans) == [b"%d" % (i % 5) for i in range(10)]
     assert len(reader.open_files) == 2
     reader.close()
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, failures: int) -> list[Any]:
+    """Requests by the arguments they had, of which those so many first end as a connection does that dies."""
+    asked: list[Any] = []
+    real = getattr(owner, name)
+
+    def request(*arguments: Any, **named: Any) -> Any:
+        asked.append(arguments[1:])
+        if len(asked) <= failures:
+            raise ConnectionResetError("it hung up")
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, request)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    return asked
+
+
+def test_of_many_parts_of_remote_files_only_those_that_failed_are_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fsspec.filesystem("memory").pipe({f"/failing/{i}.tar": b"part %d" % i for i in range(8)})
+    spans = [(f"memory://failing/{i}.tar", 0, 6) for i in range(8)]
+    asked = failing(monkeypatch, MemoryFileSystem, "cat_file", 3)
+    assert SpanReader().read(spans) == [b"part %d" % i for i in range(8)]
+    assert len(asked) == 8 + 3
+    failing(monkeypatch, MemoryFileSystem, "cat_file", 8 + TRIES)
+    with pytest.raises(UserError, match=r"failing/0.tar cannot be read: it hung up"):
+        SpanReader().read(spans)
+
+
+def test_a_connection_that_dies_while_samples_are_looked_for_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    local = write_shards(tmp_path, [3]) / "00000.tar"
+    url = "memory://dying/00000.tar"
+    fsspec.filesystem("memory").pipe("/dying/00000.tar", local.read_bytes())
+    failing(monkeypatch, MemoryFile, "read", TRIES - 1)
+    assert find_samples(url).bounds.tolist() == find_samples(str(local)).bounds.tolist()
+    failing(monkeypatch, MemoryFile, "read", TRIES)
+    with pytest.raises(UserError, match=r"dying/00000.tar cannot be read: it hung up"):
+        find_samples(url)
