@@ -60,11 +60,11 @@ def build(config: TrainConfig, place: Place) -> Run:
     )
     if config.micro_batch:
         set_micro_batch(model, config.micro_batch, in_step=config.parallel.strategy == "fsdp")
-    if config.checkpoint_activations:
-        checkpoint_blocks(model)
     if config.compile:
         for block in blocks(model):
-            block.compile()
+            block.forward = torch.compile(block.forward)  # under the checkpoint, which is never compiled itself
+    if config.checkpoint_activations:
+        checkpoint_blocks(model)
     wrapped = wrap(model, config.parallel, place)
     seed_generators(config.seed + 1 + place.rank)  # what is drawn while training differs
     return Run(

@@ -1,14 +1,16 @@
 """What a run begins with."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from common.errors import UserError
-from tests.trainer.small_run import small_config
+from tests.trainer.small_run import run, small_config
 from trainer.build import build, build_tokenizer, check_batch_norms, new_model
 from trainer.checkpoint import save_model
 from trainer.encoders.config import ImageConfig
@@ -83,3 +85,13 @@ def test_a_kernel_for_gpus_is_refused_without_one(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run", "model.loss_kernel=triton")
     with pytest.raises(UserError, match=r"loss_kernel=triton needs a CUDA device.*loss_kernel=chunked"):
         build(config, Place(device=torch.device("cpu")))
+
+
+def test_blocks_are_compiled_also_where_their_activations_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch.compiler.reset()
+    counters.clear()
+    assert run(tmp_path / "run", "steps=1", "compile=true", "checkpoint_activations=true") == 0
+    assert counters["stats"]["unique_graphs"] >= 2  # blocks of both towers
