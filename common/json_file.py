@@ -1,8 +1,11 @@
 """JSON files that say what lies beside them: a model's configuration, a run's state."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from common.disk import replacing
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -14,3 +17,9 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object")
     return value
+
+
+def write_object(values: Mapping[str, Any], path: Path) -> None:
+    """Whole or not at all, in the order given."""
+    with replacing(path) as draft:
+        draft.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")

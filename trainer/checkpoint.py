@@ -4,7 +4,6 @@ A folder holds config.json, model.safetensors, and the tokenizer's merges where 
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.disk import replacing
 from common.errors import UserError
-from common.json_file import read_object
+from common.json_file import read_object, write_object
 from common.weights import read_tensors, save_tensors
 from trainer.dual_encoder import DualEncoder, ModelConfig
 from trainer.encoders.config import PAPER_VITS, ImageConfig, TextConfig
@@ -69,8 +67,7 @@ def save_model(
         for key, value in model.state_dict().items()
     }
     save_tensors(tensors, folder / "model.safetensors")
-    with replacing(folder / "config.json") as draft:
-        draft.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    write_object(config, folder / "config.json")
 
 
 def load_model(path: Path | str, name: str | None = None) -> LoadedModel:

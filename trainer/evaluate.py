@@ -7,7 +7,6 @@ with model_name=NAME. Prints one figure a line, in percent, and writes nothing b
         "image_folders=[out/train_demo/concepts]" 'prompts=["{}", "a {}", "the {}"]'
 """
 
-import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.help import describe, show
+from common.json_file import write_object
 from common.load import merge, read_layers
 from trainer.checkpoint import load_model
 from trainer.evaluation import Evaluation, EvaluationConfig
@@ -62,7 +62,7 @@ def run(folder: str, config: EvaluateConfig) -> dict[str, float]:
 def write(figures: dict[str, float], path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        write_object(figures, path)
     except OSError as error:
         raise UserError(f"output={path} cannot be written: {error}") from error
 

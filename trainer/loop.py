@@ -1,6 +1,5 @@
 """The training loop: what a step is, and what happens between steps. It never asks which model it trains."""
 
-import json
 import logging
 import math
 import os
@@ -13,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from common.disk import replacing
 from common.errors import UserError, prefixed
+from common.json_file import write_object
 from common.load import to_yaml
 from trainer.batch import Batch, Losses
 from trainer.build import Run, build, whole_model
@@ -208,8 +207,8 @@ def finish(run: Run, output: Path, metrics: Metrics | None) -> None:
         logger.info("%s is finished after %d steps; samples of this process: %s", final, run.step, bad)
     values = record(run, metrics)
     if run.place.leads and values:
-        with writable(output / "evaluation.json"), replacing(output / "evaluation.json") as draft:
-            draft.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        with writable(output / "evaluation.json"):
+            write_object(values, output / "evaluation.json")
 
 
 class Stop:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from common.json_file import read_object
+from common.json_file import read_object, write_object
 
 
 def test_an_object_is_read(tmp_path: Path) -> None:
@@ -15,3 +15,11 @@ def test_anything_else_is_a_value_error_with_the_path(tmp_path: Path, content: b
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"/a\.json (is not valid JSON|holds no JSON object)"):
         read_object(tmp_path / "a.json")
+
+
+def test_what_cannot_be_written_whole_leaves_what_was_there(tmp_path: Path) -> None:
+    write_object({"b": 1, "a": "naïve"}, tmp_path / "a.json")
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        write_object({"b": object()}, tmp_path / "a.json")
+    assert list(read_object(tmp_path / "a.json").items()) == [("b", 1), ("a", "naïve")]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]

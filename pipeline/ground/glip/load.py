@@ -1,6 +1,5 @@
 """GLIP weights on disk: released `.pth` files, and a folder of config.json, vocab.txt and model.safetensors."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from common.disk import replacing
 from common.errors import UserError
-from common.json_file import read_object
+from common.json_file import read_object, write_object
 from common.weights import read_tensors, save_tensors
 from pipeline.ground.glip.config import CONFIGS, GlipConfig, from_dict, to_dict
 from pipeline.ground.glip.model import Glip
@@ -146,8 +145,7 @@ def save_glip(
     """Write a folder that `load_glip` reads; each file appears whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     stored = {key: value.to(dtype).contiguous() if value.is_floating_point() else value for key, value in state.items()}
-    with replacing(folder / CONFIG) as draft:
-        draft.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
+    write_object(to_dict(config), folder / CONFIG)
     if vocab.resolve() != (folder / VOCAB).resolve():
         with replacing(folder / VOCAB) as draft:
             draft.write_bytes(vocab.read_bytes())
