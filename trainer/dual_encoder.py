@@ -210,8 +210,7 @@ class DualEncoder(nn.Module, ABC):
         """
         if targets is None:
             targets = torch.arange(queries.shape[-2], device=queries.device) + rank() * queries.shape[-2]
-        chunk = self.config.loss_chunk
-        comparison = self.comparison(queries, candidates) if queries.shape[-2] else None
+        comparison, chunk = self.in_blocks(queries, candidates), self.config.loss_chunk
         if comparison is not None and self.config.loss_kernel == "triton":
             from trainer import fused  # not every machine has Triton
 
@@ -219,6 +218,11 @@ class DualEncoder(nn.Module, ABC):
         if comparison is not None and chunk is not None:
             return chunked.contrastive(comparison, scale, targets, chunk, queries.dtype)
         return contrastive(scale * self.similarity(queries, candidates), targets=targets)
+
+    def in_blocks(self, queries: Tensor, candidates: Tensor) -> Comparison | None:
+        """The comparison, where the configuration wants it and there is anything to compare."""
+        is_wanted = self.config.loss_kernel == "triton" or self.config.loss_chunk is not None
+        return self.comparison(queries, candidates) if is_wanted and queries.shape[-2] else None
 
     def contrast_wholes(self, pairs: Pairs) -> tuple[Tensor, Wholes]:
         """Symmetric contrastive loss of images and captions, and both lifted: MERU, section 3.1.
@@ -228,7 +232,7 @@ class DualEncoder(nn.Module, ABC):
         images, texts = self.lift_image(gather(pairs.image)), self.lift_text(gather(pairs.text))
         image, text = own_rows(images, len(pairs.image)), own_rows(texts, len(pairs.text))
         scale, chunk = self.logit_scale.exp(), self.config.loss_chunk
-        comparison = self.comparison(images, texts) if world_size() == 1 else None
+        comparison = self.in_blocks(images, texts) if world_size() == 1 else None
         if comparison is not None and self.config.loss_kernel == "triton":
             from trainer import fused
 

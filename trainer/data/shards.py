@@ -34,7 +34,7 @@ def natural(text: str) -> list[tuple[int, str]]:
 def list_shards(shards: str) -> list[str]:
     """The tars that `DataConfig.shards` means, in numeric order, each once. Raises UserError if there is none.
 
-    Nothing here knows which key the places stand under: who does, says it (`common.errors.under`).
+    Nothing here knows which key the places stand under: who does, says it (`common.errors.prefixed`).
     """
     urls: dict[str, None] = {}
     for pattern in filter(None, (part.strip() for part in shards.split(","))):
