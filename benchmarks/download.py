@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.download import Download, DownloadConfig
+from pipeline.download.config import DownloadConfig
+from pipeline.download.stage import Download
 from pipeline.write.tar import TarWriter
 from schemas.rows import READ
 

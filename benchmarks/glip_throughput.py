@@ -23,12 +23,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import GroundingDinoConfig, GroundingDinoForObjectDetection
 
 from demo.world.scenes import TEST_SEEDS, Scene, make_scene
+from pipeline.ground.config import GroundConfig
 from pipeline.ground.glip.config import CONFIGS, MINIATURE, SwinConfig
 from pipeline.ground.glip.images import padded_size
 from pipeline.ground.glip.model import Glip
 from pipeline.ground.glip.predict import GlipGrounder, compile_image_tower, load_glip_grounder
 from pipeline.ground.glip.text import Prompter
-from pipeline.ground.stage import Ground, GroundConfig
+from pipeline.ground.stage import Ground
 from pipeline.images import encode_jpeg
 from schemas.rows import PARSED
 

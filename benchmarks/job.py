@@ -24,7 +24,8 @@ from demo.world.scenes import TEST_SEEDS, make_scene
 from pipeline.config import PipelineConfig, load_config
 from pipeline.on_ray import run_on_ray
 from pipeline.provenance import make_provenance
-from pipeline.read import ShardPlan, plan_shards
+from pipeline.read.plan import plan_shards
+from pipeline.read.types import ShardPlan
 from pipeline.write.tar import TarWriter
 
 ROWS_PER_SHARD = 48
@@ -81,7 +82,7 @@ def main() -> None:
         (folder / "in").mkdir()
         make_input(folder / "in", n_shards * ROWS_PER_SHARD)
         values = [f"input={folder / 'in'}", f"output={folder / 'out'}", f"rows_per_shard={ROWS_PER_SHARD}"]
-        config = load_config(None, [*values, f"ray.model_workers={WORKERS}"])
+        config = load_config([*values, f"ray.model_workers={WORKERS}"])
         plans = plan_shards(config.input, config.rows_per_shard, None, config.read)
         alone_s, alone_cpu_s = _alone(plans, config)
         ends = [(time.monotonic(), cpu_seconds()) for _ in run_on_ray(plans, config, make_provenance(config))]

@@ -40,7 +40,7 @@ from pipeline.write.tar import TarWriter
 from trainer.data.config import DataConfig
 from trainer.data.loader import Loader
 from trainer.data.shards import list_shards
-from trainer.tokenizer import Tokenizer, openai_tokenizer
+from trainer.text.tokenizer import Tokenizer, openai_tokenizer
 
 ROUNDS = 7
 BATCH = 64

@@ -19,7 +19,8 @@ import pyarrow as pa
 import spacy
 
 from demo.world.scenes import corpus
-from pipeline.parse import Parse, ParseConfig, spacy_package
+from pipeline.parse.config import ParseConfig
+from pipeline.parse.stage import Parse, spacy_package
 from schemas.rows import CAPTIONED
 
 BATCH = 256

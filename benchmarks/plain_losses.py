@@ -9,13 +9,13 @@ import math
 import torch
 from torch import Tensor
 
-from trainer.dual_encoder import ModelConfig
 from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.geometry import product
+from trainer.models.config import ModelConfig, PHyCLIPConfig
 from trainer.models.hycoclip import HyCoCLIP
 from trainer.models.meru import MERU
-from trainer.models.names import MODELS
-from trainer.models.phyclip import PHyCLIP, PHyCLIPConfig
+from trainer.models.phyclip import PHyCLIP
+from trainer.models.registry import MODELS
 
 
 class Printed:
@@ -64,7 +64,7 @@ PLAIN: dict[str, type[MERU]] = {"meru": PlainMERU, "hycoclip": PlainHyCoCLIP, "p
 
 def build(name: str, *, plain: bool, full: bool) -> MERU:
     """Model of the papers' sizes (ViT-S/16, embeddings of 512); unless `full`, with towers of next to nothing."""
-    kind, config_kind = MODELS[name]
+    kind, config_kind = MODELS[name].model, MODELS[name].config
     config: ModelConfig = config_kind()
     if not full:
         config = dataclasses.replace(

@@ -2,7 +2,7 @@
 
     python -m benchmarks.train_throughput SHARDS [--model hycoclip] [--sizes s b l] [--batches 64 256 768] [--set KEY=VALUE ...]
 
-The papers' configurations (jobs/train_MODEL_vit_SIZE.yaml) in bfloat16, blocks compiled on a GPU, trained by the trainer's own loader and
+The papers' configurations (jobs/train/) in bfloat16, blocks compiled on a GPU, trained by the trainer's own loader and
 step on SHARDS, a folder of training shards such as out/train_demo/shards/train. `mfu` is the towers' arithmetic, forwards and
 backwards, over what the GPU's data sheet promises; `share_of_products` over that of one large matrix product taken in the same run.
 `share` divides the step among the towers' and the losses' forward pass, the backward pass, and the rest (optimizer, checks).
@@ -25,10 +25,10 @@ from trainer.batch import Batch, Pairs
 from trainer.build import Run, build
 from trainer.config import load_config
 from trainer.loop import AUTOCAST, autocast, update
-from trainer.metrics import Meter
+from trainer.metrics.writers import Meter
 from trainer.parallel import Place, pick_device
 
-JOBS = Path(__file__).parents[1] / "jobs"
+JOBS = Path(__file__).parents[1] / "jobs" / "train"
 WARM_UP, REPEATS = 3, 10
 PRODUCT = 8192  # rows and columns of the product on a GPU; an eighth of them on a CPU
 DENSE_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "A6000": 155e12}  # data sheets, FLOP/s
@@ -59,8 +59,9 @@ def measure(options: argparse.Namespace, size: str, batch: int, device: torch.de
     """One configuration: the bare step on one batch, its parts, then steps with the loader."""
     with tempfile.TemporaryDirectory() as output:
         compiled = str(device.type == "cuda").lower()
-        overrides = [f"shards={options.shards}", f"output={output}", f"batch={batch}", f"compile={compiled}"]
-        config = load_config(str(JOBS / f"train_{options.model}_vit_{size}.yaml"), [*overrides, *options.set])
+        overrides = [f"shards={options.shards}", f"output={output}", f"batch_size={batch}", f"compile={compiled}"]
+        names = [options.model] if size == "s" else [options.model, f"vit_{size}"]
+        config = load_config([*(str(JOBS / f"{name}.yaml") for name in names), *overrides, *options.set])
         run = build(config, Place(device=device))
         try:
             return {"device": name_of(device), **speeds(run)}
@@ -91,7 +92,7 @@ def speeds(run: Run) -> dict[str, object]:
     peak = next((flop_s for name, flop_s in DENSE_BF16.items() if name in name_of(device)), None)
     half = AUTOCAST[run.config.precision] == torch.bfloat16
     return {
-        "pairs_per_s": round(run.config.batch / step_s, 1),
+        "pairs_per_s": round(run.config.batch_size / step_s, 1),
         "step_s": round(step_s, 4),
         "tflop_per_s": round(rate / 1e12, 2),
         "mfu": round(rate / peak, 3) if peak and half else None,
@@ -126,7 +127,7 @@ def tower_flops(run: Run, batch: Batch) -> float:
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as once:
         backwards(features(run, batch))
     run.optimizer.zero_grad(set_to_none=True)
-    recomputed = run.config.checkpoint_activations or run.config.micro_batch is not None
+    recomputed = run.config.checkpoint_activations or run.config.micro_batch_size is not None
     return once.get_total_flops() - (forwards.get_total_flops() if recomputed else 0)
 
 
@@ -164,7 +165,7 @@ def with_loader(run: Run, batches: Iterator[Batch]) -> dict[str, float]:
         with meter.waiting():
             batch = next(batches).to(run.place.device, non_blocking=True)
         update(run, batch)
-        meter.samples += run.config.batch
+        meter.samples += run.config.batch_size
     read = meter.read()
     return {
         "pairs_per_s_with_loader": round(read["samples_per_s"], 1),

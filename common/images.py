@@ -15,7 +15,7 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from common.load import check_range
+from common.config import check_range
 
 Image = NDArray[np.uint8]
 Reason = Literal["not_an_image", "undecodable", "too_many_pixels", "too_small", "extreme_aspect_ratio"]

@@ -13,7 +13,7 @@ from demo.world.captions import GROUNDED_KINDS, Phrase
 from demo.world.scenes import Object, Scene, scene_stream
 from demo.world.sprites import TRAIN_STYLES
 from demo.world.vocabulary import CATEGORY_NOUNS, COLOURS, CONCEPT, CONCEPTS
-from trainer.preprocess import PreprocessConfig, fit
+from trainer.data.preprocess import PreprocessConfig, fit
 
 CONCEPT_INDEX = {concept.name: index for index, concept in enumerate(CONCEPTS)}
 COLOUR_INDEX: dict[str | None, int] = {None: 0, **{colour: index for index, colour in enumerate(COLOURS, start=1)}}

@@ -14,9 +14,9 @@ from demo.world.captions import GROUNDED_KINDS, Phrase
 from demo.world.scenes import TEST_SEEDS, Object, Scene, make_scene
 from demo.world.sprites import Style
 from demo.world.vocabulary import CONCEPTS
-from trainer.dual_encoder import DualEncoder
-from trainer.preprocess import PreprocessConfig, fit, to_pixels
-from trainer.tokenizer import Tokenizer
+from trainer.data.preprocess import PreprocessConfig, fit, to_pixels
+from trainer.models.dual_encoder import DualEncoder
+from trainer.text.tokenizer import Tokenizer
 
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 17))
 

@@ -20,10 +20,12 @@ from demo.world.layout import WorldConfig
 from demo.world.scenes import TEST_SEEDS, Scene, list_prompt, make_scene
 from demo.world.sprites import HELD_OUT_STYLE, STYLES, TRAIN_STYLES, Style
 from demo.world.truth import Prediction, Truth, average_precision, iou, matches, recall_at, truth_of
-from pipeline.ground.stage import Ground, GroundConfig
-from pipeline.parse import Parse, ParseConfig
-from pipeline.score import Score, ScoreConfig
-from pipeline.scorers import CLIP_SCORE_WEIGHT
+from pipeline.ground.config import GroundConfig
+from pipeline.ground.stage import Ground
+from pipeline.parse.config import ParseConfig
+from pipeline.parse.stage import Parse
+from pipeline.score.config import CLIP_SCORE_WEIGHT, ScoreConfig
+from pipeline.score.stage import Score
 
 WEIGHTS = Path(__file__).parent / "weights"
 CARD = WEIGHTS / "MODEL_CARD.md"

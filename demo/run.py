@@ -21,7 +21,9 @@ from demo.local_web import server, usable_port
 from demo.make_input import N_ROWS, write_input
 from demo.serve import HOST
 from demo.truth_report import read_truth, rows_of, table_of, truth_figures, unexpected_drops
-from pipeline.report import build_stats, summary_table, write_report
+from pipeline.report.html import write_report
+from pipeline.report.stats import build_stats
+from pipeline.report.summary import summary_table
 
 ROOT = Path(__file__).resolve().parent.parent
 

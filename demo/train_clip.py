@@ -6,7 +6,6 @@ Every process makes its own scenes; gradients are averaged over the processes. T
 import argparse
 import copy
 import json
-import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,17 +21,18 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 from torch import Tensor
 
+from common.optim import parameter_groups, warmup_cosine
 from demo.clip_data import Batch, DataConfig, augment, batches
 from demo.clip_evaluation import evaluate
 from demo.world.scenes import corpus
 from demo.world.sprites import STYLES
-from trainer.checkpoint import load_model, save_model
-from trainer.dual_encoder import ModelConfig
+from trainer.checkpoints.model import load_model, save_model
+from trainer.data.preprocess import PreprocessConfig, to_pixels
 from trainer.encoders.config import ImageConfig, TextConfig
-from trainer.losses import contrastive
+from trainer.losses.functional import contrastive
 from trainer.models.clip import CLIP
-from trainer.preprocess import PreprocessConfig, to_pixels
-from trainer.tokenizer import END_OF_WORD, WORD, Tokenizer, alphabet
+from trainer.models.config import ModelConfig
+from trainer.text.tokenizer import END_OF_WORD, WORD, Tokenizer, alphabet
 
 WEIGHTS = Path(__file__).parent / "weights" / "clip"
 
@@ -108,15 +108,6 @@ def loss_of(model: CLIP, tokenizer: Tokenizer, batch: Batch, config: TrainClipCo
     return (crop_loss + config.scene_weight * scene_loss) / 2
 
 
-def make_optimizer(parameters: list[torch.nn.Parameter], config: TrainClipConfig) -> torch.optim.AdamW:
-    """Matrices decay, vectors do not."""
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.98))
-
-
 def update_average(average: CLIP, model: CLIP, decay: float) -> None:
     """The running average of the weights, one step on."""
     for mean, value in zip(average.parameters(), model.parameters(), strict=True):
@@ -132,9 +123,10 @@ def average_gradients(parameters: list[torch.nn.Parameter]) -> None:
 
 
 def learning_rate(step: int, config: TrainClipConfig) -> float:
-    """Linear warm-up, half a cosine to a hundredth."""
-    progress = step / config.steps
-    return config.lr * min((step + 1) / config.warmup_steps, 0.01 + 0.99 * (1 + math.cos(math.pi * progress)) / 2)
+    """The learning rate of step 0, 1, ...: linear warm-up under half a cosine from the first step to a hundredth."""
+    return config.lr * warmup_cosine(
+        step, steps=config.steps, warmup_steps=config.warmup_steps, final_ratio=0.01, first_step=1, decay_start=0
+    )
 
 
 def train(rank: int, meeting: str, config: TrainClipConfig, out: Path) -> None:
@@ -146,7 +138,8 @@ def train(rank: int, meeting: str, config: TrainClipConfig, out: Path) -> None:
     model = CLIP(model_config(tokenizer))
     average = copy.deepcopy(model).requires_grad_(False)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = make_optimizer(parameters, config)
+    groups = parameter_groups(model, lr=config.lr, weight_decay=config.weight_decay)
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
     noise = torch.Generator().manual_seed(config.seed + rank)
     stream = batches(config.batch, config.data, config.preprocess, rank, config.processes)
     log = progress(config)

@@ -14,16 +14,17 @@ from pathlib import Path
 
 from common.errors import UserError
 from demo.train_demo_data import ROOT, DataConfig, make_data
-from trainer.curves import write_curves
+from trainer.metrics.curves import write_curves
+from trainer.models.registry import MODELS
 
-MODELS = ("clip", "meru", "hycoclip", "phyclip", "poinclip", "syntax_meru")
+JOBS = "jobs/train_demo"
 OUTPUT = ROOT / "out" / "train_demo"
 
 
 def main() -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", choices=MODELS, default="hycoclip")
+    parser.add_argument("--model", choices=tuple(MODELS), default="hycoclip")
     parser.add_argument("--out", type=Path, default=OUTPUT, help="pairs/, shards/, concepts/ and MODEL/ are made in it")
     parser.add_argument("--rows", type=int, default=DataConfig.train_rows, help="rows of the training input")
     parser.add_argument("--fresh", action="store_true", help="train again, from the start")
@@ -59,10 +60,18 @@ def train(model: str, folder: Path, overrides: list[str]) -> None:
         f"evaluation.shards={folder / 'shards' / 'held_out'}",
         f"evaluation.image_folders=[{folder / 'concepts'}]",
     ]
-    command = [sys.executable, "-m", "trainer.train", f"jobs/train_demo_{model}.yaml", *places, *overrides]
+    command = [sys.executable, "-m", "trainer.train", *job_files(model), f"model_name={model}", *places, *overrides]
     say(f"python {' '.join(command[1:])}")
     if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
         raise RuntimeError("training failed; its message is above")
+
+
+def job_files(model: str) -> list[str]:
+    """The YAML files of a model's miniature: the base, and the overlay for the settings that the model has."""
+    config = MODELS[model].config
+    if hasattr(config, "box_candidates"):
+        return [f"{JOBS}/base.yaml", f"{JOBS}/boxes.yaml"]
+    return [f"{JOBS}/base.yaml", *([f"{JOBS}/cones.yaml"] if hasattr(config, "min_radius") else [])]
 
 
 def table(model: str, figures: dict[str, float]) -> str:

@@ -28,7 +28,7 @@ from demo.world.vocabulary import CONCEPTS
 from pipeline.images import border_square, crop_box, encode_jpeg
 
 ROOT = Path(__file__).resolve().parent.parent
-JOB = "jobs/train_demo_shards.yaml"
+JOB = "jobs/train_demo/shards.yaml"
 JPEG_QUALITY = 95
 
 

@@ -22,14 +22,14 @@ from demo.world.scenes import TRAIN_SEEDS, Curriculum, Scene, corpus, scene_stre
 from demo.world.sprites import TRAIN_STYLES, Style
 from demo.world.vocabulary import CONCEPTS
 from pipeline.ground.glip.backbone import ConvBackbone
-from pipeline.ground.glip.checkpoint import next_step
 from pipeline.ground.glip.config import MINIATURE
-from pipeline.ground.glip.examples import Example, LabelledPhrase, batches
 from pipeline.ground.glip.model import Glip
-from pipeline.ground.glip.recipe import TrainConfig
 from pipeline.ground.glip.text import Prompter
-from pipeline.ground.glip.training import train
-from pipeline.ground.glip.vocabulary import write_vocabulary
+from pipeline.ground.glip.training.checkpoint import next_step
+from pipeline.ground.glip.training.config import GlipTrainConfig, OptimConfig
+from pipeline.ground.glip.training.examples import Example, LabelledPhrase, batches
+from pipeline.ground.glip.training.loop import train
+from pipeline.ground.glip.training.vocabulary import write_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -40,19 +40,23 @@ KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_":
 
 def main() -> None:
     """Command line."""
-    defaults = TrainConfig()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of the weights, the log and the checkpoint")
-    parser.add_argument("--steps", type=int, default=defaults.steps, help="steps of each process")
-    parser.add_argument("--batch-size", type=int, default=defaults.batch_size, help="images a step and process")
+    parser.add_argument("--steps", type=int, default=OptimConfig.steps, help="steps of each process")
+    parser.add_argument("--batch-size", type=int, default=GlipTrainConfig.batch_size, help="images a step and process")
     parser.add_argument("--processes", type=int, default=2, help="processes of one thread each")
-    parser.add_argument("--lr", type=float, default=defaults.lr)
+    parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--init-clip", type=Path, help="safetensors of a miniature CLIP whose image tower starts ours")
     parser.add_argument("--styles", nargs="+", choices=get_args(Style), default=TRAIN_STYLES)
     parser.add_argument("--plain", action="store_true", help="plain convolutions in place of the deformable ones")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     options = parser.parse_args()
-    config = replace(defaults, steps=options.steps, batch_size=options.batch_size, lr=options.lr)
+    config = GlipTrainConfig(
+        shards="scenes of the demo's world",
+        output=str(options.out),
+        batch_size=options.batch_size,
+        optim=OptimConfig(steps=options.steps, lr=options.lr, language_lr_ratio=1.0, max_gradient_norm=5.0),
+    )
     options.out.mkdir(parents=True, exist_ok=True)
     vocab = options.out / "vocab.txt"
     if not (options.resume and vocab.exists()):
@@ -65,7 +69,7 @@ def main() -> None:
         rendezvous.unlink(missing_ok=True)
 
 
-def run(rank: int, options: argparse.Namespace, config: TrainConfig, vocab: Path, rendezvous: Path) -> None:
+def run(rank: int, options: argparse.Namespace, config: GlipTrainConfig, vocab: Path, rendezvous: Path) -> None:
     """One process of the training."""
     logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
@@ -79,12 +83,12 @@ def run(rank: int, options: argparse.Namespace, config: TrainConfig, vocab: Path
         logger.info("%d tensors of the image tower copied from %s", n_copied, options.init_clip)
     first = next_step(options.out) if options.resume else 0
     n_seen = first * config.batch_size * options.processes
-    n_scenes = config.steps * config.batch_size * options.processes
+    n_scenes = config.optim.steps * config.batch_size * options.processes
     scenes = stream(n_seen + rank, options.processes, n_scenes, tuple(options.styles))
     data = batches(map(example, scenes), Prompter(vocab, model.config.text), model.config, config.batch_size)
     if dist.is_initialized():
         dist.barrier()  # nobody may overwrite the checkpoint before all have read its step
-    train(model, data, vocab, options.out, config, resume=options.resume)
+    train(model, data, vocab, config, resume=options.resume)
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -1,42 +1,51 @@
-"""The configuration of a run: frozen dataclasses, a YAML that holds what differs, `key.sub=value` on top.
+"""The configuration of the pipeline: the groups of all stages, loaded from YAML files and `key=value` arguments."""
 
-Each part lives beside what it configures; this file only nests them, and `common/` loads them. Unknown keys and wrong types
-stop the run before anything is loaded.
-"""
-
-import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
+from common.config import Keys, check_range, merge, read_layers, runtime, split_runtime
 from common.errors import UserError
-from common.load import check_range, merge, read_layers
-from pipeline.captions import CaptionsConfig
-from pipeline.download import DownloadConfig
-from pipeline.ground.stage import GroundConfig
-from pipeline.parse import ParseConfig
-from pipeline.read import ReadConfig
+from pipeline.captions.config import CaptionsConfig
+from pipeline.download.config import DownloadConfig
+from pipeline.ground.config import GroundConfig
+from pipeline.parse.config import ParseConfig
+from pipeline.read.config import ReadConfig
 from pipeline.report.config import ReportConfig
-from pipeline.score import ScoreConfig
-from pipeline.write import WriteConfig
+from pipeline.score.config import ScoreConfig
+from pipeline.write.config import WriteConfig
 
-SHORT: Final = {"grounder": "ground.grounder", "scorer": "score.scorer", "formats": "write.formats"}
-"""Short names for the keys users touch most."""
+KEYS: Final = Keys(
+    short={"grounder": "ground.grounder", "scorer": "score.scorer", "formats": "write.formats"},
+    renamed={"ground.compiled": "ground.compile"},
+    revalued={
+        "ground.device": {None: "auto"},
+        "ground.precision": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"},
+        "score.device": {None: "auto"},
+    },
+)
+"""Key names of the pipeline; `renamed` and `revalued` are those of version 0.1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayConfig:
-    """How the stages are spread over the cluster (see pipeline/on_ray.py)."""
+    """How the work is spread over a cluster (pipeline/on_ray.py)."""
 
-    runner: Literal["ray", "local"] = "ray"  # ray, or local: the stages in a plain loop in this process
-    address: str | None = None  # cluster to join; none: RAY_ADDRESS if set, else a Ray of its own on this machine
-    cpu_workers: int | None = None  # processes that download, parse and write; none: as many as the CPUs allow
-    model_workers: int | None = None  # processes that ground and score; none: one a GPU, or one a CPU without GPUs
-    gpus_per_model_worker: float = 1.0  # GPUs of one model worker, if the cluster has any; 0.5: two workers share one
-    retries: int = 2  # how often a shard is begun again after a worker died under it
+    # ray; or local: run the stages in a plain loop in this process
+    runner: Literal["ray", "local"] = "ray"
+    # cluster to join; null: RAY_ADDRESS if it is set, else start Ray on this machine
+    address: str | None = None
+    # processes that download, parse and write; null: as many as the CPUs allow
+    cpu_workers: int | None = None
+    # processes that ground and score; null: one per GPU, or one per CPU without GPUs
+    model_workers: int | None = None
+    # GPUs of one model worker, if the cluster has any; 0.5: two workers share one
+    gpus_per_model_worker: float = 1.0
+    # how often a shard is retried after its worker died
+    retries: int = 2
 
     def __post_init__(self) -> None:
         check_range(self, "cpu_workers", "model_workers", least=1)
@@ -45,12 +54,16 @@ class RayConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """Everything a run depends on."""
+    """The configuration of a run."""
 
-    input: str = ""  # file, folder, glob or URL: parquet, JSONL, CSV, TSV, or tars of image-text pairs
-    output: str = ""  # folder or URL for train/, grit/, arrow/, stats.json and report.html
-    rows_per_shard: int = 1000  # input rows that become one set of output files: the unit of work and of restart
-    limit: int | None = None  # read only that many input rows, the first ones
+    # file, folder, glob or URL: parquet, JSONL, CSV, TSV, or tars of image-text pairs
+    input: str = ""
+    # folder or URL for train/, grit/, arrow/, stats.json and report.html
+    output: str = ""
+    # input rows that become one set of output files: the unit of work and of resumption
+    rows_per_shard: int = 1000
+    # read only the first `limit` input rows; null: all
+    limit: int | None = None
     read: ReadConfig = field(default_factory=ReadConfig)
     download: DownloadConfig = field(default_factory=DownloadConfig)
     captions: CaptionsConfig = field(default_factory=CaptionsConfig)
@@ -58,8 +71,8 @@ class PipelineConfig:
     ground: GroundConfig = field(default_factory=GroundConfig)
     score: ScoreConfig = field(default_factory=ScoreConfig)
     write: WriteConfig = field(default_factory=WriteConfig)
-    report: ReportConfig = field(default_factory=ReportConfig)
-    ray: RayConfig = field(default_factory=RayConfig)
+    report: ReportConfig = runtime(factory=ReportConfig)
+    ray: RayConfig = runtime(factory=RayConfig)
 
     def __post_init__(self) -> None:
         check_range(self, "rows_per_shard", "limit", least=1)
@@ -68,22 +81,32 @@ class PipelineConfig:
                 raise UserError(f"{key} is not set; put it in the YAML or give {key}=... on the command line")
 
 
-def load_config(path: str | None, overrides: Sequence[str] = ()) -> PipelineConfig:
-    """The defaults, then the YAML at `path`, then `key=value` overrides.
+def load_config(arguments: Sequence[str]) -> PipelineConfig:
+    """The configuration of a command line: the defaults, then YAML files, then `key=value` arguments.
 
-    Raises UserError naming the file or key and the mend.
+    Raises UserError naming the file or argument, the key and the fix.
     """
-    config = merge(PipelineConfig, read_layers(path, overrides, SHORT))
+    config = merge(PipelineConfig, read_layers(arguments, KEYS))
     assert isinstance(config, PipelineConfig)
     return config
 
 
 def content_hash(config: PipelineConfig) -> str:
-    """SHA-256 over the keys that decide what a shard holds: not where it goes, who computes it, or how it is shown."""
-    content = dataclasses.asdict(config)
-    for key in ("input", "output", "limit", "rows_per_shard", "report", "ray"):
+    """SHA-256 of the settings that decide what a shard holds.
+
+    Left out are the settings that decide which rows are in it (its plan records them), where it is written, and everything marked
+    as `runtime`.
+    """
+    content, _ = split_runtime(config)
+    for key in ("input", "output", "limit", "rows_per_shard"):
         del content[key]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def runtime_settings(config: PipelineConfig) -> dict[str, Any]:
+    """The `runtime` settings that can change the bytes of a shard, which its manifest records: all but those of Ray and the report."""
+    _, settings = split_runtime(config)
+    return {group: values for group, values in settings.items() if group not in ("report", "ray")}
 
 
 def repository_root() -> Path:

@@ -14,18 +14,21 @@ if str(ROOT) not in sys.path:  # started as a file, from any folder
 
 from tqdm import tqdm  # noqa: E402
 
+from common.config import to_yaml  # noqa: E402
+from common.config_help import show  # noqa: E402
 from common.errors import UserError  # noqa: E402
-from common.help import show  # noqa: E402
-from common.load import to_yaml  # noqa: E402
 from common.remote import side_by_side  # noqa: E402
 from pipeline.config import PipelineConfig, load_config  # noqa: E402
 from pipeline.help import help_text  # noqa: E402
-from pipeline.places import check_writable, refuse_foreign_shards, refuse_output_in_input, with_absolute_places  # noqa: E402
+from pipeline.paths import check_writable, refuse_foreign_shards, refuse_output_in_input, with_absolute_places  # noqa: E402
 from pipeline.provenance import make_provenance  # noqa: E402
-from pipeline.read import ShardPlan, plan_shards  # noqa: E402
-from pipeline.report import build_stats, summary_table, write_report  # noqa: E402
+from pipeline.read.plan import plan_shards  # noqa: E402
+from pipeline.read.types import ShardPlan  # noqa: E402
+from pipeline.report.html import write_report  # noqa: E402
+from pipeline.report.stats import build_stats  # noqa: E402
+from pipeline.report.summary import summary_table  # noqa: E402
 from pipeline.run import run_local  # noqa: E402
-from pipeline.write import is_finished  # noqa: E402
+from pipeline.write.stage import is_finished  # noqa: E402
 from pipeline.write.store import Store  # noqa: E402
 
 logger = logging.getLogger("hypergrit")
@@ -38,8 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
-        path = arguments[0] if arguments and "=" not in arguments[0] else None
-        run(load_config(path, arguments[1:] if path else arguments))
+        run(load_config(arguments))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,10 +1,10 @@
 """What `--help` says of the main job."""
 
-from common.help import describe
-from pipeline.config import SHORT, PipelineConfig
+from common.config_help import describe
+from pipeline.config import KEYS, PipelineConfig
 
 USAGE = """\
-usage: python pipeline/grit.py [CONFIG.yaml] [key=value ...]
+usage: python pipeline/grit.py [CONFIG.yaml ...] [key=value ...]
 
 Turns image-text pairs into grounded training shards: downloads the images, finds the phrases of each caption, grounds them to boxes,
 filters the boxes, writes shards and a report. Finished shards are skipped, so the same command goes on where a killed job stopped.
@@ -18,4 +18,4 @@ Exit code: 0 done, 1 a bug or a failed machine, 2 something you can mend (the me
 
 def help_text() -> str:
     """The whole of --help."""
-    return describe(USAGE, PipelineConfig, SHORT)
+    return describe(USAGE, PipelineConfig, KEYS.short)

@@ -1,34 +1,13 @@
 """What becomes of decoded images: resized, cropped and encoded. An image is uint8 RGB [h, w, 3]."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import cv2
 import numpy as np
 
 from common.images import Image
-from common.load import check_range
-
-ResizeMode = Literal["keep_ratio", "border", "none"]
-
-MAX_SIDE_PX = 65_500
-"""A JPEG's longest side, as libjpeg has it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResizeConfig:
-    """How an image is stored."""
-
-    # keep_ratio: the shorter side becomes `size`; border: fitted into a white square of that side; none: as it came
-    mode: ResizeMode = "keep_ratio"
-    size: int = 256  # pixels of the stored image's shorter side, or of the square
-    enlarge: bool = False  # whether keep_ratio also enlarges images whose shorter side is below `size`
-    jpeg_quality: int = 95  # JPEG quality of the stored image, 1 to 100
-
-    def __post_init__(self) -> None:
-        check_range(self, "jpeg_quality", least=1, most=100)
-        check_range(self, "size", least=1, most=MAX_SIDE_PX)
+from pipeline.download.config import ResizeConfig
 
 
 def resize(image: Image, height: int, width: int) -> Image:

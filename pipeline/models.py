@@ -1,26 +1,11 @@
-"""What grounders and scorers have in common: a device, and what the config.json of their folder says."""
+"""The config.json of a model folder, and the threshold that it may hold."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common.errors import UserError
 from common.json_file import read_object
-
-
-def usable_device(wish: str | None, key: str) -> str:
-    """The wanted torch device; without a wish CUDA where there is one, else the CPU. Raises UserError for one that is not there."""
-    if wish is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=wish)
-    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        raise UserError(
-            f"{key}={wish} cannot be used on this machine: {str(error).splitlines()[0]} Leave it out, or give cpu or cuda"
-        ) from error
-    return wish
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -18,9 +18,9 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from common.errors import UserError
-from common.places import standing_in
+from common.paths import standing_in
 from pipeline.config import PipelineConfig, RayConfig, repository_root
-from pipeline.read import ShardPlan
+from pipeline.read.types import ShardPlan
 from pipeline.run import Infer, Prepare, Timings, write
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from pipeline.config import PipelineConfig, content_hash, repository_root
 from pipeline.ground.load import grounder_path
-from pipeline.parse import spacy_package
-from pipeline.score import resolve_thresholds
-from pipeline.scorers import scorer_path
+from pipeline.parse.stage import spacy_package
+from pipeline.score.scorers import scorer_path
+from pipeline.score.stage import resolve_thresholds
 from schemas.rows import VERSION
 
 PACKAGES: Final = (

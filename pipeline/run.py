@@ -15,15 +15,16 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from pipeline.captions import clean_captions
-from pipeline.config import PipelineConfig
-from pipeline.download import Download
+from pipeline.captions.stage import clean_captions
+from pipeline.config import PipelineConfig, runtime_settings
+from pipeline.download.stage import Download
 from pipeline.ground.stage import Ground
-from pipeline.parse import Parse
-from pipeline.read import ShardPlan, read_shard
-from pipeline.score import Score
+from pipeline.parse.stage import Parse
+from pipeline.read.stage import read_shard
+from pipeline.read.types import ShardPlan
+from pipeline.score.stage import Score
 from pipeline.stored_images import StoredImages
-from pipeline.write import write_shard
+from pipeline.write.stage import write_shard
 from pipeline.write.store import Store
 from schemas.files import TIMINGS_FILE
 from schemas.rows import BOUNDARIES
@@ -102,7 +103,7 @@ def write(
 ) -> dict[str, Any]:
     """Commit the shard and return its manifest; timings go to a file of their own, since they differ from run to run."""
     start, kept = time.perf_counter(), len(kept_indices(table))
-    manifest = write_shard(table, plan, config.write, config.output, provenance)
+    manifest = write_shard(table, plan, config.write, config.output, provenance, runtime_settings(config))
     timings = {**timings, "write": {"seconds": time.perf_counter() - start, "rows": float(kept)}}
     Store(config.output).write(TIMINGS_FILE.format(plan.index), json.dumps(timings, sort_keys=True))
     return manifest

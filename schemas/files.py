@@ -93,6 +93,7 @@ MANIFEST: Final = MappingProxyType(
         "asked": "noun chunks of all rows that the grounder was asked for, or that came with boxes",
         "removed": "`phrases` and `boxes`, of all rows: each {why: n}, as in their lists above",
         "provenance": "versions, models by the hash of their weights, the thresholds that decided, and `config_hash`",
+        "runtime": "settings that may change between shards of one output: devices, batch sizes, concurrency, time limits",
     }
 )
 """Fields of _manifests/NNNNN.json, which is written last: a shard without it does not exist."""

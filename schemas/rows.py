@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-VERSION: Final = "1.1"
+VERSION: Final = "1.2"
 """MAJOR.MINOR: a change that breaks readers raises the major number, an added column the minor one."""
 
 

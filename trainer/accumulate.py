@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.distributed import counts_of_ranks
-from trainer.dual_encoder import DualEncoder
+from trainer.models.dual_encoder import DualEncoder
 
 REPEATED = re.compile(r"blocks|resblocks|stages|layer\d")
 """Names of the lists that networks keep their blocks in; ResNets have layer1 to layer4."""

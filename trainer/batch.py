@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.syntax import Syntax
+from trainer.text.syntax import Syntax
 
 
 @dataclass(frozen=True, kw_only=True)

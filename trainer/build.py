@@ -3,25 +3,27 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from common.devices import resolve_precision
 from common.errors import UserError, prefixed
 from trainer.accumulate import blocks, checkpoint_blocks, set_micro_batch
-from trainer.checkpoint import load_state, read_weights
+from trainer.checkpoints.model import load_state, read_weights
+from trainer.checkpoints.open_clip import load_towers
+from trainer.checkpoints.rng import seed_generators
+from trainer.checkpoints.run import Trained
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader
-from trainer.dual_encoder import DualEncoder
-from trainer.evaluation import Evaluation
-from trainer.models.names import build_model
-from trainer.open_clip_weights import load_towers
+from trainer.evaluation.evaluate import Evaluation
+from trainer.models.dual_encoder import DualEncoder
+from trainer.models.registry import build_model
 from trainer.optim import build_optimizer
 from trainer.parallel import Place, whole, wrap
-from trainer.random_state import seed_generators
-from trainer.run_state import Trained
-from trainer.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
+from trainer.text.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
 
 
 @dataclass(kw_only=True)
@@ -34,6 +36,7 @@ class Run(Trained):
     tokenizer: Tokenizer
     loader: Loader
     evaluation: Evaluation
+    precision: Literal["fp32", "bf16", "fp16"]
     step: int = 0  # steps done
 
 
@@ -43,6 +46,7 @@ def build(config: TrainConfig, place: Place) -> Run:
     Raises UserError for what does not fit together.
     """
     check_loss_kernel(config, place)
+    precision = resolve_precision(config.precision, place.device)
     with prefixed("evaluation."):
         evaluation = Evaluation(config.evaluation)
     tokenizer = build_tokenizer(config)
@@ -58,8 +62,8 @@ def build(config: TrainConfig, place: Place) -> Run:
         rank=place.rank,
         world_size=place.world_size,
     )
-    if config.micro_batch:
-        set_micro_batch(model, config.micro_batch, in_step=config.parallel.strategy == "fsdp")
+    if config.micro_batch_size:
+        set_micro_batch(model, config.micro_batch_size, in_step=config.parallel.strategy == "fsdp")
     if config.compile:
         for block in blocks(model):
             block.forward = torch.compile(block.forward)  # under the checkpoint, which is never compiled itself
@@ -73,10 +77,11 @@ def build(config: TrainConfig, place: Place) -> Run:
         model=model,
         wrapped=wrapped,
         optimizer=build_optimizer(model, config.optim),
-        scaler=torch.amp.GradScaler(place.device.type, enabled=config.precision == "fp16"),
+        scaler=torch.amp.GradScaler(place.device.type, enabled=precision == "fp16"),
         tokenizer=tokenizer,
         loader=loader,
         evaluation=evaluation,
+        precision=precision,
     )
 
 
@@ -125,7 +130,9 @@ def check_image_size(model: DualEncoder) -> None:
 
 def check_batch_norms(config: TrainConfig, model: DualEncoder) -> None:
     """Raise UserError for options that change what batch norms see: only the rows of a micro-batch, and those twice."""
-    asked = [f"{key}={value}" for key in ("micro_batch", "checkpoint_activations") if (value := getattr(config, key))]
+    asked = [
+        f"{key}={value}" for key in ("micro_batch_size", "checkpoint_activations") if (value := getattr(config, key))
+    ]
     # Of a frozen tower they are not in training mode, and use what they learned.
     if asked and any(isinstance(module, _BatchNorm) and module.training for module in model.modules()):
         raise UserError(
@@ -155,11 +162,11 @@ def build_tokenizer(config: TrainConfig) -> Tokenizer:
 
 def batch_of_rank(config: TrainConfig, place: Place) -> int:
     """Pairs of a step on one rank. The contrastive loss wants as many on each."""
-    if config.batch % place.world_size:
+    if config.batch_size % place.world_size:
         raise UserError(
-            f"batch={config.batch} does not divide among {place.world_size} processes; give a multiple of it"
+            f"batch_size={config.batch_size} does not divide among {place.world_size} processes; give a multiple of it"
         )
-    return config.batch // place.world_size
+    return config.batch_size // place.world_size
 
 
 def whole_model(run: Run) -> DualEncoder:

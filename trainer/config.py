@@ -1,67 +1,74 @@
-"""The configuration of a training run: frozen dataclasses, a YAML that holds what differs, `key.sub=value` on top.
+"""The configuration of a training run: the groups of its parts, loaded from YAML files and `key=value` arguments.
 
-Each part lives beside what it configures; this file only nests them. `model.*` are the keys of the model that `model_name` chooses.
+`model.*` are the settings of the model that `model_name` selects.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from omegaconf import OmegaConf
 
+from common.config import Keys, Layer, check_positive, check_range, merge, read_layers, runtime, runtime_keys
+from common.config_help import describe
+from common.devices import Precision, check_device
 from common.errors import UserError
-from common.help import describe
-from common.load import Layer, check_positive, check_range, merge, read_layers
+from trainer.checkpoints.config import SaveConfig
 from trainer.data.config import DataConfig
-from trainer.dual_encoder import ModelConfig
 from trainer.encoders.config import OPEN_CLIP
 from trainer.evaluation.config import EvaluationConfig
-from trainer.models.names import MODELS
-from trainer.optim import OptimConfig
+from trainer.metrics.config import LogConfig
+from trainer.models.config import ModelConfig
+from trainer.models.registry import MODELS
 
-SHORT: Final = {"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"}
-"""Short names for the keys users touch most."""
-
-FREE: Final = (
-    *("output", "resume", "device", "precision", "micro_batch", "compile", "checkpoint_activations"),
-    *("save", "log", "parallel", "ray", "evaluation"),
-    *("data.shards", "data.workers", "data.prefetch", "data.index_folder", "model.loss_kernel"),
+KEYS: Final = Keys(
+    short={"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"},
+    renamed={"batch": "batch_size", "micro_batch": "micro_batch_size"},
 )
-"""Keys and groups that may change when a run goes on from a checkpoint; the loader itself checks that the data are the same."""
+"""Key names of training; `renamed` are those of version 0.1."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveConfig:
-    """Checkpoints of the run, in OUTPUT/checkpoints."""
+class OptimConfig:
+    """AdamW and the learning rate schedule. The defaults are MERU's, which HyCoCLIP and PHyCLIP use too.
 
-    every: int = 1000  # steps between checkpoints; there is also one at the end, and one when the run is told to stop
-    keep: int = 3  # how many checkpoints are kept, the newest ones
+    `decay` selects the parameters with weight decay. "paper": all but gains, biases and learned scalars. "released": all but the four
+    scalars of MERU, because its code treats a decay of 0 for gains as not set; PHyCLIP's curvatures and alphas decay too.
+    """
+
+    # peak learning rate, reached after the warm-up
+    lr: float = 5e-4
+    # AdamW's decay rate of the mean gradient, 0 to below 1
+    beta1: float = 0.9
+    # AdamW's decay rate of the mean squared gradient, 0 to below 1
+    beta2: float = 0.98
+    # AdamW's term added to the denominator
+    eps: float = 1e-8
+    # AdamW's decoupled weight decay: a step shrinks a weight by this times the learning rate
+    weight_decay: float = 0.2
+    # parameters with weight decay: paper, matrices only; released, all that decay in the authors' code
+    decay: Literal["paper", "released"] = "paper"
+    # steps in which the learning rate rises linearly from 0 to lr
+    warmup_steps: int = 4000
+    # optimizer steps of the whole run; the learning rate ends at 0
+    steps: int = 120_000
 
     def __post_init__(self) -> None:
-        check_range(self, "every", "keep", least=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogConfig:
-    """What is written down while training."""
-
-    every: int = 10  # steps between two rows of OUTPUT/metrics.jsonl
-    tensorboard: bool = True  # whether event files go to OUTPUT/tensorboard too; needs the package tensorboard
-    # project of Weights & Biases to which the figures go too; needs the package wandb; none: to no project
-    wandb_project: str | None = None
-
-    def __post_init__(self) -> None:
-        check_range(self, "every", least=1)
+        check_range(self, "lr", "eps", "weight_decay", "warmup_steps", least=0, below=math.inf)
+        check_range(self, "steps", least=1)
+        check_range(self, "beta1", "beta2", least=0, below=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """Several processes, started by torchrun or by Ray Train."""
 
-    # how several processes share the model: ddp, each holds all of it; fsdp, each holds a share of it
+    # distribution of the model: ddp, each process holds a copy; fsdp, each process holds a shard
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    timeout_s: float = 600.0  # time, in seconds, after which a process that says nothing counts as lost
+    # time without an answer after which a process counts as lost, in seconds
+    timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         check_range(self, "timeout_s", least=1, most=10**9)
@@ -69,13 +76,16 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RayConfig:
-    """Processes started by Ray Train, over a cluster (see trainer/on_ray.py)."""
+    """Processes started by Ray Train on a cluster (trainer/on_ray.py)."""
 
-    # processes that Ray starts; 0: no Ray, this process trains alone or with those that torchrun started
+    # number of training processes that Ray starts; 0: no Ray, this process or those that torchrun started
     workers: int = 0
-    address: str | None = None  # cluster to join; none: RAY_ADDRESS if set, else a Ray of its own on this machine
-    cpus_per_worker: float = 1.0  # CPUs that Ray sets aside for each training process, its loader processes included
-    max_failures: int = 3  # how often the run goes on from its last checkpoint after a process or machine was lost
+    # cluster to join; null: RAY_ADDRESS if it is set, else start Ray on this machine
+    address: str | None = None
+    # CPUs reserved for each training process, including its loader processes
+    cpus_per_worker: float = 1.0
+    # how often the run restarts from its last checkpoint after losing a process or a machine
+    max_failures: int = 3
 
     def __post_init__(self) -> None:
         check_range(self, "workers", "max_failures", least=0)
@@ -84,83 +94,86 @@ class RayConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Everything a training run depends on."""
+    """The configuration of a run."""
 
-    model_name: str = "hycoclip"  # which model is trained; --help model_name=NAME shows the keys of that one
-    output: str = (
-        ""  # folder of the run: checkpoints/, metrics.jsonl, tensorboard/, model/, evaluation.json, config.yaml
-    )
-    # weights to start from: a folder that the trainer wrote, or a released .pth file; none: random ones
+    # model to train; --help model_name=NAME lists the settings of that model
+    model_name: str = "hycoclip"
+    # folder of the run: checkpoints/, metrics.jsonl, tensorboard/, model/, evaluation.json, config.yaml
+    output: str = runtime("")
+    # initial weights: a folder written by the trainer, or a released .pth file; null: random weights
     init: str | None = None
-    # how texts become tokens: openai, the tokenizer of OpenAI's CLIP, or a merges.txt in its format
+    # tokenizer: openai, that of OpenAI's CLIP, or a merges.txt in its format
     tokenizer: str = "openai"
-    batch: int = 768  # image-text pairs of one step, over all processes
-    # rows (images or texts) that go through a tower together; fewer need less memory, with the same gradient; none: all
-    # of the step
-    micro_batch: int | None = None
-    # number format of the towers' arithmetic: fp32, bf16, or fp16 as in the papers; losses are always float32
-    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
-    device: str = "auto"  # where the model is trained: cuda, cpu, or auto: cuda where there is one
-    seed: int = 0  # random seed of the first weights and of what is drawn while training
-    # whether the run goes on from the newest checkpoint in its output folder. auto: if there is one; never: refuse a
-    # folder that has one; anyway: also from one of other settings, if its tensors fit.
-    resume: Literal["auto", "never", "anyway"] = "auto"
-    compile: bool = False  # whether torch.compile makes the blocks of the towers faster; takes its time at the start
-    # keep only the inputs of the towers' blocks and compute the rest again in the backward pass: less memory, more time
-    checkpoint_activations: bool = False
+    # image-text pairs per step, over all processes
+    batch_size: int = 768
+    # images or texts that pass through a tower together; smaller values need less memory and give the same gradient;
+    # null: all of the step
+    micro_batch_size: int | None = runtime(None)
+    # number format of the towers: auto, fp32, bf16, or fp16 as in the papers; auto: bf16 on GPUs that compute in it, else
+    # fp32; losses are always computed in fp32
+    precision: Precision = runtime("auto")
+    # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
+    device: str = runtime("auto")
+    # random seed of the initial weights and of everything drawn while training
+    seed: int = 0
+    # what happens if the output folder holds checkpoints. auto: resume from the newest; never: refuse to start;
+    # anyway: resume even if settings differ, provided that the tensors fit
+    resume: Literal["auto", "never", "anyway"] = runtime("auto")
+    # compile the blocks of the towers with torch.compile; the first steps take longer
+    compile: bool = runtime(False)
+    # keep only the inputs of the towers' blocks and recompute the rest in the backward pass: less memory, more time
+    checkpoint_activations: bool = runtime(False)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    save: SaveConfig = field(default_factory=SaveConfig)
-    log: LogConfig = field(default_factory=LogConfig)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    ray: RayConfig = field(default_factory=RayConfig)
+    evaluation: EvaluationConfig = runtime(factory=EvaluationConfig)
+    save: SaveConfig = runtime(factory=SaveConfig)
+    log: LogConfig = runtime(factory=LogConfig)
+    parallel: ParallelConfig = runtime(factory=ParallelConfig)
+    ray: RayConfig = runtime(factory=RayConfig)
 
     def __post_init__(self) -> None:
         if not self.output:
             raise UserError("output is not set; put it in the YAML or give output=FOLDER on the command line")
         if "://" in self.output:
-            raise UserError(f"output={self.output}: a run needs a folder that every machine can reach, not a URL")
+            raise UserError(f"output={self.output} is a URL; give a folder that every machine can reach")
         if not self.data.shards:
             raise UserError("data.shards is not set; give shards=FOLDER with the training shards")
-        check_range(self, "batch", "micro_batch", least=1)
+        check_range(self, "batch_size", "micro_batch_size", least=1)
         check_range(self, "seed", least=0, below=2**63)
+        check_device(self)
         if self.precision == "fp16" and self.parallel.strategy == "fsdp":
-            raise UserError("precision=fp16 does not go with parallel.strategy=fsdp; use precision=bf16")
+            raise UserError("precision=fp16 cannot be combined with parallel.strategy=fsdp; use precision=bf16")
         if self.model.boxes_as_pairs and self.data.boxes == "all":
-            raise UserError("model.boxes_as_pairs takes one box a pair; use data.boxes=random, or give false")
-        if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
-            raise UserError(f"device is {self.device!r}; it is auto, cuda or cpu")
+            raise UserError("model.boxes_as_pairs uses one box per pair; set data.boxes=random or boxes_as_pairs=false")
 
 
-def load_config(path: str | None, overrides: Sequence[str] = ()) -> TrainConfig:
-    """The defaults, then the YAML at `path`, then `key=value` overrides.
+def load_config(arguments: Sequence[str]) -> TrainConfig:
+    """The configuration of a command line: the defaults, then YAML files, then `key=value` arguments.
 
-    Raises UserError naming the file or key and the mend.
+    Raises UserError naming the file or argument, the key and the fix.
     """
-    layers = read_layers(path, overrides, SHORT)
-    kind = model_kind(layers)
-    config = merge(TrainConfig, [*sizes_of_towers(layers), *layers], {"model": kind})
+    layers = read_layers(arguments, KEYS)
+    config = merge(TrainConfig, [*tower_sizes(layers), *layers], {"model": model_config_class(layers)})
     assert isinstance(config, TrainConfig)
     return config
 
 
-def model_kind(layers: Sequence[Layer]) -> type:
-    """The configuration class of the model that the layers choose."""
-    name, where = TrainConfig.model_name, "default"
-    for layer, source in layers:
+def model_config_class(layers: Sequence[Layer]) -> type[ModelConfig]:
+    """The configuration class of the model that the layers select."""
+    name, source = TrainConfig.model_name, "default"
+    for layer, where in layers:
         if not isinstance(layer.get("model", {}), dict | type(layer)):
-            raise UserError(f"{source}: `model` is a group of keys; the model is chosen by model_name={layer.model}")
+            raise UserError(f"{where}: `model` is a group of keys; select a model with model_name={layer.model}")
         if "model_name" in layer:
-            name, where = str(layer.model_name), source
+            name, source = str(layer.model_name), where
     if name not in MODELS:
-        raise UserError(f"{where}: model_name {name!r} is none of {', '.join(MODELS)}")
-    return MODELS[name][1]
+        raise UserError(f"{source}: unknown model_name {name!r}; choose one of {', '.join(MODELS)}")
+    return MODELS[name].config
 
 
-def sizes_of_towers(layers: Sequence[Layer]) -> list[Layer]:
-    """What open_clip's architectures say of the towers that the layers choose; layers that say otherwise come on top."""
+def tower_sizes(layers: Sequence[Layer]) -> list[Layer]:
+    """The sizes of the open_clip towers that the layers select, as a layer below them."""
     names: dict[str, str | None] = {"image": None, "text": None}
     for layer, _ in layers:
         names = {part: OmegaConf.select(layer, f"model.{part}.name") or name for part, name in names.items()}
@@ -176,29 +189,38 @@ def sizes_of_towers(layers: Sequence[Layer]) -> list[Layer]:
     return [(OmegaConf.create({"model": sizes}), "open_clip")]
 
 
-def help_text(usage: str, overrides: Sequence[str] = ()) -> str:
-    """The whole of --help, with the keys of the model that `overrides` choose."""
-    kind = model_kind(read_layers(None, [item for item in overrides if item.startswith("model_name=")], SHORT))
-    return describe(usage, TrainConfig, SHORT, {"model": kind})
+def help_text(usage: str, arguments: Sequence[str] = ()) -> str:
+    """The text of --help, with the settings of the model that the arguments select."""
+    selected = [item for item in arguments if item.startswith("model_name=")]
+    model = model_config_class(read_layers(selected, KEYS))
+    return describe(usage, TrainConfig, KEYS.short, {"model": model})
 
 
 def as_dict(config: TrainConfig) -> dict[str, Any]:
-    """Plain values, as JSON gives them back."""
+    """The configuration as plain values, equal to what JSON gives back."""
     plain = json.loads(json.dumps(OmegaConf.to_container(OmegaConf.structured(config))))
     assert isinstance(plain, dict)
     return plain
 
 
-def differences(saved: dict[str, Any], config: dict[str, Any], prefix: str = "") -> list[str]:
-    """`key: SAVED, now CONFIG` for each key that has to agree and does not."""
+def differences(saved: dict[str, Any], config: TrainConfig) -> list[str]:
+    """A description of each setting that differs from `saved`, the configuration of a checkpoint, and may not change on resume.
+
+    `saved` may be of an earlier version. The loader itself checks that the data are the same.
+    """
+    free = runtime_keys(TrainConfig, {"model": type(config.model)})
+    return _differences(KEYS.translate(saved), as_dict(config), free)
+
+
+def _differences(saved: dict[str, Any], config: dict[str, Any], free: set[str], prefix: str = "") -> list[str]:
     found = []
-    # What has a name of its own comes before groups: another model has other keys throughout.
+    # Plain values first: if model_name differs, all keys of the group model do.
     for key in sorted(saved.keys() | config.keys(), key=lambda key: (isinstance(saved.get(key), dict), key)):
         name, before, after = prefix + key, saved.get(key), config.get(key)
-        if name in FREE or before == after:
+        if name in free or before == after:
             continue
         if isinstance(before, dict) and isinstance(after, dict):
-            found += differences(before, after, f"{name}.")
+            found += _differences(before, after, free, f"{name}.")
         else:
             found.append(f"{name} was {before!r}, is {after!r}")
     return found

@@ -13,20 +13,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.config import Keys, merge, read_layers
+from common.config_help import describe, show
+from common.devices import check_device, pick_device
 from common.errors import UserError
-from common.help import describe, show
 from common.json_file import write_object
-from common.load import merge, read_layers
-from trainer.checkpoint import load_model
-from trainer.evaluation import Evaluation, EvaluationConfig
-from trainer.parallel import pick_device
+from trainer.checkpoints.model import load_model
+from trainer.evaluation.config import EvaluationConfig
+from trainer.evaluation.evaluate import Evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(EvaluationConfig):
-    model_name: str | None = None  # of a released .pth file, which does not say what it holds; a folder does
-    output: str = ""  # file for the figures, as JSON; empty: none
-    device: str = "auto"  # cuda, cpu, or auto: cuda where there is one
+    # model of a released .pth file, which does not name it; a folder written by the trainer does
+    model_name: str | None = None
+    # JSON file for the results; empty: none
+    output: str = ""
+    # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_device(self)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
-        config: EvaluateConfig = merge(EvaluateConfig, read_layers(None, arguments[1:], {}))
+        config: EvaluateConfig = merge(EvaluateConfig, read_layers(arguments[1:], Keys()))
         figures = run(arguments[0], config)
         for name, value in figures.items():
             print(f"{name:48}{100 * value:7.2f} %")

@@ -12,25 +12,25 @@ from pathlib import Path
 
 import torch
 
+from common.config import to_yaml
+from common.devices import torch_dtype
 from common.errors import UserError, prefixed
 from common.json_file import write_object
-from common.load import to_yaml
 from trainer.batch import Batch, Losses
 from trainer.build import Run, build, whole_model
-from trainer.checkpoint import save_model
+from trainer.checkpoints.model import save_model
+from trainer.checkpoints.run import newest, restore, save
 from trainer.config import TrainConfig, as_dict
-from trainer.metrics import Meter, Metrics, named_values
-from trainer.nonfinite import describe_nonfinite
+from trainer.data.preprocess import PreprocessConfig
+from trainer.metrics.progress import Progress
+from trainer.metrics.writers import Meter, Metrics, named_values
+from trainer.models.nonfinite import describe_nonfinite
 from trainer.optim import learning_rate
 from trainer.parallel import average, average_loose_gradients, gradient_norm, noticing_lost_processes, session
-from trainer.preprocess import PreprocessConfig
-from trainer.progress import Progress
-from trainer.run_state import newest, restore, save
 
 logger = logging.getLogger(__name__)
 
 HEADLINES = ("/accuracy", "/recall@5", "/satisfied")
-AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class StoppedError(Exception):
@@ -77,7 +77,7 @@ def resume(run: Run, folder: Path) -> None:
         raise UserError(f"{last} is there and resume=never; give another output=, or resume=auto to go on")
     if last:
         anyway = run.config.resume == "anyway"
-        run.step, position = restore(last, run, as_dict(run.config), run.place, anyway)
+        run.step, position = restore(last, run, run.config, run.place, anyway)
         run.loader.load_state_dict(position)
     if run.place.leads:
         with writable(folder.parent / "config.yaml"):
@@ -85,7 +85,7 @@ def resume(run: Run, folder: Path) -> None:
         size = sum(parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad)
         logger.info(
             "%s, %.1f M parameters, %d samples in the data, batch %d, %s, %d process%s on %s, %s",
-            run.config.model_name, size / 1e6, run.loader.n_samples, run.config.batch, run.config.precision, run.place.world_size,
+            run.config.model_name, size / 1e6, run.loader.n_samples, run.config.batch_size, run.precision, run.place.world_size,
             "es" if run.place.world_size > 1 else "", run.place.device.type, f"from {last}" if last else "from the start",
         )  # fmt: skip
 
@@ -101,7 +101,7 @@ def go_on(run: Run, output: Path) -> None:
                 with meter.waiting():
                     batch = next(batches).to(run.place.device, non_blocking=True)
                 values = update(run, batch, stopping=stop.number is not None)
-                meter.samples += config.batch
+                meter.samples += config.batch_size
                 stopping = values.pop("stop") > 0
                 if run.step % config.log.every == 0 or run.step == steps:
                     values |= meter.read()
@@ -158,7 +158,7 @@ def update(run: Run, batch: Batch, stopping: bool = False) -> dict[str, float]:
 
 def autocast(run: Run) -> torch.autocast:
     """The precision of the towers; the model takes its losses out of it."""
-    dtype = AUTOCAST[run.config.precision]
+    dtype = torch_dtype(run.precision)
     return torch.autocast(run.place.device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
@@ -198,7 +198,7 @@ def finish(run: Run, output: Path, metrics: Metrics | None) -> None:
         draft, final = output / ".model", output / "model"
         shutil.rmtree(draft, ignore_errors=True)
         preprocess = PreprocessConfig(size_px=run.config.model.image.size_px)
-        facts = {"steps": run.step, "samples": run.step * run.config.batch, "training": as_dict(run.config)}
+        facts = {"steps": run.step, "samples": run.step * run.config.batch_size, "training": as_dict(run.config)}
         with writable(final):
             save_model(draft, model, tokenizer=run.tokenizer, preprocess=preprocess, record=facts)
             shutil.rmtree(final, ignore_errors=True)

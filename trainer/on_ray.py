@@ -12,7 +12,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
 from common.errors import UserError
-from common.places import absolute, check_output_stays, standing_in
+from common.paths import absolute, check_output_stays, standing_in
 from trainer.config import TrainConfig
 from trainer.parallel import LostProcessError
 

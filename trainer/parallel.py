@@ -19,11 +19,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
+from common.devices import pick_device
 from common.errors import UserError
 from trainer.accumulate import blocks
 from trainer.batch import Losses
 from trainer.config import ParallelConfig
-from trainer.dual_encoder import DualEncoder
+from trainer.models.dual_encoder import DualEncoder
 
 # FSDP looks for tensors in what a model returns, to be told when the backward pass begins.
 pytree.register_dataclass(Losses, field_names=["loss", "terms"])
@@ -53,12 +54,12 @@ def session(device: str, timeout_s: float) -> Iterator[Place]:
     """The place of this process, in the group that Ray Train made, or torchrun's, or alone."""
     if dist.is_initialized():
         index = torch.cuda.current_device() if device != "cpu" and torch.cuda.is_available() else 0
-        yield Place(device=pick_device(device, index), rank=dist.get_rank(), world_size=dist.get_world_size())
+        yield Place(device=pick_device(device, index=index), rank=dist.get_rank(), world_size=dist.get_world_size())
         return
     if "WORLD_SIZE" not in os.environ:
         yield Place(device=pick_device(device))
         return
-    chosen = pick_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    chosen = pick_device(device, index=int(os.environ.get("LOCAL_RANK", "0")))
     backend = "gloo"
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -67,22 +68,6 @@ def session(device: str, timeout_s: float) -> Iterator[Place]:
     yield Place(device=chosen, rank=dist.get_rank(), world_size=dist.get_world_size())
     # After an error the others are no longer there to say goodbye to.
     dist.destroy_process_group()
-
-
-def pick_device(name: str, index: int = 0) -> torch.device:
-    """The device that `name` means for the process of that index on its machine."""
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise UserError(
-            f"device={name}, but torch finds no CUDA device here; use device=cpu, or a build of torch for your GPU"
-        )
-    chosen = torch.device("cuda", index) if name in ("auto", "cuda") else torch.device(name)
-    if (chosen.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"{chosen} is asked for, but this machine has {torch.cuda.device_count()} GPUs; start fewer processes"
-        )
-    return chosen
 
 
 @contextmanager

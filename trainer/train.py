@@ -1,23 +1,23 @@
-"""Train a model: `python -m trainer.train jobs/train_hycoclip_vit_s.yaml key=value`. `--help` teaches every key."""
+"""Train a model: `python -m trainer.train jobs/train/hycoclip.yaml key=value`. `--help` teaches every key."""
 
 import logging
 import os
 import sys
 from collections.abc import Sequence
 
+from common.config_help import show
 from common.errors import UserError
-from common.help import show
 from trainer.config import help_text, load_config
 
 USAGE = """\
-usage: python -m trainer.train [CONFIG.yaml] [key=value ...]
+usage: python -m trainer.train [CONFIG.yaml ...] [key=value ...]
 
 Trains CLIP, MERU, HyCoCLIP, PHyCLIP, PoinCLIP or Syntax-MERU on shards that the pipeline wrote, HyCoCLIP's, or GRIT's. A run that was
 killed goes on from its last checkpoint when the same command is given again.
 
-  python -m trainer.train jobs/train_hycoclip_vit_s.yaml shards=out/grit/train output=out/hycoclip
-  torchrun --nproc-per-node 8 -m trainer.train jobs/train_hycoclip_vit_b.yaml shards=... output=...
-  ray job submit --working-dir . -- python -m trainer.train jobs/train_hycoclip_vit_b.yaml ray.workers=8 shards=... output=/data/...
+  python -m trainer.train jobs/train/hycoclip.yaml shards=out/grit/train output=out/hycoclip
+  torchrun --nproc-per-node 8 -m trainer.train jobs/train/hycoclip.yaml jobs/train/vit_b.yaml shards=... output=...
+  ray job submit --working-dir . -- python -m trainer.train jobs/train/hycoclip.yaml jobs/train/vit_b.yaml ray.workers=8 shards=... output=/data/...
 
 Exit code: 0 done, 1 a bug, 2 something you can mend (the message says what), 128 + n stopped by signal n and saved.
 """
@@ -30,16 +30,15 @@ def main(arguments: Sequence[str]) -> int:
         if "-h" in arguments or "--help" in arguments:
             show(help_text(USAGE, arguments))
             return 0
-        path = arguments[0] if arguments and "=" not in arguments[0] else None
-        return run(path, arguments[1:] if path else arguments)
+        return run(arguments)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def run(path: str | None, overrides: Sequence[str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """Load the configuration and train, here or on Ray, which is imported only where it is used."""
-    config = load_config(path, overrides)
+    config = load_config(arguments)
     if config.ray.workers:
         from trainer.on_ray import train_on_ray, with_absolute_output
 

@@ -1,40 +1,75 @@
 """Settings of the download stage."""
 
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
+from common.config import check_positive, check_range, runtime
 from common.errors import UserError
 from common.images import ImageLimits
-from common.load import check_positive, check_range
-from pipeline.images import ResizeConfig
+
+ResizeMode = Literal["keep_ratio", "border", "none"]
+
+MAX_SIDE_PX: Final = 65_500
+"""Longest side of a JPEG that libjpeg accepts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResizeConfig:
+    """The size at which an image is stored."""
+
+    # keep_ratio: the shorter side becomes `size`; border: fit into a white square of side `size`; none: keep the size
+    mode: ResizeMode = "keep_ratio"
+    # shorter side of the stored image, or side of the square, in pixels
+    size: int = 256
+    # let keep_ratio also enlarge images whose shorter side is below `size`
+    enlarge: bool = False
+    # JPEG quality of the stored image, 1 to 100
+    jpeg_quality: int = 95
+
+    def __post_init__(self) -> None:
+        check_range(self, "jpeg_quality", least=1, most=100)
+        check_range(self, "size", least=1, most=MAX_SIDE_PX)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadConfig:
-    """How images are fetched, and which are not."""
+    """How images are fetched, and which are rejected."""
 
-    concurrency: int = 64  # most requests that one worker has in flight
-    concurrency_per_host: int = 16  # most requests that one worker has in flight to the same host
-    connect_timeout_s: float = 5.0  # longest time to connect, in seconds
-    timeout_s: float = 15.0  # longest time for one attempt at one server, in seconds, from the request to the last byte
-    deadline_s: float = 40.0  # longest time for one row, in seconds, with all its attempts and the pauses between them
-    retries: int = 2  # further attempts after a time-out, a broken connection, HTTP 429 or 5xx
-    backoff_s: float = 0.5  # pause before the first retry, in seconds; doubles each time; Retry-After counts if longer
-    max_redirects: int = 5  # redirects followed for one row; the address behind each is checked as the first one's
-    max_bytes: int = 32_000_000  # largest body; reading stops there
-    user_agent_token: str = "hypergrit"  # our name in the User-Agent header, and in X-Robots-Tag lines meant for us
-    contact: str = ""  # mail address or web page for complaints, sent in the User-Agent header
-    # X-Robots-Tag directives by which a server opts out; such an image is not kept
+    # maximum number of requests that one worker has in flight
+    concurrency: int = runtime(64)
+    # maximum number of requests that one worker has in flight to the same host
+    concurrency_per_host: int = runtime(16)
+    # time limit for connecting, in seconds
+    connect_timeout_s: float = runtime(5.0)
+    # time limit for one attempt, from the request to the last byte, in seconds
+    timeout_s: float = runtime(15.0)
+    # time limit for one row, with all attempts and the pauses between them, in seconds
+    deadline_s: float = runtime(40.0)
+    # further attempts after a time-out, a broken connection, HTTP 429 or 5xx
+    retries: int = runtime(2)
+    # pause before the first retry, in seconds; doubles with each retry; a longer Retry-After wins
+    backoff_s: float = runtime(0.5)
+    # redirects followed for one row; each address is checked like the first
+    max_redirects: int = 5
+    # largest response body, in bytes; reading stops there
+    max_bytes: int = 32_000_000
+    # name of this client in the User-Agent header and in X-Robots-Tag lines that address it
+    user_agent_token: str = "hypergrit"
+    # mail address or web page for complaints, sent in the User-Agent header
+    contact: str = runtime("")
+    # X-Robots-Tag directives by which a server opts out; such images are dropped
     disallowed_header_directives: tuple[str, ...] = ("noai", "noimageai", "noindex", "noimageindex")
-    # host names or addresses, as URLs spell them, that may be fetched from although they are private
+    # host names or addresses, as written in URLs, that may be fetched although they are private
     allowed_private_hosts: tuple[str, ...] = ()
-    decode_threads: int = 1  # threads in one worker that decode; with 1, small images are decoded on the event loop
+    # decoding threads of one worker; with 1, small images are decoded on the event loop
+    decode_threads: int = runtime(1)
     limits: ImageLimits = field(default_factory=ImageLimits)
     resize: ResizeConfig = field(default_factory=ResizeConfig)
 
     def __post_init__(self) -> None:
-        # With nobody allowed through, the stage would wait for ever.
+        # A limit of 0 requests would wait without end.
         check_range(self, "concurrency", "concurrency_per_host", "decode_threads", "max_bytes", least=1)
         check_range(self, "retries", "backoff_s", "max_redirects", least=0)
         check_positive(self, "connect_timeout_s", "timeout_s", "deadline_s")
         if not f"{self.user_agent_token}{self.contact}".isprintable() or not self.user_agent_token:
-            raise UserError("user_agent_token and contact go into a header; give printable characters in one line")
+            raise UserError("user_agent_token and contact are sent in a header; give one line of printable characters")

@@ -1,0 +1,1 @@
+"""The ground stage: boxes for the noun chunks of each caption."""

@@ -9,7 +9,6 @@ from common.images import Image
 
 Span = tuple[int, int]  # characters [start, end) of the caption
 Box = tuple[float, float, float, float]  # x_min, y_min, x_max, y_max in [0, 1]
-Precision = Literal["auto", "float32", "bfloat16", "float16"]  # of a network; auto: half where it is safe
 PhraseDrop = Literal["bad_span", "no_word_piece", "unknown_words", "too_many_word_pieces"]
 """Why a phrase cannot be asked for (schemas.status.PHRASE_REMOVALS)."""
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_convert
 
+from common.devices import Precision, resolve_precision, torch_dtype
 from common.errors import UserError
 from common.images import Image
-from pipeline.ground.grounder import Detection, Grounded, PhraseDrop, Precision, Span
+from pipeline.ground.grounder import Detection, Grounded, PhraseDrop, Span
 from pipeline.ground.hub import fetch, parse_hub_name
 from pipeline.ground.transfer import OnCpu, pinned, take
 
@@ -22,7 +23,7 @@ HUB_FILES = ["*.json", "*.txt", "*.safetensors", "*.model"]  # of a repository: 
 
 
 def load_hf_grounder(
-    name: str, device: str, floor: float, *, precision: Precision = "auto", compiled: bool = False
+    name: str, device: torch.device, floor: float, *, precision: Precision = "auto", compile: bool = False
 ) -> "GroundingDino | Owlv2":
     """The model of a folder or hub name, `owner/name` or, pinned, `owner/name@commit`.
 
@@ -53,12 +54,12 @@ def load_hf_grounder(
         if keys:  # which transformers would fill with random numbers, or carry along
             raise UserError(f"ground.grounder={name!r}: its weights {what} {', '.join(keys[:5])}; {len(keys)} in all")
     model = model.to(device).eval()
-    if compiled:
+    if compile:
         model.compile()
-    if precision == "auto":  # Grounding DINO chooses queries by rank and refines boxes: half precision changes both
-        is_safe = kind == "owlv2" and torch.device(device).type == "cuda"
-        precision = "bfloat16" if is_safe else "float32"
-    return (Owlv2 if kind == "owlv2" else GroundingDino)(model, processor, floor, getattr(torch, precision))
+    if precision == "auto" and kind == "grounding-dino":
+        precision = "fp32"  # it selects queries by rank and refines boxes: half precision changes both
+    dtype = torch_dtype(resolve_precision(precision, device))
+    return (Owlv2 if kind == "owlv2" else GroundingDino)(model, processor, floor, dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pipeline.ground.grounder import Grounder, Precision
+from common.devices import Precision, pick_device
+from pipeline.ground.grounder import Grounder
 from pipeline.ground.hub import HubName, fetch, parse_hub_name
-from pipeline.models import own_threshold, read_config, usable_device
+from pipeline.models import own_threshold, read_config
 
 MINIATURE: Final = Path(__file__).parents[2] / "demo" / "weights" / "glip"
 CALIBRATED: Final = (("thresholds", "score"), ("detect", "score_threshold"))  # where a config.json says a model's own
@@ -14,28 +15,26 @@ SCORE_THRESHOLD: Final = 0.65  # GRIT's (Kosmos-2, section 2.1), for GLIP
 
 def load_grounder(
     name: str,
-    device: str | None,
+    device: str,
     floor: float,
     prompt: Literal["caption", "phrases"],
     *,
     vocabulary: str | None = None,
     precision: Precision = "auto",
-    compiled: bool = False,
+    compile: bool = False,
 ) -> Grounder:
     """The network of this name, folder or weight file, ready to predict boxes that score at least `floor`.
 
     Raises UserError if it is not there.
     """
-    path, device = grounder_path(name), usable_device(device, "ground.device")
+    path, chosen = grounder_path(name), pick_device(device, key="ground.device")
     if is_transformers(path):
         from pipeline.ground.hf import load_hf_grounder
 
-        return load_hf_grounder(path, device, floor, precision=precision, compiled=compiled)
+        return load_hf_grounder(path, chosen, floor, precision=precision, compile=compile)
     from pipeline.ground.glip.predict import load_glip_grounder
 
-    return load_glip_grounder(
-        path, device, floor, prompt, vocabulary=vocabulary, precision=precision, compiled=compiled
-    )
+    return load_glip_grounder(path, chosen, floor, prompt, vocabulary=vocabulary, precision=precision, compile=compile)
 
 
 def is_transformers(grounder: str) -> bool:

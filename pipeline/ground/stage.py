@@ -1,55 +1,23 @@
 """Boxes for the phrases of each caption, by a grounding network, or as the row brought them along."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import torch
 from torchvision.ops import nms
 
-from common.load import check_range
-from pipeline.given import move_span
-from pipeline.ground.grounder import Detection, Grounded, Grounder, Precision, ahead
+from pipeline.ground.config import GroundConfig
+from pipeline.ground.grounder import Detection, Grounded, Grounder, ahead
 from pipeline.ground.load import load_grounder
 from pipeline.images import corners
+from pipeline.parse.grit_phrases import move_span
 from pipeline.stored_images import StoredImages
 from schemas.rows import GROUNDED
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
 Boxes = list[dict[str, Any]]  # schemas.rows.BOX, best first
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroundConfig:
-    """The network that finds phrases in images."""
-
-    grounder: str = (
-        "miniature"  # miniature; a GLIP folder or weight file; a folder of transformers' Grounding DINO or OWLv2;
-        # owner/name@commit of any of these on the hub, with /file.pth behind it where a repository holds several
-    )
-    # word pieces of a GLIP: a vocab.txt, or owner/name@commit that holds one; none: the one beside the weights
-    vocabulary: str | None = None
-    device: str | None = None  # torch device that the network runs on; none: cuda where there is one, else cpu
-    # number format of the network's weights: auto, float32, bfloat16 or float16; auto: bfloat16 on a GPU where it is
-    # safe, else float32
-    precision: Precision = "auto"
-    # whether torch.compile makes the image tower faster; takes minutes, for each size of image anew: for long runs on a
-    # GPU
-    compiled: bool = False
-    batch_size: int = 8  # most images that go through the network together; they have the same size there
-    # lowest grounding score, 0 to 1, with which a box is stored at all; score.min_score decides which boxes are kept
-    floor: float = 0.1
-    # largest overlap (intersection over union, 0 to 1) of two boxes of an image; beyond it the one with the lower score
-    # is removed, even where their phrases differ
-    nms_iou: float = 0.6
-    # what GLIP reads: caption, the whole caption; or phrases, a list of its noun chunks
-    prompt: Literal["caption", "phrases"] = "caption"
-
-    def __post_init__(self) -> None:
-        check_range(self, "batch_size", least=1)
-        check_range(self, "floor", "nms_iou", least=0, most=1)
 
 
 class Ground:
@@ -68,7 +36,7 @@ class Ground:
             config.prompt,
             vocabulary=config.vocabulary,
             precision=config.precision,
-            compiled=config.compiled,
+            compile=config.compile,
         )
 
     def __call__(self, table: pa.Table) -> pa.Table:

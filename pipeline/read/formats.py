@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from common.errors import UserError
 from common.remote import one_line, open_file, store_errors
-from pipeline.read.config import BadRecord, Piece, Record
 from pipeline.read.parquet import TextColumns, parquet_records
+from pipeline.read.types import BadRecord, Piece, Record
 
 Format = Literal["parquet", "jsonl", "csv", "tsv", "tar"]
 SUFFIXES: Final[dict[str, Format]] = {

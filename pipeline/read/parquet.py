@@ -6,7 +6,7 @@ from typing import IO, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.read.config import BadRecord, Record
+from pipeline.read.types import BadRecord, Record
 
 TextColumns = Callable[[Sequence[str]], Collection[str]]
 """Of a file's column names, those that are text whatever their type says."""

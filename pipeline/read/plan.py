@@ -11,9 +11,10 @@ from fsspec.implementations.local import LocalFileSystem
 
 from common.errors import UserError
 from common.remote import one_line, open_store, side_by_side, store_errors
-from pipeline.read.config import Piece, ReadConfig, ShardPlan
+from pipeline.read.config import ReadConfig
 from pipeline.read.formats import SUFFIXES, columns, format_of, opened, raw_rows
-from pipeline.read.rows import check_columns
+from pipeline.read.stage import check_columns
+from pipeline.read.types import Piece, ShardPlan
 
 logger = logging.getLogger(__name__)
 

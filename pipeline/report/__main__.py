@@ -5,8 +5,9 @@ import json
 import sys
 
 from common.errors import UserError
-from pipeline.report import build_stats, summary_table, write_report
-from pipeline.report.stats import STATS_FILE
+from pipeline.report.html import write_report
+from pipeline.report.stats import STATS_FILE, build_stats
+from pipeline.report.summary import summary_table
 from pipeline.write.store import Store
 
 

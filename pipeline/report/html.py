@@ -17,7 +17,7 @@ from pipeline.report.samples import Row, pick_examples, pick_pictures
 from pipeline.report.shards import read_manifests
 from pipeline.report.stats import STATS_FILE
 from pipeline.report.trees import draw_tree, is_drawable
-from pipeline.scorers import CLIP_SCORE_WEIGHT
+from pipeline.score.config import CLIP_SCORE_WEIGHT
 from pipeline.write.store import Store
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, REASONS, STAGES
 

@@ -11,10 +11,11 @@ from demo.calibration import Point
 from demo.eval import BEGIN, CALIBRATION_SEEDS, CARD, END, REPORT_SEEDS, scenes, write_card, write_thresholds
 from demo.eval_tables import captioned, listed, read_predictions, without_weak_boxes
 from demo.world.scenes import DEMO_SEEDS, TRAIN_SEEDS, list_prompt
+from pipeline.ground.config import GroundConfig
 from pipeline.ground.grounder import Detection, Grounded, Span
 from pipeline.ground.load import score_threshold
-from pipeline.ground.stage import Ground, GroundConfig
-from pipeline.scorers import clip_score_threshold
+from pipeline.ground.stage import Ground
+from pipeline.score.scorers import clip_score_threshold
 from schemas.rows import CAPTIONED, PARSED
 
 CHOSEN = Point(min_score=0.42, min_cosine=0.3, precision=0.95, recall=0.9)

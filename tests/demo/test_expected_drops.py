@@ -10,11 +10,12 @@ import pytest
 from demo.local_ray import free_ports
 from demo.local_web import server
 from demo.make_input import Row, write_input
-from pipeline.captions import clean_captions
+from pipeline.captions.stage import clean_captions
 from pipeline.config import PipelineConfig, load_config
-from pipeline.download import Download
-from pipeline.parse import Parse
-from pipeline.read import plan_shards, read_shard
+from pipeline.download.stage import Download
+from pipeline.parse.stage import Parse
+from pipeline.read.plan import plan_shards
+from pipeline.read.stage import read_shard
 
 DEMO = Path(__file__).resolve().parents[2] / "jobs" / "demo.yaml"
 
@@ -26,7 +27,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Row]
     (port,) = free_ports(1)
     rows = write_input(folder, 1, port)
     overrides = [f"input={folder / 'pairs.parquet'}", f"output={folder / 'out'}", "rows_per_shard=1000"]
-    config = load_config(str(DEMO), [*overrides, "download.timeout_s=6", "download.deadline_s=8"])
+    config = load_config([str(DEMO), *overrides, "download.timeout_s=6", "download.deadline_s=8"])
     with server(port, folder / "server.log"):
         (plan,) = plan_shards(config.input, config.rows_per_shard, None, config.read)
         table = clean_captions(Download(config.download)(read_shard(plan, config.read)), config.captions)
@@ -57,4 +58,4 @@ def test_nearly_all_true_phrases_are_noun_chunks(parsed: tuple[list[Row], pa.Tab
 
 
 def test_repeats_share_a_shard_under_the_demos_configuration() -> None:
-    assert load_config(str(DEMO), []).rows_per_shard >= 4
+    assert load_config([str(DEMO)]).rows_per_shard >= 4

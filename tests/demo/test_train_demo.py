@@ -8,7 +8,7 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
-from demo.train_demo import MODELS, table
+from demo.train_demo import job_files, table
 from demo.train_demo_data import (
     DataConfig,
     is_made,
@@ -23,6 +23,7 @@ from demo.world.scenes import DEMO_SEEDS, HELD_OUT_SEEDS, SHARD_SEEDS, TEST_SEED
 from demo.world.vocabulary import CONCEPTS
 from trainer.build import build_tokenizer, new_model
 from trainer.config import load_config
+from trainer.models.registry import MODELS
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,9 +90,7 @@ def test_shards_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("model", MODELS)
 def test_every_job_builds_its_model(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    config = load_config(f"jobs/train_demo_{model}.yaml")
-    assert config.model_name == model
-    assert config.output == f"out/train_demo/{model}"
+    config = load_config([*job_files(model), f"model_name={model}"])
     assert build_tokenizer(config).vocab_size == config.model.text.vocab_size
     assert sum(parameter.numel() for parameter in new_model(config).parameters()) < 3_000_000
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.write import WriteConfig, write_shard
+from pipeline.write.config import WriteConfig
+from pipeline.write.stage import write_shard
 from tests.pipeline.write.shards import CAPTION, PROVENANCE, dropped_row, kept_row, plan, table
 from trainer.data.loader import child_handler_kept
 

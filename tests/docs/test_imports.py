@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "trainer": {"schemas", "common"},
     "demo": {"schemas", "common", "pipeline", "trainer"},
 }
-CROSSING = {("pipeline/scorers.py", "trainer")}
+CROSSING = {("pipeline/score/scorers.py", "trainer")}
 RAY = {"pipeline/on_ray.py", "trainer/on_ray.py"}
 
 

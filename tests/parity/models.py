@@ -20,16 +20,16 @@ from torch import Tensor
 from tests.parity import recipe
 from tests.parity.cases import open_cases
 from trainer.batch import Batch, Losses, Pairs
-from trainer.dual_encoder import IMAGENET_STD, DualEncoder, ModelConfig
+from trainer.checkpoints.released import FACTOR_SCALARS, from_released, to_released
+from trainer.config import OptimConfig
 from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.encoders.image import sincos_positions
-from trainer.models.hycoclip import HyCoCLIPConfig
-from trainer.models.hyperbolic import HyperbolicConfig
-from trainer.models.names import build_model
-from trainer.models.phyclip import PHyCLIP, PHyCLIPConfig
-from trainer.optim import OptimConfig, build_optimizer, learning_rate, parameter_groups
-from trainer.released import FACTOR_SCALARS, from_released, to_released
-from trainer.tokenizer import openai_tokenizer
+from trainer.models.config import HyCoCLIPConfig, HyperbolicConfig, ModelConfig, PHyCLIPConfig
+from trainer.models.dual_encoder import IMAGENET_STD, DualEncoder
+from trainer.models.phyclip import PHyCLIP
+from trainer.models.registry import build_model
+from trainer.optim import build_optimizer, learning_rate, parameter_groups
+from trainer.text.tokenizer import openai_tokenizer
 
 NAMES = {"CLIPBaseline": "clip", "MERU": "meru", "HyCoCLIP": "hycoclip", "PHyCLIP": "phyclip"}
 SIZES = {

@@ -16,7 +16,7 @@ import torch
 
 from tests.parity.cases import open_cases
 from trainer.geometry import poincare
-from trainer.losses import entropy
+from trainer.losses.functional import entropy
 
 INPUTS = ("ball_x", "ball_y", "ball_z", "tangent_poincare_lambda2", "tangent_riemannian")
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-4}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from common.config import to_yaml
+from common.config_help import keys
 from common.errors import UserError
-from common.help import keys
-from common.load import to_yaml
 from pipeline.config import SHORT, PipelineConfig, content_hash, load_config
 from pipeline.help import help_text
 
@@ -19,14 +19,14 @@ PLACES = ["input=in.parquet", "output=out"]
 def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("input: a\noutput: b\nrows_per_shard: 7\nlimit: 9\n")
-    config = load_config(str(file), ["limit=3"])
+    config = load_config([str(file), "limit=3"])
     assert (config.input, config.rows_per_shard, config.limit) == ("a", 7, 3)
 
 
 def test_short_keys_reach_the_stage_they_stand_for(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("input: a\noutput: b\nscorer: some/clip\n")
-    config = load_config(str(file), ["grounder=glip_t", "formats=[arrow]"])
+    config = load_config([str(file), "grounder=glip_t", "formats=[arrow]"])
     assert config.ground.grounder == "glip_t"
     assert config.score.scorer == "some/clip"
     assert config.write.formats == ("arrow",)
@@ -45,12 +45,12 @@ def test_short_keys_reach_the_stage_they_stand_for(tmp_path: Path) -> None:
 )
 def test_a_wrong_key_or_value_is_named(override: str, named: str) -> None:
     with pytest.raises(UserError, match=named):
-        load_config(None, [*PLACES, override])
+        load_config([*PLACES, override])
 
 
 def test_a_run_without_input_or_output_says_which_is_missing() -> None:
     with pytest.raises(UserError, match="output is not set"):
-        load_config(None, ["input=x"])
+        load_config(["input=x"])
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_run_without_input_or_output_says_which_is_missing() -> None:
 )
 def test_a_number_that_cannot_work_is_named_before_anything_starts(wish: str) -> None:
     with pytest.raises(UserError, match=re.escape(wish.split("=")[0].split(".")[-1])):
-        load_config(None, [*PLACES, wish])
+        load_config([*PLACES, wish])
 
 
 @pytest.mark.parametrize("text", ["just words", "a: [", "- 1\n- 2\n"])
@@ -81,25 +81,25 @@ def test_a_broken_yaml_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "broken.yaml"
     file.write_text(text)
     with pytest.raises(UserError, match=r"broken\.yaml"):
-        load_config(str(file), PLACES)
+        load_config([str(file), *PLACES])
 
 
 def test_a_yaml_that_is_not_there_is_named() -> None:
     with pytest.raises(UserError, match=r"nowhere\.yaml"):
-        load_config("nowhere.yaml", PLACES)
+        load_config(["nowhere.yaml", *PLACES])
 
 
 def test_the_resolved_config_loads_to_itself(tmp_path: Path) -> None:
-    config = load_config(None, [*PLACES, "limit=5", "formats=[grit,arrow]"])
+    config = load_config([*PLACES, "limit=5", "formats=[grit,arrow]"])
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(config))
-    assert load_config(str(file)) == config
+    assert load_config([str(file)]) == config
 
 
 def test_the_hash_changes_with_the_content_and_not_with_the_place() -> None:
-    config = load_config(None, PLACES)
+    config = load_config(PLACES)
     elsewhere = dataclasses.replace(config, input="x", output="y", limit=3)
-    other = load_config(None, [*PLACES, "formats=[arrow]"])
+    other = load_config([*PLACES, "formats=[arrow]"])
     assert content_hash(config) == content_hash(elsewhere)
     assert content_hash(config) != content_hash(other)
 

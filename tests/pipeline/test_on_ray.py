@@ -12,7 +12,7 @@ from common.errors import UserError
 from pipeline import on_ray
 from pipeline.config import PipelineConfig, RayConfig, repository_root
 from pipeline.on_ray import Crew, Driver, Worker, plan_crew
-from pipeline.read import ShardPlan
+from pipeline.read.types import ShardPlan
 
 
 def needed(crew: Crew) -> tuple[float, float]:

@@ -22,7 +22,7 @@ def test_a_models_hash_is_that_of_its_files_names_and_contents_wherever_it_lies(
 
 def test_a_threshold_that_the_model_brings_along_is_recorded_as_one_that_was_given() -> None:
     own, given = (
-        make_provenance(load_config(None, ["input=in", "output=out", *more])) for more in ((), ("score.min_score=0.7",))
+        make_provenance(load_config(["input=in", "output=out", *more])) for more in ((), ("score.min_score=0.7",))
     )
     assert given["thresholds"]["min_score"] == 0.7
     assert 0 < own["thresholds"]["min_score"] < 0.7
@@ -30,5 +30,5 @@ def test_a_threshold_that_the_model_brings_along_is_recorded_as_one_that_was_giv
 
 
 def test_no_package_of_the_environment_is_missing() -> None:
-    packages = make_provenance(load_config(None, ["input=in", "output=out"]))["packages"]
+    packages = make_provenance(load_config(["input=in", "output=out"]))["packages"]
     assert "absent" not in packages.values()

@@ -3,8 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from pipeline.captions import CaptionsConfig, clean_captions
-from pipeline.read import ShardPlan
+from pipeline.captions.config import CaptionsConfig
+from pipeline.captions.stage import clean_captions
+from pipeline.read.types import ShardPlan
 from pipeline.run import Stage, Timings, run_stages
 from schemas.rows import CAPTIONED
 from tests.pipeline.rows import table_after

@@ -12,7 +12,9 @@ import pytest
 from s3fs import S3FileSystem
 
 from pipeline import grit
-from pipeline.read import ReadConfig, plan_shards, read_shard
+from pipeline.read.config import ReadConfig
+from pipeline.read.plan import plan_shards
+from pipeline.read.stage import read_shard
 from pipeline.report import __main__ as report
 from pipeline.write.store import Store
 from pipeline.write.tar import TarWriter

@@ -7,7 +7,7 @@ import torch
 
 from trainer.batch import Batch
 from trainer.data.config import DataConfig
-from trainer.tokenizer import Tokenizer
+from trainer.text.tokenizer import Tokenizer
 
 
 class MemoryLoader:

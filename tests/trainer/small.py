@@ -6,11 +6,12 @@ from typing import Any
 import torch
 
 from trainer.batch import Batch, Losses
-from trainer.dual_encoder import DualEncoder
+from trainer.config import OptimConfig
 from trainer.encoders.config import ImageConfig, TextConfig
-from trainer.models.names import MODELS, build_model
-from trainer.optim import OptimConfig, build_optimizer
-from trainer.syntax import NONE, RELATIONS, Syntax
+from trainer.models.dual_encoder import DualEncoder
+from trainer.models.registry import MODELS, build_model
+from trainer.optim import build_optimizer
+from trainer.text.syntax import NONE, RELATIONS, Syntax
 
 NAMES = tuple(MODELS)
 END = 63
@@ -23,7 +24,7 @@ def small_model(name: str, seed: int = 0, **fields: Any) -> DualEncoder:
         "text": TextConfig(vocab_size=END + 1, context_length=8, width=32, layers=1, heads=2),
         "embed_dim": 16,
     }
-    return build_model(name, MODELS[name][1](**{**size, **fields}))
+    return build_model(name, MODELS[name].config(**{**size, **fields}))
 
 
 def small_batch(b: int = 8, seed: int = 0) -> Batch:

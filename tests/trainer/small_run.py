@@ -18,7 +18,7 @@ from trainer.config import TrainConfig, load_config
 
 SMALL = (
     "model_name=hycoclip",
-    "batch=8",
+    "batch_size=8",
     "precision=fp32",
     "device=cpu",
     "steps=12",
@@ -47,7 +47,7 @@ def overrides(output: Path, *others: str) -> list[str]:
 
 
 def small_config(output: Path, *others: str) -> TrainConfig:
-    return load_config(None, overrides(output, *others))
+    return load_config(overrides(output, *others))
 
 
 def run(output: Path, *others: str, at: int = 0, fault: Callable[[], None] | None = None) -> int:

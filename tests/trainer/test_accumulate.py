@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from tests.trainer.small import small_batch, small_model
 from trainer.accumulate import blocks, checkpoint_blocks, in_chunks, set_micro_batch
 from trainer.batch import Batch
-from trainer.dual_encoder import DualEncoder
 from trainer.encoders.config import ImageConfig
+from trainer.models.dual_encoder import DualEncoder
 
 
 def gradients(model: DualEncoder, batch: Batch) -> dict[str, Tensor]:

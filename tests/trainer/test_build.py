@@ -12,11 +12,11 @@ from torch._dynamo.utils import counters
 from common.errors import UserError
 from tests.trainer.small_run import run, small_config
 from trainer.build import build, build_tokenizer, check_batch_norms, new_model
-from trainer.checkpoint import save_model
+from trainer.checkpoints.model import save_model
+from trainer.checkpoints.released import write_released
+from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import ImageConfig
 from trainer.parallel import Place
-from trainer.preprocess import PreprocessConfig
-from trainer.released import write_released
 
 TIMM_VIT = ("model.image.name=vit_tiny_patch16_224", "model.image.size_px=64")
 RESNET = ImageConfig(name="resnet10t", size_px=32, kwargs={"layers": [1, 1, 1, 1], "channels": [8, 8, 16, 16]})
@@ -66,7 +66,7 @@ def test_images_of_a_size_that_the_tower_does_not_take_are_refused_before_the_da
         new_model(small_config(tmp_path / "run", "model.image.size_px=4"))
 
 
-@pytest.mark.parametrize("option", ["micro_batch=2", "checkpoint_activations=true"])
+@pytest.mark.parametrize("option", ["micro_batch_size=2", "checkpoint_activations=true"])
 def test_batch_norms_are_refused_where_they_would_not_see_the_batch_once(tmp_path: Path, option: str) -> None:
     def check(*options: str, **fields: Any) -> None:
         config = small_config(tmp_path / "run", *options)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from common.config_help import keys
 from common.errors import UserError
-from common.help import keys
 from tests.trainer.small_run import small_config
 from trainer.config import FREE, TrainConfig, as_dict, differences, help_text, load_config
-from trainer.models.names import MODELS
+from trainer.models.registry import MODELS
 from trainer.train import main
 
 PLACES = ("output=out/run", "shards=in")
@@ -16,15 +16,15 @@ PLACES = ("output=out/run", "shards=in")
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_key_of_every_model_is_explained_by_help(name: str) -> None:
-    silent = [key for key, _, comment in keys(TrainConfig, kinds={"model": MODELS[name][1]}) if not comment]
+    silent = [key for key, _, comment in keys(TrainConfig, kinds={"model": MODELS[name].config}) if not comment]
     assert not silent
     assert "model.image.name" in help_text("", [f"model_name={name}"])
 
 
 def test_a_model_has_its_own_keys_and_no_others() -> None:
-    assert load_config(None, [*PLACES, "model_name=phyclip", "model.factor_dim=16"]).model_name == "phyclip"
+    assert load_config([*PLACES, "model_name=phyclip", "model.factor_dim=16"]).model_name == "phyclip"
     with pytest.raises(UserError, match=r"model\.factor_dim"):
-        load_config(None, [*PLACES, "model_name=meru", "model.factor_dim=16"])
+        load_config([*PLACES, "model_name=meru", "model.factor_dim=16"])
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_model_has_its_own_keys_and_no_others() -> None:
         ("model_name=mero", "clip, meru, hycoclip"),
         ("model=meru", "model_name=meru"),
         ("precision=fp8", "precision"),
-        ("batch=0", "batch is 0"),
+        ("batch_size=0", "batch is 0"),
         ("output=s3://bucket/run", "not a URL"),
         ("model_name=phyclip model.factor_dim=7", "model.embed_dim is 512; give a multiple of factor_dim, 7"),
         ("precision=fp16 parallel.strategy=fsdp", "use precision=bf16"),
@@ -60,7 +60,7 @@ def test_a_model_has_its_own_keys_and_no_others() -> None:
         ("optim.beta2=1", "optim.beta2 is 1"),
         ("seed=-1", "seed is -1"),
         ("data.seed=-1", "data.seed is -1"),
-        ("micro_batch=0", "micro_batch is 0"),
+        ("micro_batch_size=0", "micro_batch_size is 0"),
         ("lr=nan", "optim.lr is nan"),
         ("model_name=[clip]", "model_name \"['clip']\" is none of clip, "),
         ("model.pixel_mean={red:1}", "model.pixel_mean takes a list, not names"),
@@ -94,22 +94,22 @@ def test_a_model_has_its_own_keys_and_no_others() -> None:
 )
 def test_a_wrong_key_or_value_is_named_with_what_to_do(override: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
-        load_config(None, [*PLACES, *override.split()])
+        load_config([*PLACES, *override.split()])
     assert said in str(caught.value)
 
 
 def test_without_output_or_shards_the_missing_one_is_named() -> None:
     with pytest.raises(UserError, match="output is not set"):
-        load_config(None, ["shards=in"])
+        load_config(["shards=in"])
     with pytest.raises(UserError, match=r"data\.shards is not set"):
-        load_config(None, ["output=out"])
+        load_config(["output=out"])
 
 
 def test_what_may_change_between_a_checkpoint_and_its_run_is_a_key(tmp_path: Path) -> None:
     known = {key for key, _, _ in keys(TrainConfig)} | {key.split(".")[0] for key, _, _ in keys(TrainConfig)}
     assert set(FREE) <= known
     first = as_dict(small_config(tmp_path / "a"))
-    free = small_config(tmp_path / "b", "precision=bf16", "micro_batch=2", "shards=elsewhere", "log.every=3")
+    free = small_config(tmp_path / "b", "precision=bf16", "micro_batch_size=2", "shards=elsewhere", "log.every=3")
     assert not differences(first, as_dict(free) | {"tokenizer": first["tokenizer"]})
     bound = as_dict(small_config(tmp_path / "a", "data.crop_scale=[0.4,1]", "steps=13"))
     assert differences(first, bound) == ["data.crop_scale was [0.5, 1.0], is [0.4, 1.0]", "optim.steps was 12, is 13"]

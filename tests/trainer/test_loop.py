@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from tests.trainer.memory_loader import MemoryLoader
 from tests.trainer.small_run import disk_full, fork, killed, run, said, small_config, terminated
 from trainer import build, loop
-from trainer.checkpoint import load_model
+from trainer.checkpoints.model import load_model
+from trainer.checkpoints.run import checkpoints, newest
 from trainer.parallel import Place
-from trainer.run_state import checkpoints, newest
 
 TIMINGS = ("samples_per_s", "data_wait_share")
 

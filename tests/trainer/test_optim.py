@@ -1,7 +1,8 @@
 import pytest
 
 from tests.trainer.small import small_model
-from trainer.optim import OptimConfig, learning_rate, parameter_groups
+from trainer.config import OptimConfig
+from trainer.optim import learning_rate, parameter_groups
 
 
 def test_rate_rises_from_zero_to_its_peak_and_falls_to_zero() -> None:

@@ -41,10 +41,10 @@ def one_of_two(rank: int, config: TrainConfig, folder: str) -> None:
     "others",
     [
         ("parallel.strategy=ddp", "model_name=phyclip", "model.factor_dim=8"),
-        ("parallel.strategy=ddp", "micro_batch=3", "checkpoint_activations=true"),
+        ("parallel.strategy=ddp", "micro_batch_size=3", "checkpoint_activations=true"),
         ("parallel.strategy=fsdp",),
-        ("parallel.strategy=fsdp", "micro_batch=3", "checkpoint_activations=true"),
-        ("parallel.strategy=fsdp", "micro_batch=3", "data.boxes=all"),
+        ("parallel.strategy=fsdp", "micro_batch_size=3", "checkpoint_activations=true"),
+        ("parallel.strategy=fsdp", "micro_batch_size=3", "data.boxes=all"),
     ],
     ids=["ddp", "ddp in micro-batches", "fsdp", "fsdp in micro-batches", "fsdp in micro-batches of unequal boxes"],
 )

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from common.config import check_range, runtime
 from common.errors import UserError
-from common.load import check_range
 
 Layout = Literal["train", "hycoclip", "grit", "pairs"]
 Boxes = Literal["random", "all"]
@@ -12,27 +12,31 @@ Boxes = Literal["random", "all"]
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which shards, in which order, cut how. Crops as MERU and HyCoCLIP train: each whole and each box on its own."""
+    """Shards, order and crops. Crops are those of MERU and HyCoCLIP: whole images and boxes are cropped independently."""
 
-    # training shards: a folder, a glob of tars, or several with commas between; each a path or any fsspec URL
-    shards: str = ""
-    # what the tars hold. train: samples of this pipeline; hycoclip: the same without JSON; grit: raw GRIT; pairs: a jpg
-    # with a txt or with a JSON's caption; auto: what the first sample looks like.
+    # training shards: a folder, a glob of tars, or several of them separated by commas; each a path or an fsspec URL
+    shards: str = runtime("")
+    # content of the tars. train: samples of this pipeline; hycoclip: the same without JSON; grit: raw GRIT; pairs: a jpg
+    # with a txt, or with a JSON that holds a caption; auto: determined from the first sample
     layout: Literal["auto", "train", "hycoclip", "grit", "pairs"] = "auto"
-    # how many boxes of a sample a model that uses boxes sees: random, one, drawn anew at each visit; or all
+    # boxes per sample for models that use boxes. random: one, drawn anew at each visit; all: every box
     boxes: Boxes = "random"
-    seed: int = 0  # random seed of the samples' order, and of the boxes and crops that are drawn
-    # most places by which shuffling moves a sample away from where its shard has it; 0: the order of the shard
+    # random seed of the sample order, and of the choice of boxes and crops
+    seed: int = 0
+    # largest distance, in samples, by which shuffling moves a sample from its position in the shards; 0: no shuffling
     shuffle_buffer: int = 4000
-    # processes that make batches, for each training process; 0: the training process makes them itself
-    workers: int = 2
-    prefetch: int = 2  # batches that each of the processes in data.workers holds ready or is making
-    crop_scale: tuple[float, float] = (0.5, 1.0)  # least and most area of a random crop, as shares of the image's area
-    crop_ratio: tuple[float, float] = (0.75, 4 / 3)  # least and most width of a random crop, as multiples of its height
-    # probability, 0 to 1, that a sample's subreddit is named before its caption, where it has one (RedCaps)
+    # loader processes per training process; 0: the training process builds its batches itself
+    workers: int = runtime(2)
+    # batches that each loader process prepares ahead
+    prefetch: int = runtime(2)
+    # smallest and largest area of a random crop, as fractions of the image's area
+    crop_scale: tuple[float, float] = (0.5, 1.0)
+    # smallest and largest width of a random crop, as multiples of its height
+    crop_ratio: tuple[float, float] = (0.75, 4 / 3)
+    # probability, 0 to 1, of putting a sample's subreddit in front of its caption, if it has one (RedCaps)
     subreddit_probability: float = 0.5
-    # folder in which the list of what each shard holds is kept for the next start; empty: made anew at each start
-    index_folder: str = ""
+    # folder that caches the index of the shards for the next start; empty: the index is built at each start
+    index_folder: str = runtime("")
 
     def __post_init__(self) -> None:
         check_range(self, "seed", "shuffle_buffer", "workers", least=0)
@@ -41,4 +45,6 @@ class DataConfig:
         for name, most in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
             low, high = getattr(self, name)
             if not 0 < low <= high <= most:
-                raise UserError(f"{name} is {low}, {high}; give the least and the most, above 0 and at most {most}")
+                raise UserError(
+                    f"{name} is {low}, {high}; give a smallest and a largest value, above 0 and at most {most}"
+                )

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from common.images import Image, ImageLimits, ImageRejected, check_header, decode
-from trainer.preprocess import resize
+from trainer.data.preprocess import resize
 
 WHITE: Final = 255
 REDUCED: Final = {

@@ -22,8 +22,8 @@ from trainer.data.index import Index
 from trainer.data.samples import BadSample, Box, Sample, key_of, open_picture, read_sample
 from trainer.data.shards import SpanReader
 from trainer.data.subreddits import Segmenter
-from trainer.syntax import WordTree, align, collate_trees
-from trainer.tokenizer import Tokenizer, pad
+from trainer.text.syntax import WordTree, align, collate_trees
+from trainer.text.tokenizer import Tokenizer, pad
 
 SPARES: Final = 256  # samples tried for one place; so many bad ones in a row are no accident
 REPORTED: Final = 8  # bad samples that a batch names

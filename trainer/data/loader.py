@@ -22,7 +22,7 @@ from trainer.data.index import build_index
 from trainer.data.order import Order
 from trainer.data.probe import probe
 from trainer.data.shards import list_shards
-from trainer.tokenizer import Tokenizer
+from trainer.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from trainer.data.config import Layout
 from trainer.data.crops import Picture, Region
 from trainer.data.index import members
 from trainer.data.tar import TarError
-from trainer.syntax import Word, read_words
+from trainer.text.syntax import Word, read_words
 
 Reason = Literal["damaged", "missing_member", "undecodable_image", "bad_json", "no_caption", "no_boxes", "no_parse"]
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import regex
 
-from trainer.tokenizer import END_OF_WORD, Tokenizer
+from trainer.text.tokenizer import END_OF_WORD, Tokenizer
 
 PIECE = regex.compile(r"\p{Lu}?\p{Ll}+|\p{Lu}+(?!\p{Ll})|\p{N}+|\p{L}+")
 MAX_WORD = 24

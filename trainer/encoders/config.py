@@ -3,14 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import timm
-
+from common.config import check_positive
 from common.errors import UserError
-from common.load import check_positive
 
-OPEN_CLIP: Final = "open_clip/"  # before the names of open_clip's architectures
+OPEN_CLIP: Final = "open_clip/"  # prefix of open_clip's architecture names
 
-# The papers' sizes (MERU, section 4.1: the small one is MoCo v3's, of 12 heads, as released; timm's own has 6).
+# Sizes of the papers (MERU, section 4.1). The small one is MoCo v3's with 12 heads, as released; timm's has 6.
 PAPER_VITS: dict[str, dict[str, int]] = {
     "vit_small": {"embed_dim": 384, "depth": 12, "num_heads": 12},
     "vit_base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
@@ -20,43 +18,51 @@ PAPER_VITS: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
-    """An image tower. `name` is one of the papers' (vit_small, vit_base, vit_large), a model of timm, or open_clip/NAME.
+    """Settings of the image tower.
 
-    `kwargs` go to the network's constructor (open_clip: its `vision_cfg`); `norm_groups` among them makes every norm of a timm
-    network a GroupNorm. Weights that were trained elsewhere expect the pixels of that training: `pixel_mean`, `pixel_std`.
+    `kwargs` are passed to the network's constructor (open_clip: to its `vision_cfg`); with `norm_groups` among them, every norm of a
+    timm network becomes a GroupNorm. Pretrained weights expect the pixel statistics of their training: `pixel_mean`, `pixel_std`.
     """
 
-    # network of the image tower: the papers' vit_small, vit_base or vit_large, a network of timm, or open_clip/NAME
+    # network: the papers' vit_small, vit_base or vit_large, a network of timm, or open_clip/NAME
     name: str = "vit_small"
-    # weights of an open_clip/NAME tower to start from: a file, a folder, or a tag of open_clip; none: random ones
+    # initial weights of an open_clip/NAME tower: a file, a folder, or one of open_clip's tags; null: random weights
     weights: str | None = None
-    size_px: int = 224  # side of the square image that the tower sees, in pixels
-    frozen: bool = False  # whether the image tower keeps the weights it starts with; its projection learns all the same
-    # further arguments for the constructor of the network, such as {img_size: 64} where timm's has to be told size_px
+    # side of the square input image, in pixels
+    size_px: int = 224
+    # keep the initial weights of the tower; its projection is trained in any case
+    frozen: bool = False
+    # further constructor arguments of the network, such as {img_size: 64} for timm networks of a fixed input size
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_positive(self, "size_px")
-        if not (self.name in PAPER_VITS or self.name.startswith(OPEN_CLIP) or timm.is_model(self.name)):
+        if not (self.name in PAPER_VITS or self.name.startswith(OPEN_CLIP) or is_timm_model(self.name)):
             raise UserError(
-                f"name is {self.name!r}, which is neither one of {', '.join(PAPER_VITS)} nor a model of timm, nor {OPEN_CLIP}NAME"
+                f"name is {self.name!r}; give one of {', '.join(PAPER_VITS)}, a model of timm, or {OPEN_CLIP}NAME"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """A text tower. That of open_clip has the sizes of its architecture; `trainer.config.load_config` fills them in."""
+    """Settings of the text tower. For open_clip's towers, `trainer.config.load_config` fills in the sizes of their architecture."""
 
-    # network of the text tower; none: the papers' transformer, of the sizes below; or open_clip/NAME
+    # network; null: the papers' transformer, of the sizes below; or open_clip/NAME
     name: str | None = None
-    # weights of an open_clip/NAME tower to start from: a file, a folder, or a tag of open_clip; none: random ones
+    # initial weights of an open_clip/NAME tower: a file, a folder, or one of open_clip's tags; null: random weights
     weights: str | None = None
-    vocab_size: int = 49_408  # tokens that the tokenizer knows
-    context_length: int = 77  # most tokens of a text; longer texts are cut
-    width: int = 512  # width of the text tower's states
-    layers: int = 12  # blocks of the text tower
-    heads: int = 8  # attention heads of each block of the text tower
-    frozen: bool = False  # whether the text tower keeps the weights it starts with; its projection learns all the same
+    # size of the tokenizer's vocabulary
+    vocab_size: int = 49_408
+    # maximum number of tokens of a text; longer texts are truncated
+    context_length: int = 77
+    # width of the transformer
+    width: int = 512
+    # number of transformer blocks
+    layers: int = 12
+    # attention heads of each block
+    heads: int = 8
+    # keep the initial weights of the tower; its projection is trained in any case
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         check_positive(self, "vocab_size", "context_length", "width", "layers", "heads")
@@ -64,3 +70,10 @@ class TextConfig:
             raise UserError(f"width is {self.width}; give a multiple of heads, {self.heads}")
         if self.name is not None and not self.name.startswith(OPEN_CLIP):
             raise UserError(f"name is {self.name!r}; give {OPEN_CLIP}NAME, or null for the papers' transformer")
+
+
+def is_timm_model(name: str) -> bool:
+    """True if timm has a network of this name. Imports timm, and with it torch."""
+    import timm
+
+    return bool(timm.is_model(name))

@@ -1,30 +1,39 @@
-"""What to evaluate on, and by which rule."""
+"""Settings of evaluation: data and rules."""
 
 from dataclasses import dataclass
 
+from common.config import check_range
 from common.errors import UserError
-from common.load import check_range
-from trainer.dual_encoder import Ranking
+from trainer.models.config import Ranking
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    every: int = 0  # steps between two evaluations while training; 0: only at the end
-    # folders of images to classify zero-shot: FOLDER/CLASS/*.png; `_` in CLASS reads as a space
+    """Zero-shot classification, retrieval and entailment."""
+
+    # steps between two evaluations while training; 0: only at the end
+    every: int = 0
+    # folders of images for zero-shot classification: FOLDER/CLASS/*.png; `_` in CLASS reads as a space
     image_folders: tuple[str, ...] = ()
-    prompts: tuple[str, ...] = ("a photo of a {}.",)  # texts that stand for a class, averaged; {} is its name
-    shards: str = ""  # held-out training shards, for retrieval and entailment: folder, glob, list with commas, or URL
-    max_images: int = 0  # most images of each image folder, evenly from all classes; 0: all
-    max_samples: int = 1000  # most samples of the held-out shards; 0: all
-    batch_size: int = 256  # images or texts that go through a tower together
-    # how PHyCLIP ranks: released, by sums of inner products, as in its tables; metric, by its distance
+    # prompts whose embeddings are averaged into a class; {} is replaced by the class name
+    prompts: tuple[str, ...] = ("a photo of a {}.",)
+    # held-out training shards, for retrieval and entailment: a folder, a glob, several separated by commas, or a URL
+    shards: str = ""
+    # maximum number of images of each image folder, taken evenly from all classes; 0: all
+    max_images: int = 0
+    # maximum number of samples of the held-out shards; 0: all
+    max_samples: int = 1000
+    # images or texts that pass through a tower together
+    batch_size: int = 256
+    # ranking of PHyCLIP: released, by sums of inner products, as in its tables; metric, by its distance
     ranking: Ranking = "released"
-    seed: int = 0  # random seed of the mismatched pairs with which entailment is compared
+    # random seed of the mismatched pairs with which entailment is compared
+    seed: int = 0
 
     def __post_init__(self) -> None:
         wrong = next((prompt for prompt in self.prompts if "{}" not in prompt), None)
         if wrong is not None or not self.prompts:
-            raise UserError(f"prompts holds {wrong!r}; each prompt needs {{}} where the class name goes")
+            raise UserError(f"prompts holds {wrong!r}; each prompt needs {{}} in place of the class name")
         check_range(self, "every", "max_images", "max_samples", least=0)
         check_range(self, "seed", least=0, below=2**63)
         check_range(self, "batch_size", least=1)

@@ -7,9 +7,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from trainer.dual_encoder import DualEncoder
-from trainer.syntax import Word, align, collate_trees
-from trainer.tokenizer import Tokenizer, pad
+from trainer.models.dual_encoder import DualEncoder
+from trainer.text.syntax import Word, align, collate_trees
+from trainer.text.tokenizer import Tokenizer, pad
 
 Item = TypeVar("Item")
 

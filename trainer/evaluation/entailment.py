@@ -10,7 +10,7 @@ Shapes: n wholes, m boxes, k factors, d embedding width.
 import torch
 from torch import Tensor
 
-from trainer.dual_encoder import DualEncoder, Entails
+from trainer.models.dual_encoder import DualEncoder, Entails
 
 DRAWS = 8  # mismatched partners for each pair,
 MAX_MISMATCHED = 50_000  # as long as they are not more than this, or one each

@@ -8,7 +8,6 @@ entailment/NAME/satisfied, /chance, and with _plain            hyperbolic models
 import torch
 from torch import Tensor
 
-from trainer.dual_encoder import DualEncoder
 from trainer.evaluation.config import EvaluationConfig
 from trainer.evaluation.embed import embed_images, embed_texts, embed_words
 from trainer.evaluation.entailment import entailment_shares
@@ -16,7 +15,8 @@ from trainer.evaluation.folders import ImageFolder, read_folders, read_images
 from trainer.evaluation.held_out import HeldOut, HeldOutShards
 from trainer.evaluation.metrics import chance_recalls, macro_accuracy, recalls
 from trainer.evaluation.zero_shot import classifier, predict
-from trainer.tokenizer import Tokenizer
+from trainer.models.dual_encoder import DualEncoder
+from trainer.text.tokenizer import Tokenizer
 
 RECALL_AT = (1, 5, 10)
 PARSED = 1000  # captions whose words are looked at

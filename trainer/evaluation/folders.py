@@ -11,7 +11,7 @@ from torch import Tensor
 from common.errors import UserError
 from common.images import ImageRejected, decode
 from trainer.data.crops import LIMITS
-from trainer.preprocess import PreprocessConfig, fit
+from trainer.data.preprocess import PreprocessConfig, fit
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
 

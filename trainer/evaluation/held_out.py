@@ -20,7 +20,7 @@ from trainer.data.index import build_index
 from trainer.data.probe import probe
 from trainer.data.samples import BadSample, Box, Sample, key_of, open_picture, read_sample
 from trainer.data.shards import SpanReader, list_shards
-from trainer.syntax import Word
+from trainer.text.syntax import Word
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,10 @@ Shapes: c classes, p prompts, b images, d embedding width.
 import torch
 from torch import Tensor
 
-from trainer.dual_encoder import DualEncoder, Ranking
 from trainer.evaluation.embed import embed_texts
-from trainer.tokenizer import Tokenizer
+from trainer.models.config import Ranking
+from trainer.models.dual_encoder import DualEncoder
+from trainer.text.tokenizer import Tokenizer
 
 
 def classifier(

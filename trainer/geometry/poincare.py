@@ -5,17 +5,14 @@ d; `curvature` broadcasts against the leading axes. The isometry from Lorentz sp
 p = x / (1 + sqrt(1 + c|x|^2)), and every function agrees with `lorentz` through it.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from trainer.geometry.lorentz import direction, scaled_norm
+from trainer.geometry.types import Lift
 
 RIM = 1e-5  # points stay within (1 - RIM)/sqrt(c): float32 cannot tell nearer ones from the rim
 TINY = 1e-8
-
-Lift = Literal["conformal", "isometric"]
 
 
 def mobius_add(x: Tensor, y: Tensor, curvature: Tensor) -> Tensor:

@@ -1,10 +1,8 @@
 """Products of hyperbolic factors: k distances into one (PHyCLIP eq. 2)."""
 
-from typing import Literal
-
 from torch import Tensor
 
-Metric = Literal["l1", "l2"]
+from trainer.geometry.types import Metric
 
 
 def combine(distances: Tensor, metric: Metric) -> Tensor:

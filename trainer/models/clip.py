@@ -4,8 +4,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.batch import Losses, Pairs
-from trainer.blocks import Comparison, cosine
-from trainer.dual_encoder import DualEncoder, in_float32
+from trainer.losses.similarity import Comparison, cosine
+from trainer.models.dual_encoder import DualEncoder, in_float32
 
 
 class CLIP(DualEncoder):

@@ -1,39 +1,13 @@
 """HyCoCLIP. Shapes: b pairs here, m boxes here, n pairs on all ranks, d embedding width."""
 
-import math
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from common.errors import UserError
-from common.load import check_range
 from trainer.batch import Losses, Pairs, Wholes
 from trainer.distributed import counts_of_ranks, gather, rank, world_size
-from trainer.dual_encoder import Entails
-from trainer.models.hyperbolic import HyperbolicConfig
+from trainer.models.config import HyCoCLIPConfig
+from trainer.models.dual_encoder import Entails
 from trainer.models.meru import MERU
-
-
-@dataclass(frozen=True, kw_only=True)
-class HyCoCLIPConfig(HyperbolicConfig):
-    """`entail_weight` multiplies half the sum of four terms, as released; the paper writes 0.1 times the sum."""
-
-    use_boxes: bool = True  # whether boxes and their phrases are trained on too; false: whole images and captions alone
-    eta_inter: float = 0.7  # factor on the aperture of cones where a text entails an image
-    eta_intra: float = 1.2  # factor on the aperture of cones where a box entails its image, or a phrase its caption
-    # what box images and box phrases are contrasted with. released: the whole captions and whole images, as in both
-    # codes and in HyCoCLIP eq. 6; paper: each other, PHyCLIP eq. 4, which its own code does not do.
-    box_candidates: Literal["released", "paper"] = "released"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range(self, "eta_inter", "eta_intra", least=0, below=math.inf)
-        if self.use_boxes and self.boxes_as_pairs:
-            raise UserError(
-                "use_boxes and boxes_as_pairs are both true; boxes are general to their wholes or pairs, so set one to false"
-            )
 
 
 class HyCoCLIP(MERU):

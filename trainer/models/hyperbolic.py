@@ -2,34 +2,13 @@
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from common.load import check_positive, check_range
-from trainer.dual_encoder import DualEncoder, ModelConfig
-from trainer.geometry import lorentz
-from trainer.losses import outside_cone
-
-
-@dataclass(frozen=True, kw_only=True)
-class HyperbolicConfig(ModelConfig):
-    """MERU's, and what all hyperbolic models share."""
-
-    curv_init: float = 1.0  # c at the start; the space has curvature -c
-    curv_learnable: bool = True  # whether c is learned; false: it stays curv_init
-    curv_max_ratio: float = 10.0  # how far c may move: within [curv_init / ratio, curv_init * ratio]
-    entail_weight: float = 0.2  # factor of the entailment loss, which is added to the contrastive loss
-    min_radius: float = 0.1  # K in the aperture of an entailment cone, arcsin(2 K / (sqrt(c) |apex|))
-    eps: float = lorentz.EPS  # small number that keeps roots and logarithms finite
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "curv_init", "min_radius", "eps")
-        check_range(self, "eps", least=0, below=1)
-        check_range(self, "curv_max_ratio", least=1)
-        check_range(self, "entail_weight", least=0, below=math.inf)
+from trainer.losses.functional import outside_cone
+from trainer.models.config import HyperbolicConfig
+from trainer.models.dual_encoder import DualEncoder
 
 
 class Hyperbolic(DualEncoder):

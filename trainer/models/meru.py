@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from trainer.batch import Losses, Pairs
-from trainer.blocks import Comparison, lorentz_distance
-from trainer.dual_encoder import Entails, in_float32
 from trainer.geometry import lorentz
-from trainer.losses import over_pairs
+from trainer.losses.functional import over_pairs
+from trainer.losses.similarity import Comparison, lorentz_distance
+from trainer.models.dual_encoder import Entails, in_float32
 from trainer.models.hyperbolic import Hyperbolic
 
 

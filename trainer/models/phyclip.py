@@ -1,32 +1,12 @@
 """PHyCLIP. Shapes: b pairs here, n pairs on all ranks, d embedding width, k factors."""
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from common.errors import UserError
-from common.load import check_positive
-from trainer.blocks import Comparison, lorentz_distance
-from trainer.dual_encoder import Ranking, in_float32
 from trainer.geometry import lorentz, product
-from trainer.models.hycoclip import HyCoCLIP, HyCoCLIPConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class PHyCLIPConfig(HyCoCLIPConfig):
-    """The embedding's width is a product of factors of width `factor_dim`."""
-
-    factor_dim: int = 8  # width of one hyperbolic factor; the space is a product of embed_dim / factor_dim of them
-    # distance in the product of factors: l1, the mean of the factors' distances; l2, the root of the mean of their
-    # squares
-    metric: product.Metric = "l1"
-    eps: float = 1e-6  # small number that keeps roots and logarithms finite
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "factor_dim")
-        if self.embed_dim % self.factor_dim:
-            raise UserError(f"embed_dim is {self.embed_dim}; give a multiple of factor_dim, {self.factor_dim}")
+from trainer.losses.similarity import Comparison, lorentz_distance
+from trainer.models.config import PHyCLIPConfig, Ranking
+from trainer.models.dual_encoder import in_float32
+from trainer.models.hycoclip import HyCoCLIP
 
 
 class PHyCLIP(HyCoCLIP):

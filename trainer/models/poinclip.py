@@ -1,32 +1,15 @@
 """PoinCLIP (docs/poincare.md). Shapes: b pairs here, n pairs on all ranks, d embedding width."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from common.load import check_range
 from trainer.batch import Losses, Pairs
-from trainer.blocks import Comparison, poincare_distance
-from trainer.dual_encoder import Entails, in_float32
 from trainer.geometry import poincare
-from trainer.losses import Entropy, entropy, regularised_entailment
-from trainer.models.hyperbolic import Hyperbolic, HyperbolicConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoinCLIPConfig(HyperbolicConfig):
-    entail_weight: float = 0.1  # factor of the entailment loss, the paper's lambda
-    entail_reward: float = 0.1  # the paper's lambda_reg, from 0 to below 1: at 1 the loss has no floor
-    # how a coordinate becomes a probability, of which the entropy is taken: abs, normalised or softmax
-    entropy: Entropy = "abs"
-    # how features are lifted onto the ball: conformal, the ball's own exponential map; isometric, MERU's seen on the
-    # ball
-    lift: poincare.Lift = "conformal"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range(self, "entail_reward", least=0, below=1)  # at 1 and beyond wide angles pay, and nothing holds
+from trainer.losses.functional import entropy, regularised_entailment
+from trainer.losses.similarity import Comparison, poincare_distance
+from trainer.models.config import PoinCLIPConfig
+from trainer.models.dual_encoder import Entails, in_float32
+from trainer.models.hyperbolic import Hyperbolic
 
 
 class PoinCLIP(Hyperbolic):

@@ -3,62 +3,18 @@
 Shapes: b captions, l tokens, w words of the longest caption, d embedding width.
 """
 
-import math
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from common.errors import UserError
-from common.load import check_range
 from trainer.batch import Batch, Losses, Pairs
-from trainer.dual_encoder import Entails, Part
 from trainer.encoders.text import Places
-from trainer.losses import Reduction, over_captions
-from trainer.models.hyperbolic import HyperbolicConfig
+from trainer.losses.functional import over_captions
+from trainer.models.config import SyntaxMERUConfig
+from trainer.models.dual_encoder import Entails, Part
 from trainer.models.meru import MERU
-from trainer.syntax import RELATIONS, Syntax, word_vectors, word_weights
-
-
-@dataclass(frozen=True, kw_only=True)
-class SyntaxMERUConfig(HyperbolicConfig):
-    # factor of the syntax loss, mu, which the paper does not state; with this one the two means of eq. 3 weigh together
-    # what MERU's one entailment term does
-    syntax_weight: float = 0.1
-    # where a word has its initial and its contextual meaning. tower: token + position embedding, and the state after
-    # the last norm; only the first block's input is "independent of context", as section 3 wants it. block and
-    # attention: input and output of one block, or of its attention alone.
-    word_states: Literal["tower", "block", "attention"] = "tower"
-    word_block: int = 0  # which block of the text tower word_states=block and attention mean; 0 is the first
-    # what stands for a word of several tokens: mean, the mean of their states; last, the state of the last one
-    word_vector: Literal["mean", "last"] = "mean"
-    # how the edges and words of a caption are put together: mean; or sum, as eq. 3, where long captions weigh more.
-    # Captions are averaged either way.
-    syntax_reduction: Reduction = "mean"
-    # factors of the edges with a dependency label, by spaCy's name (nsubj, dobj, amod, ...); 1 for labels that are not
-    # given
-    relation_weights: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        unknown = sorted(set(self.relation_weights) - set(RELATIONS))
-        if unknown:
-            raise UserError(
-                f"relation_weights: {unknown[0]!r} is no dependency label; there are {', '.join(RELATIONS)}"
-            )
-        for relation, weight in self.relation_weights.items():
-            if not 0 <= weight < math.inf:
-                raise UserError(f"relation_weights.{relation} is {weight}; give 0 or more")
-        check_range(self, "syntax_weight", least=0, below=math.inf)
-        if self.text.name and self.word_states == "attention":
-            raise UserError(
-                f"word_states=attention: {self.text.name} shows inputs and outputs of whole blocks; take block or tower"
-            )
-        check_range(self, "word_block", least=0, most=self.text.layers - 1)
-
-    def places(self) -> Places:
-        return Places(kind=self.word_states, block=self.word_block)
+from trainer.text.syntax import RELATIONS, Syntax, word_vectors, word_weights
 
 
 class Words(NamedTuple):
@@ -93,7 +49,7 @@ class SyntaxMERU(MERU):
         return self.word_features(batch.token_ids, batch.syntax)
 
     def word_features(self, token_ids: Tensor, syntax: Syntax) -> dict[str, Tensor]:
-        states = self.textual(token_ids, self.config.places())
+        states = self.textual(token_ids, Places(kind=self.config.word_states, block=self.config.word_block))
         return {
             "text": self.textual_proj(states.sentence),
             "word_initial": self.words(states.initial, syntax),

@@ -1,46 +1,77 @@
-"""A released checkpoint as a folder of safetensors: `python -m pipeline.ground.glip.convert in.pth out/ --vocab vocab.txt`."""
+"""Convert a released GLIP checkpoint into a folder of safetensors: `python -m pipeline.ground.glip.convert --help`."""
 
-import argparse
 import logging
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal
 
-import torch
-
+from common.config import Keys, merge, read_layers
+from common.config_help import describe, show
 from common.errors import UserError
-from pipeline.ground.glip.config import CONFIGS
-from pipeline.ground.glip.load import VOCAB, load_glip, save_glip
-from pipeline.ground.glip.text import Prompter
 
 logger = logging.getLogger(__name__)
 
+USAGE: Final = """\
+usage: python -m pipeline.ground.glip.convert CHECKPOINT output=FOLDER [key=value ...]
 
-def convert(checkpoint: Path, out: Path, vocab: Path, graph: str | None, dtype: torch.dtype) -> None:
-    """Check a checkpoint once, and write what `load_glip` reads without a pickle from then on."""
-    model = load_glip(checkpoint, CONFIGS[graph] if graph else None)
-    Prompter(vocab, model.config.text)  # refuses a vocabulary that does not fit
-    save_glip(out, model.state_dict(), model.config, vocab, dtype)
-    logger.info("%s -> %s", checkpoint, out)
+Checks a released checkpoint, a .pth or .safetensors file, and writes a folder that loads without unpickling: grounder=FOLDER.
+
+  python -m pipeline.ground.glip.convert glip_tiny.pth output=models/glip_t vocabulary=vocab.txt
+"""
 
 
-def main() -> None:
-    """Command line."""
+@dataclass(frozen=True, kw_only=True)
+class ConvertConfig:
+    """The configuration of a conversion."""
+
+    # released checkpoint: a .pth or .safetensors file; the first argument
+    checkpoint: str = ""
+    # folder to write
+    output: str = ""
+    # vocab.txt of bert-base-uncased; null: the file beside the checkpoint
+    vocabulary: str | None = None
+    # network: glip_t_a, glip_t or glip_l; null: determined from the tensor names
+    architecture: Literal["glip_t_a", "glip_t", "glip_l"] | None = None
+    # number format of the stored weights: fp32 or fp16
+    precision: Literal["fp32", "fp16"] = "fp32"
+
+    def __post_init__(self) -> None:
+        for key in ("checkpoint", "output"):
+            if not getattr(self, key):
+                raise UserError(f"{key} is not set; see --help")
+
+
+def convert(config: ConvertConfig) -> None:
+    """Write the folder. Raises UserError if the checkpoint or the vocabulary does not fit, OSError if a file cannot be read."""
+    from common.devices import torch_dtype
+    from pipeline.ground.glip.config import CONFIGS
+    from pipeline.ground.glip.load import VOCAB, load_glip, save_glip
+    from pipeline.ground.glip.text import Prompter
+
+    checkpoint = Path(config.checkpoint)
+    vocab = Path(config.vocabulary) if config.vocabulary else checkpoint.parent / VOCAB
+    model = load_glip(checkpoint, CONFIGS[config.architecture] if config.architecture else None)
+    Prompter(vocab, model.config.text)  # raises UserError if the vocabulary does not fit
+    save_glip(Path(config.output), model.state_dict(), model.config, vocab, torch_dtype(config.precision))
+    logger.info("%s -> %s", checkpoint, config.output)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns 0, or 2 after an error that the user can fix."""
+    if not arguments or "-h" in arguments or "--help" in arguments:
+        show(describe(USAGE, ConvertConfig, {}))
+        return 0 if arguments else 2
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
-    parser.add_argument("checkpoint", type=Path, help="a .pth or .safetensors file")
-    parser.add_argument("out", type=Path, help="the folder to write")
-    parser.add_argument("--vocab", type=Path, help=f"bert-base-uncased's {VOCAB}; default: beside the checkpoint")
-    parser.add_argument(
-        "--graph", choices=[name for name in CONFIGS if name != "miniature"], help="default: by the keys"
-    )
-    parser.add_argument("--dtype", choices=["float32", "float16"], default="float32")
-    options = parser.parse_args()
-    vocab = options.vocab or options.checkpoint.parent / VOCAB
+    first = [] if "=" in arguments[0] else [f"checkpoint={arguments[0]}"]
     try:
-        convert(options.checkpoint, options.out, vocab, options.graph, getattr(torch, options.dtype))
+        convert(merge(ConvertConfig, read_layers([*first, *arguments[len(first) :]], Keys())))
     except (UserError, OSError) as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

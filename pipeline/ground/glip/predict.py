@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from common.devices import Precision, resolve_precision, torch_dtype
 from common.images import Image
 from pipeline.ground.glip.images import batch_images, network_size, normalise, padded_size, resize
 from pipeline.ground.glip.load import VOCAB, find, find_vocabulary, load_glip
 from pipeline.ground.glip.model import Glip, GlipOutput
 from pipeline.ground.glip.postprocess import Detections, detect
 from pipeline.ground.glip.text import Plan, Prompt, Prompter, PromptStyle, pad_prompts, positive_map
-from pipeline.ground.grounder import Detection, Grounded, Precision, Span
+from pipeline.ground.grounder import Detection, Grounded, Span
 from pipeline.ground.transfer import OnCpu, pinned, take
 
 Size = tuple[int, int]  # height, width
@@ -52,16 +53,14 @@ class GlipGrounder:
         self,
         model: Glip,
         prompter: Prompter,
-        device: str,
+        device: torch.device,
         floor: float,
         style: PromptStyle,
         precision: Precision = "auto",
     ) -> None:
         self.model = model.to(device).eval()
-        self.prompter, self.device, self.floor, self.style = prompter, torch.device(device), floor, style
-        if precision == "auto":
-            precision = "bfloat16" if self.device.type == "cuda" else "float32"
-        self.dtype: torch.dtype = getattr(torch, precision)
+        self.prompter, self.device, self.floor, self.style = prompter, device, floor, style
+        self.dtype = torch_dtype(resolve_precision(precision, device))
 
     def bucket(self, height: int, width: int) -> Size:
         """Images that agree in it share a pass through the network: their padded size."""
@@ -137,13 +136,13 @@ def to_detections(found: Detections, prompt: Prompt, height: int, width: int) ->
 
 def load_glip_grounder(
     name: str | Path,
-    device: str,
+    device: torch.device,
     floor: float,
     style: PromptStyle,
     *,
     vocabulary: str | None = None,
     precision: Precision = "auto",
-    compiled: bool = False,
+    compile: bool = False,
 ) -> GlipGrounder:
     """The grounder of a folder (config.json, model.safetensors, vocab.txt), weight file or hub name (`load.find`).
 
@@ -154,7 +153,7 @@ def load_glip_grounder(
     vocab = find_vocabulary(vocabulary) if vocabulary else (path if path.is_dir() else path.parent) / VOCAB
     model = load_glip(path)
     prompter = Prompter(vocab, model.config.text)
-    if compiled:
+    if compile:
         compile_image_tower(model)
     return GlipGrounder(model, prompter, device, floor, style, precision)
 

@@ -7,9 +7,10 @@ import pytest
 
 from common.errors import UserError
 from common.images import Image
+from pipeline.ground.config import GroundConfig
 from pipeline.ground.grounder import Detection, Grounded, PhraseDrop, Span
 from pipeline.ground.load import SCORE_THRESHOLD, score_threshold
-from pipeline.ground.stage import Ground, GroundConfig, select
+from pipeline.ground.stage import Ground, select
 from pipeline.images import encode_jpeg
 from schemas.status import PHRASE_REMOVALS
 from tests.pipeline.rows import table_after

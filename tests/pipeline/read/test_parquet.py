@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.pipeline.read.test_read import read_all
+from tests.pipeline.read.test_stage import read_all
 
 URLS = [f"http://x.org/{i}.jpg" for i in range(3)]
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline.report import build_stats, write_report
+from pipeline.report.html import write_report
+from pipeline.report.stats import build_stats
 from tests.pipeline.report.make_output import make_tables, write_output
 
 TRUTH = {

@@ -7,9 +7,11 @@ import pyarrow as pa
 import pytest
 
 from common.errors import UserError
-from pipeline.report import ReportConfig, build_stats, write_report
 from pipeline.report.__main__ import main
-from pipeline.write import WriteConfig
+from pipeline.report.config import ReportConfig
+from pipeline.report.html import write_report
+from pipeline.report.stats import build_stats
+from pipeline.write.config import WriteConfig
 from tests.pipeline.report.make_output import hurt, write_output
 
 

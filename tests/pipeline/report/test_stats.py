@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 
 from common.errors import UserError
-from pipeline.report import build_stats, summary_table
+from pipeline.report.stats import build_stats
+from pipeline.report.summary import summary_table
 from pipeline.report.totals import Histogram, host_of
-from pipeline.write import WriteConfig
+from pipeline.write.config import WriteConfig
 from tests.pipeline.report.make_output import write_output
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import PIL.Image
 import pyarrow as pa
 
-from pipeline.read import Piece, ShardPlan
+from pipeline.read.types import Piece, ShardPlan
 from schemas.rows import SCORED
 
 PROVENANCE: dict[str, Any] = {

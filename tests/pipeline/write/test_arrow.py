@@ -6,7 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline.write import WriteConfig, write_shard
+from pipeline.write.config import WriteConfig
+from pipeline.write.stage import write_shard
 from schemas.rows import SCORED, VERSION
 from schemas.table import set_column
 from tests.pipeline.write.shards import PROVENANCE, plan, rows, table

@@ -7,8 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset
 
-from pipeline.write import WriteConfig, write_shard
+from pipeline.write.config import WriteConfig
 from pipeline.write.grit import similarity_column
+from pipeline.write.stage import write_shard
 from schemas.files import grit_schema
 from tests.pipeline.write.shards import CAPTION, PROVENANCE, kept_row, plan, table
 

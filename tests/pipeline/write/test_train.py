@@ -9,7 +9,8 @@ import PIL.Image
 import pytest
 import webdataset
 
-from pipeline.write import WriteConfig, write_shard
+from pipeline.write.config import WriteConfig
+from pipeline.write.stage import write_shard
 from pipeline.write.train import train_sample
 from tests.pipeline.write.shards import CAPTION, PROVENANCE, jpeg, kept_row, plan, table
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from trainer.tokenizer import Tokenizer
+from trainer.text.tokenizer import Tokenizer
 
 Files = dict[str, bytes]
 TOKENIZER = Tokenizer([])  # bytes alone

@@ -33,7 +33,7 @@ from tests.trainer.data.samples import (
 from trainer.batch import Batch
 from trainer.data.config import DataConfig
 from trainer.data.loader import Loader
-from trainer.syntax import Syntax
+from trainer.text.syntax import Syntax
 
 BOXES = frozenset({"boxes"})
 

@@ -1,7 +1,7 @@
 import pytest
 
 from trainer.data.subreddits import Segmenter
-from trainer.tokenizer import Tokenizer, openai_tokenizer
+from trainer.text.tokenizer import Tokenizer, openai_tokenizer
 
 
 @pytest.fixture(scope="module")

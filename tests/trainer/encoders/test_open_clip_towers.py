@@ -10,7 +10,7 @@ from trainer.encoders.build import build_image_encoder, build_text_encoder
 from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.encoders.open_clip_towers import own_sizes
 from trainer.encoders.text import Places
-from trainer.tokenizer import openai_tokenizer
+from trainer.text.tokenizer import openai_tokenizer
 
 CAPTIONS = ["a dog", "Two cats &amp; one naïve bird.", "words " * 20, ""]
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.trainer.small import small_model
-from trainer.dual_encoder import Entails
 from trainer.evaluation.entailment import entailment_shares, mismatched
 from trainer.models.clip import CLIP
+from trainer.models.dual_encoder import Entails
 from trainer.models.meru import MERU
 
 ETA_INTER = 0.7

@@ -13,18 +13,20 @@ import torch
 from common.errors import UserError
 from tests.trainer.small import small_model
 from trainer.batch import Pairs
-from trainer.checkpoint import save_model
-from trainer.dual_encoder import DualEncoder, ModelConfig
+from trainer.checkpoints.model import save_model
+from trainer.checkpoints.released import write_released
+from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import TextConfig
 from trainer.evaluate import main
-from trainer.evaluation import Evaluation, EvaluationConfig
+from trainer.evaluation.config import EvaluationConfig
+from trainer.evaluation.evaluate import Evaluation
 from trainer.evaluation.held_out import HeldOutShards
-from trainer.models.names import build_model
+from trainer.models.config import ModelConfig
+from trainer.models.dual_encoder import DualEncoder
+from trainer.models.registry import build_model
 from trainer.models.syntax_meru import SyntaxMERU
-from trainer.preprocess import PreprocessConfig
-from trainer.released import write_released
-from trainer.syntax import align, collate_trees
-from trainer.tokenizer import Tokenizer, pad
+from trainer.text.syntax import align, collate_trees
+from trainer.text.tokenizer import Tokenizer, pad
 
 SIDE = 16
 N = 5

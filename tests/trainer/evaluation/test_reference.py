@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from tests.trainer.small import small_model
-from trainer.dual_encoder import DualEncoder
 from trainer.evaluation.metrics import macro_accuracy, recalls
 from trainer.evaluation.zero_shot import predict
-from trainer.models.names import build_model
+from trainer.models.dual_encoder import DualEncoder
+from trainer.models.registry import build_model
 
 NAMES = ("clip", "meru", "phyclip")
 FILE = Path(__file__).parents[2] / "parity" / "data" / "metrics.npz"

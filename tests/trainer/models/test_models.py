@@ -10,7 +10,7 @@ import torch
 from common.errors import UserError
 from tests.parity import models as parity
 from tests.trainer.small import NAMES, overfit, rows, small_batch, small_model
-from trainer.losses import contrastive
+from trainer.losses.functional import contrastive
 from trainer.models.meru import MERU
 from trainer.models.phyclip import PHyCLIP
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from tests.trainer.small import overfit, rows, small_batch, small_model
 from trainer.batch import Batch, Pairs
+from trainer.checkpoints.released import from_released, to_released
 from trainer.encoders.text import Places
 from trainer.models.meru import MERU
 from trainer.models.syntax_meru import SyntaxMERU
-from trainer.released import from_released, to_released
-from trainer.syntax import NONE, RELATIONS, Syntax, word_vectors, word_weights
+from trainer.text.syntax import NONE, RELATIONS, Syntax, word_vectors, word_weights
 
 Vector = NDArray[np.float64]
 TREES = Syntax(

@@ -10,8 +10,9 @@ import PIL.Image
 import pytest
 
 from common.errors import UserError
+from pipeline.ground.config import GroundConfig
 from pipeline.ground.glip.load import save_glip
-from pipeline.ground.stage import Ground, GroundConfig
+from pipeline.ground.stage import Ground
 from tests.pipeline.ground.glip.tiny import TINY, tiny_model, write_vocab
 from tests.pipeline.rows import table_after
 

@@ -15,15 +15,16 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from pipeline.ground.glip import checkpoint
 from pipeline.ground.glip import train as command
-from pipeline.ground.glip.checkpoint import STATE, next_step
-from pipeline.ground.glip.examples import Example, LabelledPhrase
 from pipeline.ground.glip.load import load_glip, save_glip
-from pipeline.ground.glip.shards import batches_from, find_shards, index_rows, load_example
 from pipeline.ground.glip.text import Prompter
 from pipeline.ground.glip.train import main, mirror
-from pipeline.write import WriteConfig, write_shard
+from pipeline.ground.glip.training import checkpoint
+from pipeline.ground.glip.training.checkpoint import STATE, next_step
+from pipeline.ground.glip.training.examples import Example, LabelledPhrase
+from pipeline.ground.glip.training.shards import batches_from, find_shards, index_rows, load_example
+from pipeline.write.config import WriteConfig
+from pipeline.write.stage import write_shard
 from tests.pipeline.ground.glip.tiny import TINY, tiny_model, write_vocab
 from tests.pipeline.write.shards import CAPTION, PROVENANCE, dropped_row, jpeg, kept_row, plan, table
 

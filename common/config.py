@@ -1,0 +1,256 @@
+"""Configuration: frozen dataclasses, filled from YAML files and `key.sub=value` arguments.
+
+Unknown keys and wrong types are errors that name the file or argument. A configuration class checks its own values in `__post_init__`
+and raises a UserError that begins with the field name; `merge` adds the names of the enclosing groups in front.
+
+Fields marked with `runtime` choose how a result is computed, not what it is: devices, batch sizes, time-outs. They are recorded with
+the results and may change when a job or a training run resumes.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from omegaconf import Container, DictConfig, ListConfig, OmegaConf, ValueNode
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from common.errors import UserError, prefixed
+
+Layer = tuple[DictConfig, str]
+"""Values, and the file or argument they come from."""
+
+RESOLVED_FILE = "config.yaml"
+"""Name of the file in which a job or a training run saves its resolved configuration."""
+
+T = TypeVar("T")
+
+
+def runtime(default: T | None = None, *, factory: Callable[[], T] | None = None) -> T:
+    """Declare a field, or a whole group, that may change on resume: `device: str = runtime("auto")`."""
+    if factory is not None:
+        group: T = dataclasses.field(default_factory=factory, metadata={"runtime": True})
+        return group
+    return dataclasses.field(default=default, metadata={"runtime": True})  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """The key names of one command.
+
+    `short` maps short names to the keys they stand for, `renamed` the keys of earlier versions to the present ones, and `revalued` a
+    present key to the values that earlier versions wrote and what replaces each.
+    """
+
+    short: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    revalued: Mapping[str, Mapping[Any, Any]] = dataclasses.field(default_factory=dict)
+
+    def check(self, layer: DictConfig, source: str) -> None:
+        """Raise UserError for a key or a value of an earlier version, naming its replacement."""
+        for old, new in self.renamed.items():
+            if _has(layer, old):
+                raise UserError(f"{source}: the key {old} is now called {self.shortest(new)}")
+        for key, values in self.revalued.items():
+            if _has(layer, key) and _select(layer, key) in values:
+                old_value = "null" if _select(layer, key) is None else _select(layer, key)
+                raise UserError(f"{source}: {key}={old_value} is now written {key}={values[_select(layer, key)]}")
+
+    def translate(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration saved by an earlier version, in the present keys. Others are returned unchanged."""
+        layer = OmegaConf.create(dict(values))
+        assert isinstance(layer, DictConfig)
+        for old, new in self.renamed.items():
+            if _has(layer, old):
+                OmegaConf.update(layer, new, _select(layer, old), force_add=True)
+                group, _, name = old.rpartition(".")
+                (_select(layer, group) if group else layer).pop(name)
+        for key, replacements in self.revalued.items():
+            if _has(layer, key) and _select(layer, key) in replacements:
+                OmegaConf.update(layer, key, replacements[_select(layer, key)])
+        plain = OmegaConf.to_container(layer)
+        assert isinstance(plain, dict)
+        return {str(name): value for name, value in plain.items()}
+
+    def is_of_earlier_version(self, layer: DictConfig) -> bool:
+        """True for a configuration that an earlier version resolved and saved: it holds every renamed key, set or not."""
+        return bool(self.renamed) and all(_has(layer, old) for old in self.renamed)
+
+    def shortest(self, key: str) -> str:
+        """The short name of `key` if it has one."""
+        return next((name for name, long in self.short.items() if long == key), key)
+
+
+def _has(layer: DictConfig, key: str) -> bool:
+    group, _, name = key.rpartition(".")
+    node = _select(layer, group) if group else layer
+    return isinstance(node, DictConfig) and name in node
+
+
+def _select(layer: DictConfig, key: str) -> Any:
+    node: Any = layer
+    for name in key.split("."):
+        node = node._get_node(name) if isinstance(node, DictConfig) and name in node else None
+    return node._value() if isinstance(node, ValueNode) else node
+
+
+def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
+    """The layers of a command line: YAML files in the order given, then the `key=value` arguments.
+
+    Later layers override earlier ones. Raises UserError naming the argument that cannot be read.
+    """
+    files = [item for item in arguments if "=" not in item]
+    layers = [(_load_yaml(path, keys), path) for path in files]
+    for item in arguments:
+        key, given, value = item.partition("=")
+        if not given:
+            continue
+        if not key:
+            raise UserError(f"{item!r} is neither a YAML file nor key=value; see --help for the keys")
+        if not value:
+            raise UserError(f"{item} gives no value; write one, {key}=null for none, or {key}='\"\"' for an empty text")
+        try:
+            layer = OmegaConf.from_dotlist([item])
+        except YAMLError as error:
+            raise UserError(f"{item} cannot be read: {' '.join(str(error).split())}") from None
+        keys.check(layer, item)
+        layers.append((_long_keys(layer, keys.short), item))
+    return layers
+
+
+def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None = None) -> Any:
+    """A `cls` with its defaults, overridden by each layer in turn.
+
+    `kinds` maps a field to the subclass of its declared type that it holds. Raises UserError naming the file or argument, the key and
+    the fix.
+    """
+    merged: Any = OmegaConf.structured(cls)
+    for name, kind in (kinds or {}).items():
+        merged = OmegaConf.merge(merged, {name: OmegaConf.structured(kind)})
+    for layer, source in layers:
+        try:
+            merged = OmegaConf.merge(merged, layer)
+        except (OmegaConfBaseException, TypeError) as error:
+            if problem := _form_difference(merged, layer):
+                raise UserError(f"{source}: {problem}; --help lists all keys") from None
+            if not isinstance(error, OmegaConfBaseException):
+                raise
+            where = f"key {error.full_key}" if error.full_key else "a value is given where a group of keys is expected"
+            raise UserError(f"{source}: {str(error).splitlines()[0]} ({where}; --help lists all keys)") from None
+    return _build(merged, "")
+
+
+def _form_difference(node: DictConfig, layer: DictConfig, prefix: str = "") -> str:
+    """Describe the first key whose list or mapping form differs; empty if none does."""
+    for name in [name for name in map(str, node) if name in layer]:
+        ours, theirs = node._get_node(name), layer._get_node(name)
+        if isinstance(ours, DictConfig):
+            if isinstance(theirs, ListConfig):
+                return f"{prefix}{name} takes names with values, not a list"
+            if isinstance(theirs, DictConfig) and (found := _form_difference(ours, theirs, f"{prefix}{name}.")):
+                return found
+        elif isinstance(ours, Container):
+            if isinstance(theirs, DictConfig):
+                return f"{prefix}{name} takes a list, not names with values"
+            if isinstance(theirs, ValueNode) and theirs._value() is not None:
+                return f"{prefix}{name} takes a list; write [{theirs._value()}] for one value"
+    return ""
+
+
+def _build(node: DictConfig, prefix: str) -> Any:
+    """The dataclass of a group whose keys begin with `prefix`.
+
+    Inner groups are built first, each on its own: their error messages begin with a field name, and only here is the full key known.
+    """
+    for name in map(str, node):
+        child = node._get_node(name)
+        if isinstance(child, DictConfig) and is_dataclass(OmegaConf.get_type(child)):
+            _build(child, f"{prefix}{name}.")
+    try:
+        with prefixed(prefix):
+            return OmegaConf.to_object(node)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{str(error).splitlines()[0]} (key {error.full_key})") from None
+
+
+def runtime_keys(cls: type, kinds: Mapping[str, type] | None = None, prefix: str = "") -> set[str]:
+    """The keys and groups of `cls` that are marked with `runtime`; `kinds` as in `merge`."""
+    found: set[str] = set()
+    hints = get_type_hints(cls)
+    for item in dataclasses.fields(cls):
+        kind = (kinds or {}).get(item.name, hints[item.name])
+        if item.metadata.get("runtime"):
+            found.add(prefix + item.name)
+        elif is_dataclass(kind) and isinstance(kind, type):
+            found |= runtime_keys(kind, prefix=f"{prefix}{item.name}.")
+    return found
+
+
+def split_runtime(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values of a configuration as nested dictionaries: (those that decide the result, those marked with `runtime`)."""
+    fixed: dict[str, Any] = {}
+    free: dict[str, Any] = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if item.metadata.get("runtime"):
+            free[item.name] = dataclasses.asdict(value) if is_dataclass(value) else value  # type: ignore[arg-type]
+        elif is_dataclass(value):
+            fixed[item.name], inner = split_runtime(value)
+            free |= {item.name: inner} if inner else {}
+        else:
+            fixed[item.name] = value
+    return fixed, free
+
+
+def check_positive(config: object, *names: str) -> None:
+    """Raise UserError unless each field is above 0 and finite; for `__post_init__`. None passes, tuples are checked item by item."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, tuple):
+            if not all(0 < number < math.inf for number in value):
+                raise UserError(f"{name} is {list(value)}; give numbers above 0")
+        elif value is not None and not 0 < value < math.inf:
+            raise UserError(f"{name} is {value}; give a number above 0")
+
+
+def check_range(config: object, *names: str, least: float, most: float = math.inf, below: float | None = None) -> None:
+    """Raise UserError unless each field is within [least, most], or [least, below); for `__post_init__`. None passes."""
+    end, limit = ("to below ", below) if below is not None else ("to ", most)
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not (least <= value <= most and (below is None or value < below)):
+            raise UserError(f"{name} is {value}; give {least} {'or more' if limit == math.inf else f'{end}{limit}'}")
+
+
+def to_yaml(config: Any) -> str:
+    """The resolved configuration as YAML: every key with its value."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def _load_yaml(path: str, keys: Keys) -> DictConfig:
+    if not os.path.isfile(path):
+        raise UserError(f"config file {path!r} does not exist; jobs/ holds examples")
+    try:
+        loaded = OmegaConf.load(path)
+    except (YAMLError, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"config file {path!r} cannot be read: {error}") from None
+    if not isinstance(loaded, DictConfig):
+        raise UserError(f"config file {path!r} must hold `key: value` lines")
+    if Path(path).name == RESOLVED_FILE and keys.is_of_earlier_version(loaded):
+        translated = OmegaConf.create(keys.translate(loaded))
+        assert isinstance(translated, DictConfig)
+        loaded = translated
+    keys.check(loaded, path)
+    return _long_keys(loaded, keys.short)
+
+
+def _long_keys(layer: DictConfig, short: Mapping[str, str]) -> DictConfig:
+    """`layer` with short names replaced by the keys they stand for."""
+    for name, long in short.items():
+        if name in layer:
+            OmegaConf.update(layer, long, layer.pop(name), force_add=True)
+    return layer

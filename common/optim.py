@@ -1,0 +1,62 @@
+"""The learning rate schedule and the parameter groups of every training loop."""
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+
+def warmup_cosine(
+    step: int,
+    *,
+    steps: int,
+    warmup_steps: int,
+    final_ratio: float = 0.0,
+    first_step: int = 0,
+    decay_start: int | None = None,
+) -> float:
+    """The factor of the peak learning rate at `step`, counted from 0: linear warm-up, then half a cosine down to `final_ratio`.
+
+    `first_step=0` starts at a rate of 0, as MERU's released code does, `first_step=1` at 1 / warmup_steps. The cosine spans the steps
+    from `decay_start` (default: the end of the warm-up) to `steps`.
+    """
+    start = warmup_steps if decay_start is None else decay_start
+    warmup = (step + first_step) / warmup_steps if step < warmup_steps else 1.0
+    progress = min(max((step - start) / max(steps - start, 1), 0.0), 1.0)
+    return min(warmup, final_ratio + (1 - final_ratio) * math.cos(math.pi / 2 * progress) ** 2)
+
+
+def is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """True for parameters with more than one axis: all but gains, biases and scalars."""
+    return parameter.ndim > 1
+
+
+def parameter_groups(
+    model: nn.Module,
+    *,
+    lr: float,
+    weight_decay: float,
+    decays: Callable[[str, nn.Parameter], bool] = is_matrix,
+    lr_ratios: Mapping[str, float] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
+    """The trainable parameters of a model as groups of one optimizer, in order of their first parameter.
+
+    `decays(name, parameter)` selects those with weight decay; `lr_ratios` maps the prefix of a name to a
+    learning rate as a multiple of `lr`. Sharded
+    (DTensor) and ordinary parameters get groups of their own: a fused AdamW cannot update them together. `initial_lr` keeps the peak
+    rate of a group, which a schedule multiplies.
+    """
+    members: dict[tuple[bool, str, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            prefix = next((prefix for prefix in lr_ratios if name.startswith(prefix)), "")
+            key = (decays(name, parameter), prefix, isinstance(parameter, DTensor))
+            members.setdefault(key, []).append(parameter)
+    groups = []
+    for (has_decay, prefix, _), parameters in members.items():
+        peak = lr * lr_ratios.get(prefix, 1.0)
+        groups.append({"params": parameters, "weight_decay": weight_decay * has_decay, "lr": peak, "initial_lr": peak})
+    return groups

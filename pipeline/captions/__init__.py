@@ -1,0 +1,1 @@
+"""The caption stage: cleaned captions beside the originals."""

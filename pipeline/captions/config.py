@@ -1,0 +1,18 @@
+"""Settings of the caption stage."""
+
+from dataclasses import dataclass
+
+from common.config import check_range
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionsConfig:
+    """How captions are cleaned."""
+
+    # also clean as RedCaps does: lower case, Latin letters only, no bracketed text, @handles as <usr>
+    redcaps: bool = False
+    # maximum length of a cleaned caption, in characters; longer ones are dropped
+    max_characters: int = 1000
+
+    def __post_init__(self) -> None:
+        check_range(self, "max_characters", least=1)

@@ -1,0 +1,129 @@
+"""Settings of GLIP's training, with the key names of the trainer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from common.config import Keys, check_positive, check_range, merge, read_layers, runtime
+from common.devices import check_device
+from common.errors import UserError
+
+KEYS: Final = Keys(
+    short={"steps": "optim.steps", "lr": "optim.lr"},
+    renamed={
+        "out": "output",
+        "start": "init",
+        "train.batch_size": "batch_size",
+        "train.log_every": "log.every",
+        "train.checkpoint_s": "save.interval_s",
+        **{
+            f"train.{name}": f"optim.{name}"
+            for name in ("steps", "lr", "language_lr_ratio", "final_lr_ratio", "warmup_steps", "weight_decay")
+        },
+        **{f"train.{name}": f"optim.{name}" for name in ("max_gradient_norm", "ema", "average_every")},
+    },
+    revalued={"device": {None: "auto"}},
+)
+"""Key names of GLIP's training; `renamed` and `revalued` are those of version 0.1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW, its schedule, and averaging. The defaults fine-tune a released model; a new one needs lr=2e-3, language_lr_ratio=1."""
+
+    # optimizer steps of the whole run; more than warmup_steps
+    steps: int = 2500
+    # peak learning rate of AdamW, reached after the warm-up
+    lr: float = 1e-4
+    # learning rate of the language tower, as a multiple of lr
+    language_lr_ratio: float = 0.1
+    # learning rate of the last step, as a multiple of lr; it falls along a cosine
+    final_lr_ratio: float = 0.01
+    # steps in which the learning rate rises linearly to lr
+    warmup_steps: int = 100
+    # AdamW's weight decay of matrices; biases and gains have none
+    weight_decay: float = 1e-4
+    # largest norm of the gradient; larger gradients are scaled down to it
+    max_gradient_norm: float = 1.0
+    # decay per step, 0 to below 1, of the running average of the weights, which becomes the model
+    ema: float = 0.992
+    # steps between averaging weights and AdamW's moments over the processes; checkpoints follow an averaging step
+    average_every: int = 6
+
+    def __post_init__(self) -> None:
+        check_positive(self, "lr", "max_gradient_norm", "average_every")
+        check_range(self, "language_lr_ratio", "final_lr_ratio", "warmup_steps", "weight_decay", least=0)
+        check_range(self, "ema", least=0, below=1)
+        if self.steps <= self.warmup_steps:
+            raise UserError(f"steps is {self.steps}; give more than warmup_steps, {self.warmup_steps}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveConfig:
+    """Checkpoints of the run."""
+
+    # shortest time between two checkpoints, in seconds
+    interval_s: float = 180.0
+
+    def __post_init__(self) -> None:
+        check_range(self, "interval_s", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """Metrics written while training."""
+
+    # steps between two rows of OUTPUT/metrics.jsonl
+    every: int = 20
+
+    def __post_init__(self) -> None:
+        check_positive(self, "every")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlipTrainConfig:
+    """The configuration of a run."""
+
+    # output of the pipeline to learn from: its folder, its arrow/ or grit/, or a glob of their files
+    shards: str = ""
+    # folder for the weights, the metrics and the checkpoint
+    output: str = runtime("")
+    # initial weights, named as for `grounder`; or new:NAME (miniature, glip_t_a, glip_t, glip_l), random weights
+    init: str = "miniature"
+    # word pieces, a vocab.txt; null: the file beside the weights, or for a new model one built from the captions
+    vocabulary: str | None = None
+    # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
+    device: str = runtime("auto")
+    # images per step and process
+    batch_size: int = 16
+    # random seed of the sample order, of flips and of the weights of a new model
+    seed: int = 0
+    # shorter sides of the images, in pixels, of which each batch draws one (GLIP: 480 to 800 by 80); []: the model's own
+    short_sides: tuple[int, ...] = ()
+    # probability of mirroring an image, 0 to 1 (GLIP: 0.5, which makes "left" and "right" wrong)
+    flip: float = 0.0
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    save: SaveConfig = runtime(factory=SaveConfig)
+    log: LogConfig = runtime(factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        for key in ("shards", "output"):
+            if not getattr(self, key):
+                raise UserError(f"{key} is not set; see --help")
+        check_range(self, "seed", least=0)
+        check_range(self, "flip", least=0, most=1)
+        check_positive(self, "batch_size", "short_sides")
+        check_device(self)
+
+
+def load_config(arguments: Sequence[str]) -> GlipTrainConfig:
+    """The configuration of a command line, whose first argument may be the shards.
+
+    Raises UserError naming the file or argument, the key and the fix.
+    """
+    first = arguments[:1]
+    if first and "=" not in first[0] and not first[0].endswith((".yaml", ".yml")):
+        arguments = [f"shards={first[0]}", *arguments[1:]]
+    config = merge(GlipTrainConfig, read_layers(arguments, KEYS))
+    assert isinstance(config, GlipTrainConfig)
+    return config

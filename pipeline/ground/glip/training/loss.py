@@ -1,0 +1,85 @@
+"""GLIP's training loss: token focal loss, GIoU weighted by centerness, and centerness.
+
+Letters: b images, n cells, t word pieces, g boxes of an image, k positive cells of the batch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchvision.ops import generalized_box_iou_loss
+
+from pipeline.ground.glip.anchors import centers
+from pipeline.ground.glip.box_coder import decode
+from pipeline.ground.glip.config import GlipConfig
+from pipeline.ground.glip.model import GlipOutput
+from pipeline.ground.glip.training.atss import assign
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What one image holds."""
+
+    boxes: Tensor  # [g, 4], xyxy pixels of the network's input
+    tokens: Tensor  # [g, t], true where a word piece names the box
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """Scalar tensors; `total` is what is minimised."""
+
+    token: Tensor
+    box: Tensor
+    centerness: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        return self.token + self.box + self.centerness
+
+
+def glip_loss(output: GlipOutput, mask: Tensor, targets: list[Target], config: GlipConfig) -> Losses:
+    """The three losses of a batch; mask [b, t] of the prompts. Everything in float32."""
+    anchors = torch.cat(output.anchors)
+    owners = torch.stack([assign(output.anchors, target.boxes, config.loss.candidates) for target in targets])
+    positive = owners >= 0
+    n_positive = positive.sum().clamp(min=1)
+    logits = output.token_logits.float()
+    token_target = torch.stack(
+        [token_targets(owner, target, config.text.max_tokens) for owner, target in zip(owners, targets, strict=True)]
+    )
+    token = focal_loss(logits, token_target, config.loss.focal_alpha, config.loss.focal_gamma)
+    token = (token * (mask[:, None] > 0)).sum() / n_positive
+
+    gt = torch.cat([target.boxes[owner[owner >= 0]] for owner, target in zip(owners, targets, strict=True)])
+    where = anchors.expand(len(targets), -1, -1)[positive]  # [k, 4]
+    quality = centerness_target(where, gt)
+    predicted = decode(output.deltas[positive], where)
+    giou = (quality * generalized_box_iou_loss(predicted, gt, eps=1e-7)).sum()
+    box = config.loss.box_weight * giou / quality.sum().clamp(min=1e-7)
+    centerness = F.binary_cross_entropy_with_logits(output.centerness[positive], quality, reduction="sum") / n_positive
+    return Losses(token=token, box=box, centerness=centerness)
+
+
+def token_targets(owner: Tensor, target: Target, max_tokens: int) -> Tensor:
+    """Rows [n, t] of zeros and ones; the last of `max_tokens` positions stands for "no object"."""
+    t = target.tokens.shape[1]
+    background = owner.new_zeros((1, t), dtype=torch.float32)
+    if t == max_tokens:
+        background[0, -1] = 1
+    return torch.cat([target.tokens.float(), background])[owner]  # -1, the last row, is background
+
+
+def focal_loss(logits: Tensor, target: Tensor, alpha: float, gamma: float) -> Tensor:
+    """alpha_t (1 - p_t)^gamma BCE, elementwise (Lin et al. 2017, eq. 5)."""
+    cross_entropy = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+    p = logits.sigmoid()
+    p_t = p * target + (1 - p) * (1 - target)
+    return (alpha * target + (1 - alpha) * (1 - target)) * (1 - p_t) ** gamma * cross_entropy
+
+
+def centerness_target(anchors: Tensor, boxes: Tensor) -> Tensor:
+    """sqrt(min(l, r) / max(l, r) * min(t, b) / max(t, b)) of the anchors' centres in their boxes (FCOS eq. 3)."""
+    center = centers(anchors)
+    before, after = center - boxes[:, :2], boxes[:, 2:] - center
+    return (torch.minimum(before, after) / torch.maximum(before, after)).prod(dim=1).clamp(min=0).sqrt()

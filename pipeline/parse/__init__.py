@@ -1,0 +1,1 @@
+"""The parse stage: tokens, dependency tree, noun chunks and referring expressions of each caption."""

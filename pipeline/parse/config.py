@@ -1,0 +1,28 @@
+"""Settings of the parse stage."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from common.config import check_range, runtime
+
+SUFFIXES: Final = ("ness", "ity", "ism", "ship", "hood", "ment", "dom", "tude")
+"""Endings of nouns that usually name something abstract."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParseConfig:
+    """Which words become phrases."""
+
+    # spaCy pipeline with a parser: an installed package or a folder
+    model: str = "en_core_web_sm"
+    # captions parsed together
+    batch_size: int = runtime(256)
+    # lemmas whose phrases are removed as abstract, in addition to the list in pipeline/parse/phrases.py
+    extra_abstract: tuple[str, ...] = ()
+    # endings of lemmas that count as abstract; []: none
+    abstract_suffixes: tuple[str, ...] = SUFFIXES
+    # lemmas whose phrases are kept, overriding the lists and the suffixes
+    keep: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_range(self, "batch_size", least=1)

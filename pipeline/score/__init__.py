@@ -1,0 +1,1 @@
+"""The score stage: filters boxes by size, grounding score and CLIPScore."""

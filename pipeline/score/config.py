@@ -1,0 +1,37 @@
+"""Settings of the score stage."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from common.config import check_range, runtime
+from common.devices import check_device
+
+CLIP_SCORE_WEIGHT: Final = 2.5
+"""w of CLIPScore (Hessel et al. 2021, section 3)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreConfig:
+    """The CLIP model that compares boxes with phrases, and the thresholds that a box must reach."""
+
+    # miniature; a folder written by the trainer; a folder or hub name of transformers; open_clip:ARCHITECTURE/WEIGHTS
+    scorer: str = "miniature"
+    # device of the model: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
+    device: str = runtime("auto")
+    # crops that pass through the model together
+    batch_size: int = runtime(256)
+    # smallest box, in pixels of the stored image; size_rule says which measure is compared with it
+    min_side_px: int = 32
+    # area: compare the box's area with min_side_px squared; side: compare its width and its height with min_side_px
+    size_rule: Literal["area", "side"] = "area"
+    # lowest grounding score of a kept box, 0 to 1; null: the grounder's own threshold, 0.65 for GLIP
+    min_score: float | None = None
+    # lowest CLIPScore, 2.5 * max(cosine, 0), of crop and phrase; null: the scorer's own threshold, 0.65 without one
+    min_clip_score: float | None = None
+
+    def __post_init__(self) -> None:
+        check_range(self, "batch_size", least=1)
+        check_range(self, "min_side_px", least=0)
+        check_range(self, "min_score", least=0, most=1)
+        check_range(self, "min_clip_score", least=0, most=CLIP_SCORE_WEIGHT)
+        check_device(self)

@@ -1,0 +1,277 @@
+"""The download stage against a small web: one short test for every reason a row ends there."""
+
+import io
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import PIL.Image
+import pyarrow as pa
+import pytest
+
+from common.images import ImageLimits, decode
+from pipeline.download.config import DownloadConfig, ResizeConfig
+from pipeline.download.fetch import retry_after_s
+from pipeline.download.stage import Download
+from schemas.rows import DOWNLOADED, READ
+from schemas.status import REASONS
+from tests.pipeline.download.server import TinyWeb, jpeg
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[TinyWeb]:
+    server = TinyWeb()
+    yield server
+    server.close()
+
+
+def download(*rows: str | bytes, captions: list[str] | None = None, **settings: Any) -> Rows:
+    """The stage's rows for URLs (or image bytes); captions differ unless given."""
+    table = pa.Table.from_pylist(
+        [
+            {
+                "key": f"{i:012d}",
+                "source": "a",
+                "source_row": i,
+                "status": "kept",
+                "caption_original": captions[i] if captions else f"caption {i}",
+                "url" if isinstance(row, str) else "image": row,
+            }
+            for i, row in enumerate(rows)
+        ],
+        schema=READ,
+    )
+    defaults: dict[str, Any] = {
+        "allowed_private_hosts": ("127.0.0.1",),
+        "timeout_s": 5.0,
+        "backoff_s": 0.01,
+        "resize": ResizeConfig(size=32),
+    }
+    result = Download(DownloadConfig(**{**defaults, **settings}))(table)
+    assert result.schema.equals(DOWNLOADED)
+    return result.to_pylist()
+
+
+def end(*rows: str | bytes, **settings: Any) -> tuple[str | None, str | None]:
+    """Reason and detail of the first row; a dropped one has lost its image."""
+    row = download(*rows, **settings)[0]
+    assert (row["image"] is None) == (row["status"] == "dropped")
+    assert row["reason"] is None or (row["stage"] == "download" and row["reason"] in REASONS["download"])
+    return row["reason"], row["detail"]
+
+
+def test_image_arrives_resized_with_its_original_size(web: TinyWeb) -> None:
+    row = download(web.url("/size/300x400"))[0]
+    assert (row["width"], row["height"]) == (43, 32)
+    assert (row["original_width"], row["original_height"], row["original_format"]) == (400, 300, "jpeg")
+    assert decode(row["image"]).shape == (32, 43, 3)
+    assert len(row["sha256"]) == 64
+
+
+def test_rows_keep_their_order_whatever_answers_first(web: TinyWeb) -> None:
+    urls = [web.url(f"/image/{i}") for i in range(12)]
+    alone = [download(url)[0]["image"] for url in urls[:3]]
+    rows = download(*urls)
+    assert [row["url"] for row in rows] == urls
+    assert [row["image"] for row in rows[:3]] == alone
+    assert rows == download(*urls, concurrency=1)
+
+
+def test_dropped_rows_are_not_fetched(web: TinyWeb) -> None:
+    row = {"key": "0", "source": "a", "source_row": 0, "status": "dropped", "url": web.url("/image/77")}
+    table = pa.Table.from_pylist([row | {"stage": "read", "reason": "bad_row"}], schema=READ)
+    assert Download(DownloadConfig())(table).to_pylist()[0]["reason"] == "bad_row"
+    assert web.hits["/image/77"] == 0
+
+
+def test_row_with_its_own_image_is_verified_without_a_request() -> None:
+    rows = download(jpeg(0, 64, 64), b"no image")
+    assert (rows[0]["width"], rows[0]["status"]) == (32, "kept")
+    assert rows[1]["reason"] == "not_an_image"
+
+
+def test_plain_jpeg_that_needs_no_resizing_keeps_its_bytes(web: TinyWeb) -> None:
+    assert download(jpeg(0, 300, 400), resize=ResizeConfig(mode="none"))[0]["image"] == jpeg(0, 300, 400)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "not a url",
+        "data:image/png;base64,AAAA",
+        "file:///etc/passwd",
+        "ftp://a.org/x.jpg",
+        "http://",
+        "http://[::1",
+    ],
+)
+def test_anything_but_http_is_an_invalid_url(url: str) -> None:
+    assert end(url)[0] == "invalid_url"
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "10.0.0.1", "169.254.169.254", "2130706433", "0x7f.1", "localhost"],
+)
+def test_private_address_is_refused(web: TinyWeb, host: str) -> None:
+    before = web.hits.total()
+    assert end(f"http://{host}:{web.port}/image/0", allowed_private_hosts=())[0] == "private_address"
+    assert web.hits.total() == before
+
+
+def test_redirect_to_a_private_address_is_refused(web: TinyWeb) -> None:
+    assert end(web.url("/to?url=http://127.0.0.2/x.jpg"))[0] == "private_address"
+    assert end(web.url("/to?url=http://localhost/x.jpg"))[0] == "private_address"
+
+
+def test_redirect_to_a_file_is_an_invalid_url(web: TinyWeb) -> None:
+    assert end(web.url("/to?url=file:///etc/passwd"))[0] == "invalid_url"
+
+
+def test_relative_redirect_is_followed(web: TinyWeb) -> None:
+    assert end(web.url("/to?url=/image/0"))[0] is None
+
+
+def test_endless_redirects_end(web: TinyWeb) -> None:
+    assert end(web.url("/loop/x"), max_redirects=3) == ("too_many_redirects", "more than 3")
+
+
+def test_unknown_name_is_a_dns_error() -> None:
+    assert end("http://no-such-host.invalid/x.jpg", retries=0)[0] == "dns_error"
+
+
+def test_closed_port_is_a_connection_error() -> None:
+    assert end("http://127.0.0.1:1/x.jpg", retries=0) == ("connection_error", "ECONNREFUSED")
+
+
+def test_broken_connection_is_retried_and_then_named(web: TinyWeb) -> None:
+    assert end(web.url("/cut/1"), retries=2)[0] == "connection_error"
+    assert web.hits["/cut/1"] >= 3  # aiohttp may repeat a GET by itself
+
+
+def test_plain_http_behind_https_is_a_tls_error(web: TinyWeb) -> None:
+    assert end(web.url("/image/0").replace("http:", "https:"), retries=0)[0] == "tls_error"
+
+
+@pytest.mark.parametrize("path", ["/hang", "/trickle"])
+def test_slow_server_is_a_timeout(web: TinyWeb, path: str) -> None:
+    start = time.monotonic()
+    assert end(web.url(path), timeout_s=0.3, retries=0) == ("timeout", "0.3 s")
+    assert time.monotonic() - start < 3
+
+
+def test_deadline_bounds_all_attempts_together(web: TinyWeb) -> None:
+    start = time.monotonic()
+    assert end(web.url("/hang"), timeout_s=0.2, retries=1000, deadline_s=0.6)[0] == "timeout"
+    assert time.monotonic() - start < 3
+
+
+def test_missing_page_is_an_http_error_and_not_retried(web: TinyWeb) -> None:
+    assert end(web.url("/status/404"), retries=3) == ("http_error", "404")
+    assert web.hits["/status/404"] == 1
+
+
+def test_server_trouble_is_retried_until_it_passes(web: TinyWeb) -> None:
+    assert end(web.url("/flaky/a"), retries=2)[0] is None
+    assert end(web.url("/flaky/b"), retries=1) == ("http_error", "503")
+
+
+def test_retry_after_is_waited_for_unless_it_passes_the_deadline(web: TinyWeb) -> None:
+    start = time.monotonic()
+    assert end(web.url("/patience/1"))[0] is None
+    assert time.monotonic() - start >= 1
+    assert end(web.url("/patience/3600")) == ("http_error", "429")
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("120", 120),
+        ("Fri, 31 Dec 1999 23:59:59 GMT", 0),
+        ("Sat, 01 Jan 2000 00:01:30 GMT", 90),
+        ("Friday, 31-Dec-99 23:59:59 GMT", 0),
+        ("soon", 0),
+        ("-5", 0),
+        ("", 0),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(value: str, seconds: float) -> None:
+    assert retry_after_s(value, datetime(2000, 1, 1, tzinfo=UTC)) == seconds
+
+
+def test_a_host_is_not_overrun_by_redirects_from_other_hosts(web: TinyWeb) -> None:
+    there = [f"http://localhost:{web.port}/busy/{i}" for i in range(8)]
+    rows = download(
+        *there[:4],
+        *[web.url(f"/to?url={url}") for url in there[4:]],
+        allowed_private_hosts=("127.0.0.1", "localhost"),
+        concurrency_per_host=2,
+    )
+    assert {row["status"] for row in rows} == {"kept"}
+    assert web.busiest == 2
+
+
+@pytest.mark.parametrize(
+    ("tag", "reason"),
+    [
+        ("noai", "opted_out"),
+        ("nofollow, NoImageAI", "opted_out"),
+        ("hypergrit: noindex", "opted_out"),
+        ("otherbot: noai", None),
+        ("nofollow", None),
+    ],
+)
+def test_opt_out_is_honoured(web: TinyWeb, tag: str, reason: str | None) -> None:
+    assert end(web.url(f"/robots?tag={tag}"))[0] == reason
+
+
+def test_endless_body_is_cut_off(web: TinyWeb) -> None:
+    before = web.bytes_sent
+    assert end(web.url("/endless"), max_bytes=100_000) == ("too_many_bytes", "more than 100000")
+    assert web.bytes_sent - before < 10_000_000
+
+
+def test_announced_size_is_enough_to_refuse(web: TinyWeb) -> None:
+    assert end(web.url("/image/0"), max_bytes=100)[0] == "too_many_bytes"
+    assert end(jpeg(), max_bytes=100)[0] == "too_many_bytes"
+
+
+def test_gzip_bomb_is_cut_off_but_a_packed_image_is_read(web: TinyWeb) -> None:
+    assert end(web.url("/bomb"), max_bytes=1_000_000)[0] == "too_many_bytes"
+    assert end(web.url("/gzipped"))[0] is None
+
+
+def test_web_page_is_not_an_image(web: TinyWeb) -> None:
+    assert end(web.url("/text"))[0] == "not_an_image"
+
+
+def test_truncated_jpeg_is_undecodable(web: TinyWeb) -> None:
+    assert end(web.url("/truncated"))[0] == "undecodable"
+
+
+def test_decompression_bomb_has_too_many_pixels(web: TinyWeb) -> None:
+    assert end(web.url("/png_bomb"))[0] == "too_many_pixels"
+
+
+def test_tiny_and_stretched_images_are_dropped(web: TinyWeb) -> None:
+    assert end(web.url("/size/8x80"), limits=ImageLimits(min_side_px=16)) == ("too_small", "8 px")
+    assert end(web.url("/size/20x500"), limits=ImageLimits(max_aspect_ratio=8))[0] == "extreme_aspect_ratio"
+
+
+def test_image_longer_than_a_jpeg_can_be_is_dropped(web: TinyWeb) -> None:
+    strip = io.BytesIO()
+    PIL.Image.new("L", (70_000, 4)).save(strip, "PNG")
+    limits, resize = ImageLimits(max_aspect_ratio=1e6), ResizeConfig(mode="none")
+    assert end(strip.getvalue(), limits=limits, resize=resize)[0] == "too_many_pixels"
+
+
+def test_same_image_with_the_same_caption_is_a_duplicate(web: TinyWeb) -> None:
+    urls = [web.url("/image/1"), web.url("/image/2"), web.url("/to?url=/image/1"), web.url("/image/1")]
+    rows = download(*urls, captions=["a", "a", "a", "b"])
+    assert [row["reason"] for row in rows] == [None, None, "duplicate", None]
+    assert rows[2]["detail"] == "000000000000"
+    assert rows[2]["sha256"] == rows[0]["sha256"]

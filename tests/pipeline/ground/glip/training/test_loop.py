@@ -1,0 +1,129 @@
+"""Training: it learns, it resumes, and several processes agree."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.ground.glip.load import load_glip
+from pipeline.ground.glip.text import Prompter
+from pipeline.ground.glip.training.checkpoint import STATE, next_step
+from pipeline.ground.glip.training.examples import Batch, Example, LabelledPhrase, batches, collate
+from pipeline.ground.glip.training.loop import train
+from pipeline.ground.glip.training.recipe import TrainConfig, learning_rate
+from tests.pipeline.ground.glip.tiny import TINY, tiny_model, write_vocab
+
+CONFIG = TrainConfig(steps=30, batch_size=2, lr=3e-3, warmup_steps=3, log_every=10, checkpoint_s=1e9)
+MODEL = replace(TINY, text=replace(TINY.text, ignored_words=("a",)))
+
+
+def example(seed: int) -> Example:
+    """A red or blue square on black, and a caption that names it."""
+    colour = seed % 2
+    x, y = 8 + 16 * (seed % 3), 8 + 16 * (seed % 2)
+    image = np.zeros((96, 96, 3), np.uint8)
+    image[y : y + 40, x : x + 40, 2 * colour] = 255
+    caption = f"a {('red', 'blue')[colour]} cat"
+    phrase = LabelledPhrase(span=(0, len(caption)), boxes=(0,))
+    return Example(image=image, caption=caption, phrases=[phrase], boxes=[(x, y, x + 40.0, y + 40.0)])
+
+
+def data(prompter: Prompter, start: int = 0) -> Iterator[Batch]:
+    examples = cycle([example(seed) for seed in range(6)])
+    stream = batches(examples, prompter, MODEL, CONFIG.batch_size)
+    for _ in range(start):
+        next(stream)
+    return stream
+
+
+@pytest.fixture
+def vocab(tmp_path: Path) -> Path:
+    return write_vocab(tmp_path)
+
+
+def test_losses_fall_and_the_weights_can_be_loaded(tmp_path: Path, vocab: Path) -> None:
+    out = tmp_path / "out"
+    train(tiny_model(MODEL), data(Prompter(vocab, MODEL.text)), vocab, out, CONFIG)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [10, 20, 30]
+    assert lines[-1]["loss/token"] < 0.6 * lines[0]["loss/token"]
+    assert next_step(out) == 30
+    assert load_glip(out).config == MODEL
+
+
+def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path, vocab: Path) -> None:
+    prompter = Prompter(vocab, MODEL.text)
+    config = replace(CONFIG, steps=6, warmup_steps=1, average_every=3, log_every=2)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(tiny_model(MODEL), data(prompter), vocab, whole, config)
+    interrupted = data(prompter)
+    with pytest.raises(RuntimeError):
+        train(tiny_model(MODEL), fail_after(interrupted, 4), vocab, parts, replace(config, checkpoint_s=0.0))
+    assert next_step(parts) == 3
+    train(tiny_model(MODEL, seed=9), data(prompter, 3), vocab, parts, config, resume=True)
+    assert (whole / STATE).read_bytes() == (parts / STATE).read_bytes()
+    assert metrics(whole) == metrics(parts)
+
+
+def metrics(out: Path) -> list[dict[str, float]]:
+    """Rows of the log but for their speed."""
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "images_per_s"} for row in rows]
+
+
+def fail_after(stream: Iterator[Batch], n: int) -> Iterator[Batch]:
+    for _ in range(n):
+        yield next(stream)
+    raise RuntimeError("power cut")
+
+
+def test_boxes_follow_the_resized_image_and_lose_the_exclusive_pixel(vocab: Path) -> None:
+    item = example(0)
+    small = replace(item, image=item.image[::2, ::2], boxes=[(4.0, 4.0, 24.0, 24.0)])
+    batch = collate([small, item], Prompter(vocab, MODEL.text), MODEL)
+    assert batch.images.shape == (2, 3, 96, 96)
+    assert batch.targets[0].boxes.tolist() == batch.targets[1].boxes.tolist() == [[8, 8, 47, 47]]
+    assert batch.targets[0].tokens.tolist() == [[False, False, True, True, False]]  # [CLS] a red cat [SEP]
+
+
+def test_a_box_that_no_phrase_names_is_no_target(vocab: Path) -> None:
+    item = replace(example(0), boxes=[(8.0, 8.0, 48.0, 48.0), (0.0, 0.0, 5.0, 5.0)])
+    assert len(collate([item], Prompter(vocab, MODEL.text), MODEL).targets[0].boxes) == 1
+
+
+def test_a_caption_without_a_usable_phrase_stops_the_training(vocab: Path) -> None:
+    item = replace(example(0), caption="\U0001f600", phrases=[LabelledPhrase(span=(0, 1), boxes=(0,))])
+    with pytest.raises(ValueError, match="unknown_words"):
+        collate([item], Prompter(vocab, MODEL.text), MODEL)
+
+
+def test_the_rate_warms_up_and_falls_by_a_cosine() -> None:
+    config = TrainConfig(steps=110, warmup_steps=10, final_lr_ratio=0.01)
+    assert learning_rate(0, config) == pytest.approx(0.1)
+    assert learning_rate(10, config) == pytest.approx(1.0)
+    assert learning_rate(60, config) == pytest.approx(0.505)
+    assert learning_rate(110, config) == pytest.approx(0.01)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_training_before_the_weights_change(
+    tmp_path: Path, vocab: Path
+) -> None:
+    model = tiny_model(MODEL)
+    weight = model.rpn.head.bbox_pred.weight
+    weight.register_hook(lambda gradient: gradient * float("nan"))
+    before = weight.detach().clone()
+    with pytest.raises(FloatingPointError, match="gradient is not finite"):
+        train(model, data(Prompter(vocab, MODEL.text)), vocab, tmp_path / "out", CONFIG)
+    assert torch.equal(weight, before)
+
+
+def test_a_loss_that_is_not_finite_stops_the_training(tmp_path: Path, vocab: Path) -> None:
+    model = tiny_model(MODEL)
+    torch.nn.init.constant_(model.rpn.head.bbox_pred.weight, float("nan"))
+    with pytest.raises(FloatingPointError, match="not finite"):
+        train(model, data(Prompter(vocab, MODEL.text)), vocab, tmp_path / "out", CONFIG)

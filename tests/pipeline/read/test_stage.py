@@ -1,0 +1,281 @@
+"""Reading: every format gives the same rows, keys never move, bad rows are counted, bad files explained."""
+
+import dataclasses
+import gzip
+import io
+import json
+import tarfile
+import time
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from common.errors import UserError
+from common.remote import THREADS, open_file
+from pipeline.read.config import ReadConfig
+from pipeline.read.plan import plan_shards
+from pipeline.read.stage import read_shard
+from pipeline.read.types import Piece, ShardPlan
+
+ROWS = [{"url": f"http://x.org/{i}.jpg", "caption": f'caption "{i}", größe 🐕', "n": i} for i in range(10)]
+
+
+def read_all(input: Path | str, rows_per_shard: int = 4, limit: int | None = None, **config: str) -> list[dict]:
+    settings = ReadConfig(**config)
+    plans = plan_shards(str(input), rows_per_shard, limit, settings)
+    return [row for plan in plans for row in read_shard(plan, settings).to_pylist()]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    """`rows` in the format of the file's name."""
+    quoted = [['"' + str(value).replace('"', '""') + '"' for value in row.values()] for row in rows]
+    match path.name.partition(".")[2]:
+        case "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
+        case "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case "jsonl.gz":
+            path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+        case "csv":
+            path.write_text("\n".join(["url,caption,n", *(",".join(row) for row in quoted)]))
+        case "tsv":
+            path.write_text("\n".join(["url\tcaption\tn", *("\t".join(row) for row in quoted)]))
+    return path
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.jsonl.gz", "a.csv", "a.tsv"])
+@pytest.mark.parametrize("rows_per_shard", [1, 4, 100])
+def test_every_format_gives_the_same_rows_for_any_shard_length(tmp_path: Path, name: str, rows_per_shard: int) -> None:
+    rows = read_all(write(tmp_path / name, ROWS), rows_per_shard)
+    assert [row["key"] for row in rows] == [f"{i:012d}" for i in range(10)]
+    assert [(row["url"], row["caption_original"]) for row in rows] == [(row["url"], row["caption"]) for row in ROWS]
+    assert [row["source_row"] for row in rows] == list(range(10))
+    assert [int(json.loads(row["extra"])["n"]) for row in rows] == list(range(10))
+
+
+def test_shards_span_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    write(tmp_path / "b.parquet", ROWS[3:])
+    write(tmp_path / "a.jsonl", ROWS[:3])
+    (tmp_path / "_notes.csv").write_text("no input")
+    (tmp_path / "readme.txt").write_text("no input")
+    plans = plan_shards(str(tmp_path), 4, None, ReadConfig())
+    assert [(plan.index, plan.first_row, plan.n_rows, len(plan.pieces)) for plan in plans] == [
+        (0, 0, 4, 2),
+        (1, 4, 4, 1),
+        (2, 8, 2, 1),
+    ]
+    assert [row["url"] for row in read_all(tmp_path)] == [row["url"] for row in ROWS]
+    assert [row["url"] for row in read_all(tmp_path / "[ab].*")] == [row["url"] for row in ROWS]
+    assert [row["url"] for row in read_all(f"file://{tmp_path}")] == [row["url"] for row in ROWS]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
+def test_limit_takes_the_first_rows(tmp_path: Path, name: str) -> None:
+    assert len(read_all(write(tmp_path / name, ROWS), limit=5)) == 5
+
+
+@pytest.mark.parametrize("limit", [None, 25])
+def test_planning_opens_each_file_once_and_stops_at_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    n_files = 6 * THREADS
+    for i in range(n_files):
+        write(tmp_path / f"{i:03}.{('csv', 'jsonl.gz', 'parquet')[i] if i < 3 else 'parquet'}", ROWS)
+    opened: list[str] = []
+
+    def open_counted(path: str) -> IO[bytes]:
+        opened.append(path)
+        time.sleep(0.005)  # as a store's answer: none has come when the first are asked for
+        return open_file(path)
+
+    monkeypatch.setattr("pipeline.read.formats.open_file", open_counted)
+    plans = plan_shards(str(tmp_path), 7, limit, ReadConfig())
+    assert sum(plan.n_rows for plan in plans) == (limit or 10 * n_files)
+    assert len(set(opened)) == len(opened)
+    assert len(opened) == n_files if limit is None else len(opened) < n_files / 2
+
+
+def test_first_bad_file_is_named_but_none_past_the_limit(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", ROWS)
+    write(tmp_path / "c.parquet", [{"url": "x"}])
+    (tmp_path / "b.parquet").write_bytes(b"no parquet")
+    assert "b.parquet" in explain(tmp_path)
+    assert len(read_all(tmp_path, limit=10)) == 10
+
+
+def test_plan_survives_json(tmp_path: Path) -> None:
+    plan = plan_shards(str(write(tmp_path / "a.csv", ROWS)), 4, None, ReadConfig())[1]
+    values = json.loads(json.dumps(dataclasses.asdict(plan)))
+    again = ShardPlan(**{**values, "pieces": tuple(Piece(**piece) for piece in values["pieces"])})
+    assert again == plan
+    assert read_shard(again, ReadConfig()).to_pylist()[0]["url"] == ROWS[4]["url"]
+
+
+def test_csv_fields_may_span_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('URL,TEXT\nhttp://a/1,"two\nlines"\n\nhttp://a/2,one\n')
+    assert [row["caption_original"] for row in read_all(path, 1)] == ["two\nlines", "one"]
+
+
+def test_malformed_jsonl_rows_are_dropped_with_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = [
+        json.dumps(ROWS[0]),
+        "{not json",
+        "",
+        "[1]",
+        '{"url": 5, "caption": "x"}',
+        '{"url": "\\ud800"}',
+        '{"n": NaN}',
+    ]
+    path.write_text("\n".join(lines))
+    rows = read_all(path, 2)
+    assert [row["reason"] for row in rows] == [None, "bad_row", "bad_row", "bad_row", "bad_row", "missing_url"]
+    assert f"{path}, line 2: not valid JSON" in rows[1]["detail"]
+    assert f"{path}, line 4" in rows[2]["detail"]
+
+
+def test_malformed_csv_rows_are_dropped_with_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"url,caption\nhttp://a/1,ok\nhttp://a/2\nhttp://a/3,\xff\nhttp://a/4," + b"x" * 140_000 + b"\n")
+    rows = read_all(path)
+    assert [row["reason"] for row in rows] == [None, "bad_row", "bad_row", "bad_row"]
+    assert rows[1]["detail"] == f"{path}, line 3: 1 fields where the header has 2"
+
+
+def test_deeply_nested_json_is_a_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        "\n".join([json.dumps(ROWS[0]), *('{"url": "http://a", "x": ' + "[" * n + "]" * n + "}" for n in (800, 10**5))])
+    )
+    assert [row["reason"] for row in read_all(path)] == [None, "bad_row", "bad_row"]
+
+
+def test_row_without_url_and_image_is_dropped(tmp_path: Path) -> None:
+    rows = read_all(write(tmp_path / "a.jsonl", [ROWS[0], {"url": "", "caption": "x"}]))
+    assert (rows[1]["stage"], rows[1]["reason"]) == ("read", "missing_url")
+
+
+def test_columns_are_found_by_known_names_or_by_the_configs(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"URL": "http://a", "TEXT": "x", "SAMPLE_ID": 7, "other": "y"}])
+    assert read_all(path)[0] | {"url": "http://a", "caption_original": "x", "id": "7"} == read_all(path)[0]
+    assert read_all(path, caption_column="other")[0]["caption_original"] == "y"
+
+
+def test_grits_phrases_arrive_by_name(tmp_path: Path) -> None:
+    chunk = [0, 5, 0.1, 0.2, 0.3, 0.4, 0.9]
+    good = ROWS[0] | {"noun_chunks": [chunk], "ref_exps": []}
+    rows = read_all(write(tmp_path / "a.parquet", [good]))
+    box = rows[0]["given_noun_chunks"][0]
+    assert (box["start"], box["end"], rows[0]["given_ref_exps"]) == (0, 5, [])
+    assert [round(box[name], 4) for name in ("x_min", "y_min", "x_max", "y_max", "score")] == [0.1, 0.2, 0.3, 0.4, 0.9]
+    assert read_all(write(tmp_path / "c.jsonl", [good | {"noun_chunks": ""}]))[0]["given_noun_chunks"] is None
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        [1, 2],
+        ["a"] * 7,
+        [0, 5, 0.1, 0.2, 0.3, 0.4, 10**400],  # more than a float
+        [0, 5, 10, 20, 300, 200, 0.9],  # pixels
+        [0, 5, 0.6, 0.2, 0.3, 0.4, 0.9],  # right of its right edge
+        [0, 5, 0.1, 0.2, 0.3, 0.4, 95],  # per cent
+        [0, 10**12, 0.1, 0.2, 0.3, 0.4, 0.9],
+    ],
+)
+def test_given_box_that_is_none_is_a_bad_row(tmp_path: Path, box: list) -> None:
+    rows = read_all(write(tmp_path / "a.jsonl", [ROWS[0] | {"noun_chunks": [box]}, ROWS[1]]))
+    assert [row["reason"] for row in rows] == ["bad_row", None]
+
+
+def test_other_columns_are_utf8_whatever_json_spells(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"url": "http://a", "caption": "x", "\\ud800k": ["\\udc00", "\\ud83d\\ude00"]}\n')
+    assert json.loads(read_all(path)[0]["extra"]) == {"?k": ["?", "\N{GRINNING FACE}"]}
+
+
+@pytest.mark.parametrize("rows_per_shard", [1, 2, 5])
+def test_tar_samples_are_grouped_by_name(tmp_path: Path, rows_per_shard: int) -> None:
+    path = write_tar(
+        tmp_path / "a.tar",
+        {
+            "d/000.jpg": b"jpeg",
+            "d/000.json": json.dumps({"url": "http://a", "caption": "from json", "key": "000"}).encode(),
+            "d/000.txt": b"from txt",
+            "d/001.png": b"png",
+            "d/001.txt": b"only txt",
+            "d/002.json": b"{broken",
+            "d/003.txt": b"no image",
+            "x" * 150 + ".webp": b"long name",
+        },
+    )
+    rows = read_all(path, rows_per_shard)
+    assert [row["image"] for row in rows] == [b"jpeg", b"png", None, None, b"long name"]
+    assert [row["caption_original"] for row in rows] == ["from json", "only txt", None, "no image", None]
+    assert [row["reason"] for row in rows] == [None, None, "bad_row", "missing_url", None]
+    assert rows[0]["id"] == "000"
+
+
+def test_folder_with_tars_reads_only_these_and_names_what_is_no_index_of_theirs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_tar(tmp_path / "0.tar", {"0.jpg": b"x", "0.txt": b"y"})
+    write(tmp_path / "0.parquet", ROWS)
+    assert len(read_all(tmp_path)) == 1
+    assert caplog.text == ""
+    write(tmp_path / "pairs.parquet", ROWS)
+    assert len(read_all(tmp_path)) == 1
+    assert "not the 1 files beside them (first: " in caplog.text
+    assert "pairs.parquet" in caplog.text
+
+
+def explain(input: Path | str) -> str:
+    with pytest.raises(UserError) as caught:
+        read_all(input)
+    return str(caught.value)
+
+
+def test_csv_whose_header_is_none_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"url,caption\rhttp://a/1,old line ends\r")
+    assert f"cannot read input file {path}" in explain(path)
+
+
+def test_bad_inputs_are_explained(tmp_path: Path) -> None:
+    assert "does not exist" in explain(tmp_path / "none.csv")
+    assert "no file of a known format" in explain(tmp_path)
+    assert "holds no row" in explain(write(tmp_path / "empty.jsonl", []))
+    (tmp_path / "picture.xyz").write_text("x")
+    assert "no known format" in explain(tmp_path / "picture.xyz")
+    missing = explain(write(tmp_path / "c.parquet", [{"url": "x", "label": "y"}]))
+    assert "no caption column" in missing
+    assert "read.caption_column=NAME" in missing
+    assert explain("nosuch://x/a.csv") == "nosuch://x/a.csv: Protocol not known: nosuch"
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.gz", "a.tar"])
+def test_damaged_file_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"\x1f\x8bgarbage that is none of these formats")
+    assert str(path) in explain(path)
+
+
+def test_file_that_shrank_since_planning_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", ROWS)
+    plan = plan_shards(str(path), 20, None, ReadConfig())[0]
+    write(path, ROWS[:5])
+    with pytest.raises(UserError, match="has changed"):
+        read_shard(plan, ReadConfig())

@@ -1,0 +1,114 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from common.images import Image
+from pipeline.images import encode_jpeg
+from pipeline.score.config import ScoreConfig
+from pipeline.score.scorers import Scorer
+from pipeline.score.stage import Score, clip_score
+from tests.pipeline.rows import table_after
+
+CAPTION = "red and blue"
+CHUNKS = [{"start": 0, "end": 3, "root": 0, "removed": None}, {"start": 8, "end": 12, "root": 2, "removed": None}]
+ALL: dict[str, float] = {"min_score": 0.5, "min_clip_score": 0.65}
+
+
+def colour_scorer(seen: list[str] | None = None) -> Scorer:
+    """Stands for CLIP: images are their mean colour, the words red and blue are those."""
+
+    def images(batch: Sequence[Image]) -> torch.Tensor:
+        return torch.tensor(np.stack([image.reshape(-1, 3).mean(axis=0) for image in batch])) + 1
+
+    def texts(batch: Sequence[str]) -> torch.Tensor:
+        if seen is not None:
+            seen.extend(batch)
+        return torch.tensor([[float("red" in text), 0.0, float("blue" in text)] for text in batch])
+
+    return Scorer(encode_images=images, encode_texts=texts, batch_size=2)
+
+
+def row(*boxes: tuple[int, float, float, float], **more: object) -> dict[str, object]:
+    """Left half red, right half blue, 200 x 100; boxes are (phrase, x_min, x_max, score)."""
+    image = np.zeros((100, 200, 3), np.uint8)
+    image[:, :100, 0] = image[:, 100:, 2] = 255
+    full = [
+        {"phrase": phrase, "x_min": a, "y_min": 0.0, "x_max": b, "y_max": 1.0, "score": score}
+        for phrase, a, b, score in boxes
+    ]
+    base = {"caption": CAPTION, "noun_chunks": CHUNKS, "boxes": full, "width": 200, "height": 100}
+    return {**base, "image": encode_jpeg(image), **more}
+
+
+def verdicts(*boxes: tuple[int, float, float, float], **config: object) -> list[str | None]:
+    stage = Score(ScoreConfig(**(ALL | config)), scorer=colour_scorer())
+    (out,) = stage(table_after("ground", [row(*boxes)])).to_pylist()
+    return [score["removed"] for score in out["box_scores"]]
+
+
+def test_box_of_the_right_colour_stays_and_keeps_its_cosine() -> None:
+    (out,) = Score(ScoreConfig(**ALL), scorer=colour_scorer())(
+        table_after("ground", [row((0, 0.0, 0.4, 0.9))])
+    ).to_pylist()
+    (score,) = out["box_scores"]
+    assert score["removed"] is None
+    assert score["clip_cosine"] > 0.95
+    assert score["area_px"] == pytest.approx(0.4 * 200 * 100)
+    assert out["clip_similarity"] == pytest.approx(1.0, abs=0.02)
+
+
+def test_box_below_32_px_squared_is_removed_as_too_small() -> None:
+    assert verdicts((0, 0.0, 0.050, 0.9), (0, 0.0, 0.052, 0.9)) == ["box_too_small", None]
+
+
+def test_side_rule_asks_both_sides() -> None:
+    assert verdicts((0, 0.0, 0.15, 0.9), (0, 0.0, 0.17, 0.9), size_rule="side") == ["box_too_small", None]
+
+
+def test_box_with_a_low_grounding_score_is_removed_before_clip_sees_it() -> None:
+    stage = Score(ScoreConfig(**ALL), scorer=colour_scorer())
+    (out,) = stage(table_after("ground", [row((0, 0.0, 0.4, 0.9), (1, 0.5, 1.0, 0.4))])).to_pylist()
+    assert [score["removed"] for score in out["box_scores"]] == [None, "low_score"]
+    assert out["box_scores"][1]["clip_cosine"] is None
+
+
+def test_score_at_the_threshold_stays_although_it_is_stored_as_float32() -> None:
+    assert verdicts((0, 0.0, 0.4, 0.65), min_score=0.65) == [None]
+
+
+def test_box_of_the_wrong_colour_is_removed_for_its_clip_score() -> None:
+    assert verdicts((0, 0.0, 0.4, 0.9), (0, 0.6, 1.0, 0.9)) == [None, "low_clip_score"]
+
+
+def test_row_is_dropped_for_the_last_filter_that_took_a_box() -> None:
+    rows = [
+        row((0, 0.0, 0.01, 0.9)),
+        row((0, 0.0, 0.01, 0.9), (0, 0.0, 0.4, 0.2)),
+        row((0, 0.0, 0.4, 0.2), (0, 0.6, 1.0, 0.9)),
+        row((0, 0.0, 0.4, 0.9), (0, 0.6, 1.0, 0.9)),
+    ]
+    table = Score(ScoreConfig(**ALL), scorer=colour_scorer())(table_after("ground", rows))
+    assert table["reason"].to_pylist() == ["box_too_small", "low_score", "low_clip_score", None]
+    assert table["detail"].to_pylist()[:2] == ["largest 200 px", "best 0.20, wanted 0.50"]
+    assert [value is None for value in table["clip_similarity"].to_pylist()] == [True, True, True, False]
+    assert [value is None for value in table["image"].to_pylist()] == [True, True, True, False]
+
+
+def test_each_phrase_is_embedded_once() -> None:
+    seen: list[str] = []
+    rows = [row((0, 0.0, 0.4, 0.9), (0, 0.1, 0.4, 0.9)), row((0, 0.0, 0.4, 0.9), (1, 0.6, 1.0, 0.9))]
+    Score(ScoreConfig(**ALL), scorer=colour_scorer(seen))(table_after("ground", rows))
+    assert sorted(seen) == ["blue", "red", CAPTION]
+
+
+def test_dropped_rows_are_passed_on_untouched() -> None:
+    dead = row(status="dropped", stage="ground", reason="no_box", image=None, boxes=[])
+    (out,) = Score(ScoreConfig(**ALL), scorer=colour_scorer())(table_after("ground", [dead])).to_pylist()
+    assert (out["stage"], out["reason"], out["box_scores"]) == ("ground", "no_box", None)
+
+
+def test_clip_score_is_two_and_a_half_times_the_positive_cosine() -> None:
+    assert clip_score(0.26) == pytest.approx(0.65)
+    assert clip_score(-0.3) == 0.0

@@ -1,0 +1,161 @@
+"""A shard is there as a whole or not at all, and is always the same bytes."""
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from common.errors import UserError
+from pipeline.write.config import WriteConfig
+from pipeline.write.stage import is_finished, write_shard
+from pipeline.write.store import HashedFile
+from tests.pipeline.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table
+
+EVERYTHING = WriteConfig()
+FILES = {"train/00001.tar", "grit/00001.tar", "grit/00001.parquet", "arrow/00001.arrow"}
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_manifest_names_every_file_with_its_hash_and_the_counts_add_up(tmp_path: Path) -> None:
+    manifest = write_shard(table(), plan(), EVERYTHING, str(tmp_path), PROVENANCE)
+    found = tree(tmp_path)
+    assert json.loads(found.pop("_manifests/00001.json")) == json.loads(json.dumps(manifest))
+    assert set(manifest["files"]) == set(found) == FILES
+    for name, facts in manifest["files"].items():
+        assert facts["bytes"] == len(found[name])
+        assert facts["sha256"] == hashlib.sha256(found[name]).hexdigest()
+    assert manifest["counts"] == {"read": 4, "kept": 3, "dropped": {"download": {"http_error": 1}}}
+    assert [manifest["files"][name]["rows"] for name in sorted(FILES)] == [4, 4, 3, 3]
+    assert (manifest["boxes"], manifest["phrases"]) == (12, 12)
+    assert manifest["formats"] == ["arrow", "grit", "train"]
+
+
+def test_bytes_are_the_same_twice_and_in_any_order_of_shards(tmp_path: Path) -> None:
+    for name, order in (("a", (0, 1, 2)), ("b", (2, 0, 1))):
+        for index in order:
+            write_shard(table(), plan(index), EVERYTHING, str(tmp_path / name), PROVENANCE)
+    assert tree(tmp_path / "a") == tree(tmp_path / "b")
+
+
+def test_only_the_formats_asked_for_are_written_and_older_ones_go(tmp_path: Path) -> None:
+    write_shard(table(), plan(), EVERYTHING, str(tmp_path), PROVENANCE)
+    manifest = write_shard(table(), plan(), WriteConfig(formats=("arrow",)), str(tmp_path), PROVENANCE)
+    assert manifest["formats"] == ["arrow"]
+    assert set(tree(tmp_path)) == {"arrow/00001.arrow", "_manifests/00001.json"}
+
+
+def test_a_shard_without_kept_rows_is_still_a_shard(tmp_path: Path) -> None:
+    manifest = write_shard(table([dropped_row(1)]), plan(n_rows=1), EVERYTHING, str(tmp_path), PROVENANCE)
+    assert manifest["counts"]["kept"] == 0
+    assert tree(tmp_path)["train/00001.tar"] == bytes(1024)
+
+
+def test_a_finished_shard_is_known_and_an_altered_one_is_not(tmp_path: Path) -> None:
+    output = str(tmp_path)
+    assert not is_finished(output, plan(), PROVENANCE)
+    write_shard(table(), plan(), EVERYTHING, output, PROVENANCE)
+    assert is_finished(output, plan(), PROVENANCE)
+    assert not is_finished(output, plan(index=2), PROVENANCE)
+    assert not is_finished(output, plan(n_rows=5), PROVENANCE)
+    assert not is_finished(output, plan(), PROVENANCE | {"config_hash": "another"})
+    with open(tmp_path / "train/00001.tar", "ab") as file:
+        file.write(b"x")
+    assert not is_finished(output, plan(), PROVENANCE)
+    os.remove(tmp_path / "train/00001.tar")
+    assert not is_finished(output, plan(), PROVENANCE)
+    (tmp_path / "_manifests/00001.json").write_text("{")
+    assert not is_finished(output, plan(), PROVENANCE)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (rows()[:3], "planned with 4 rows; 3 arrived"),
+        ([*rows()[:3], kept_row(10)], "a key came twice"),
+        ([*rows()[:3], kept_row(13) | {"status": "dropped"}], "unaccounted for"),
+        ([*rows()[:3], kept_row(13) | {"stage": "score", "reason": "low_score"}], "unaccounted for"),
+        ([*rows()[:3], dropped_row(13) | {"reason": "bad_luck"}], "no drop reason"),
+        ([*rows()[:3], kept_row(13) | {"image": None}], "without an image"),
+        ([*rows()[:3], kept_row(13) | {"key": "a.b"}], "cannot name a tar member"),
+    ],
+)
+def test_rows_that_do_not_add_up_are_never_committed(
+    tmp_path: Path, values: list[dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        write_shard(table(values), plan(), EVERYTHING, str(tmp_path), PROVENANCE)
+    assert tree(tmp_path) == {}
+
+
+def test_an_error_in_the_middle_leaves_nothing_and_a_redo_loses_the_old_manifest_first(tmp_path: Path) -> None:
+    write_shard(table(), plan(), EVERYTHING, str(tmp_path), PROVENANCE)
+    broken = [*rows()[:3], kept_row(13) | {"boxes": [], "box_scores": []}]
+    with pytest.raises(ValueError, match="without a box"):
+        write_shard(table(broken), plan(), EVERYTHING, str(tmp_path), PROVENANCE)
+    assert tree(tmp_path) == {}
+
+
+def test_a_run_killed_in_the_middle_leaves_no_manifest_and_the_next_one_clears_up(tmp_path: Path) -> None:
+    code = (
+        "import os, signal\n"
+        "from pipeline.write import shard\n"
+        "from tests.pipeline.write.shards import *\n"
+        "shard.write_arrow = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"shard.write_shard(table(), plan(), shard.WriteConfig(formats=('grit', 'arrow')), {str(tmp_path)!r}, PROVENANCE)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert "grit/00001.tar.tmp" in tree(tmp_path)
+    assert not any(name.startswith("_manifests") or not name.endswith(".tmp") for name in tree(tmp_path))
+    assert not is_finished(str(tmp_path), plan(), PROVENANCE)
+    write_shard(table(), plan(), WriteConfig(formats=("arrow",)), str(tmp_path), PROVENANCE)
+    assert set(tree(tmp_path)) == {"arrow/00001.arrow", "_manifests/00001.json"}
+
+
+def test_a_full_disk_is_told_in_one_sentence_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: HashedFile, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(HashedFile, "write", full)
+    for name in ("train", "grit", "arrow"):
+        with pytest.raises(UserError, match=r"cannot write .*/00001\.\w+: No space left on device; free some space"):
+            write_shard(table(), plan(), WriteConfig(formats=(name,)), str(tmp_path), PROVENANCE)
+    assert tree(tmp_path) == {}
+
+
+def test_an_output_that_is_a_file_is_told_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(UserError, match="a file stands where a folder is needed"):
+        write_shard(table(), plan(), EVERYTHING, str(tmp_path / "out"), PROVENANCE)
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_an_object_store_holds_the_same_bytes_and_its_manifest_comes_last(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    write_shard(table(), plan(), EVERYTHING, "memory://bucket/out", PROVENANCE)
+    write_shard(table(), plan(), EVERYTHING, str(tmp_path), PROVENANCE)
+    found = {name.removeprefix("/bucket/out/"): memory.cat_file(name) for name in memory.find("/bucket/out")}
+    assert found == tree(tmp_path)
+    manifest = memory.info("/bucket/out/_manifests/00001.json")["created"]
+    assert all(memory.info(f"/bucket/out/{name}")["created"] <= manifest for name in FILES)
+    assert is_finished("memory://bucket/out", plan(), PROVENANCE)
+    memory.rm("/bucket/out", recursive=True)
+
+
+@pytest.mark.parametrize("wrong", [{"formats": ()}, {"formats": ("train", "tsv")}, {"jpeg_quality": 0}])
+def test_a_wrong_setting_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"formats is|jpeg_quality is"):
+        WriteConfig(**wrong)

@@ -1,0 +1,163 @@
+"""Towers that begin with weights of open_clip."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import pytest
+import torch
+
+from common.errors import UserError
+from tests.trainer.small import NAMES, small_trees
+from tests.trainer.tiny_open_clip import register, save, tiny
+from trainer.accumulate import blocks, checkpoint_blocks, set_micro_batch
+from trainer.batch import Batch
+from trainer.build import build_tokenizer, new_model
+from trainer.checkpoints.model import load_model, save_model
+from trainer.config import TrainConfig, load_config
+from trainer.data.preprocess import PreprocessConfig
+from trainer.text.tokenizer import openai_tokenizer
+
+FORMS = ("safetensors", "state dict", "training checkpoint", "folder")
+CAPTIONS = ["a dog", "two cats and a red bird", "a red house"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def listed(tmp_path_factory: pytest.TempPathFactory) -> None:
+    register(tmp_path_factory.mktemp("architectures"))
+
+
+def tower_config(weights: Path | str | None, *others: str, model: str = "meru", name: str = "tiny-vit") -> TrainConfig:
+    towers = [f"model.{part}.name=open_clip/{name}" for part in ("image", "text")]
+    files = [] if weights is None else [f"model.{part}.weights={weights}" for part in ("image", "text")]
+    return load_config([f"model_name={model}", "output=out", "shards=in", *towers, *files, *others])
+
+
+def small_batch() -> Batch:
+    ids, generator = openai_tokenizer(12)(CAPTIONS * 2), torch.Generator().manual_seed(0)
+    images = torch.rand(6, 3, 16, 16, generator=generator)
+    return Batch(
+        images=images,
+        token_ids=ids,
+        box_images=images.flip(0),
+        box_token_ids=openai_tokenizer(12)(["a dog", "bird"] * 3),
+        syntax=small_trees(6, generator),
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_towers_begin_with_the_weights_of_every_form_that_open_clip_saves(tmp_path: Path, form: str) -> None:
+    theirs = tiny("tiny-vit")
+    model = new_model(tower_config(save(theirs, "tiny-vit", tmp_path, form))).eval()
+    batch = small_batch()
+    pixels = (batch.images - model.pixel_mean) / model.pixel_std
+    with torch.no_grad():
+        torch.testing.assert_close(model.visual(pixels) @ theirs.visual.proj, theirs.encode_image(pixels))
+        whole = torch.nn.functional.pad(batch.token_ids, (0, 12 - batch.token_ids.shape[1]))
+        torch.testing.assert_close(model.textual(batch.token_ids) @ theirs.text_projection, theirs.encode_text(whole))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_model_learns_on_frozen_towers_and_comes_back_without_their_file(tmp_path: Path, name: str) -> None:
+    weights = save(tiny("tiny-vit"), "tiny-vit", tmp_path, "safetensors")
+    frozen = ("model.image.frozen=true", "model.text.frozen=true", "model.embed_dim=16")
+    config = tower_config(weights, *frozen, model=name)
+    model, batch = new_model(config), small_batch()
+    model(batch).loss.backward()
+    learning = {key for key, parameter in model.named_parameters() if parameter.grad is not None}
+    assert {"visual_proj.weight", "textual_proj.weight"} <= learning
+    assert not any(key.startswith(("visual.", "textual.")) for key in learning)
+    save_model(
+        tmp_path / "model", model, tokenizer=build_tokenizer(config), preprocess=PreprocessConfig(size_px=16), record={}
+    )
+    weights.unlink()
+    loaded = load_model(tmp_path / "model")
+    assert loaded.model.config == model.config
+    model.eval()
+    torch.testing.assert_close(loaded.model.encode_image(batch.images), model.encode_image(batch.images))
+    torch.testing.assert_close(loaded.model.encode_text(batch.token_ids), model.encode_text(batch.token_ids))
+
+
+def test_sizes_come_from_the_architecture_unless_the_user_sets_them() -> None:
+    config = load_config(
+        None, ["output=o", "shards=s", "model.text.name=open_clip/ViT-L-14", "model.image.name=open_clip/RN50x4"]
+    )
+    assert (config.model.text.width, config.model.text.heads, config.model.image.size_px) == (768, 12, 288)
+    assert tower_config(None, "model.image.size_px=32").model.image.size_px == 32
+
+
+def test_activations_are_recomputed_block_by_block_with_the_same_gradients() -> None:
+    gradients = []
+    for small in (False, True):
+        torch.manual_seed(0)
+        model = new_model(tower_config(None, "model.embed_dim=16"))
+        assert len(blocks(model)) == 4
+        if small:
+            checkpoint_blocks(model)
+            set_micro_batch(model, 2)
+        model(small_batch()).loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.text.name=open_clip/ViT-B-33"], "model.text.name open_clip/ViT-B-33: no model of open_clip"),
+        (["model.text.width=24"], r"its sizes are others; set model\.text\.width=16"),
+        (["model.image.size_px=32"], r"model\.image\.weights: .*positional_embedding is \[5, 16\], not \[17, 16\]"),
+        (["model.image.name=open_clip/tiny-resnet"], r"does not fit the image tower of open_clip/tiny-resnet: \d+ entries missing"),
+        (["model.text.name=open_clip/tiny-classifier"], r"does not fit the text tower of open_clip/tiny-classifier: .* is \["),
+        (["model.image.name=vit_small"], r"weights is for towers of open_clip; set model\.image\.name"),
+        (["model.text.weights=no/such/file.pt"], r"file\.pt is neither a file or folder, nor a tag of tiny-vit"),
+        (["model.image.name=open_clip/ViT-B-32", "model.image.weights=openai"], "take open_clip/ViT-B-32-quickgelu"),
+        (["model_name=syntax_meru", "model.word_states=attention"], "word_states=attention"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path, overrides: list[str], message: str) -> None:
+    weights = save(tiny("tiny-vit"), "tiny-vit", tmp_path, "safetensors")
+    with pytest.raises(UserError, match=message) as error:
+        new_model(tower_config(weights, *overrides))
+    assert "\n" not in str(error.value)
+
+
+def test_a_configuration_of_another_activation_beside_the_weights_is_noticed(tmp_path: Path) -> None:
+    folder = save(tiny("tiny-vit"), "tiny-vit", tmp_path, "folder")
+    saved: Any = json.loads((folder / "open_clip_config.json").read_text())
+    saved["model_cfg"]["quick_gelu"] = False
+    (folder / "open_clip_config.json").write_text(json.dumps(saved))
+    with pytest.raises(UserError, match="says another quick_gelu than open_clip/tiny-vit has"):
+        new_model(tower_config(folder))
+    saved["model_cfg"]["quick_gelu"] = True
+    saved["model_cfg"]["vision_cfg"]["head_width"] = 4
+    (folder / "open_clip_config.json").write_text(json.dumps(saved))
+    with pytest.raises(UserError, match="says another head_width"):
+        new_model(tower_config(folder))
+
+
+def test_a_tag_is_what_open_clip_fetches_as_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"hf_hub": "someone/tiny/"}
+    monkeypatch.setattr(open_clip, "get_pretrained_cfg", lambda name, tag: {**known, "quick_gelu": True})
+    for form, fits in (("safetensors", True), ("state dict", False)):
+        path = save(tiny("tiny-vit"), "tiny-vit", tmp_path, form)
+        monkeypatch.setattr(open_clip, "download_pretrained", lambda cfg, path=path: str(path))
+        if fits:
+            new_model(tower_config("a_tag"))
+        else:
+            with pytest.raises(UserError, match=r"open_clip found a_tag as weights\.pt only"):
+                new_model(tower_config("a_tag"))
+        path.unlink()
+
+
+@pytest.mark.parametrize("kind", ["pickle", "TorchScript", "cut off"])
+def test_weights_that_are_not_tensors_alone_are_not_run(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "evil.pt").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
+    if kind == "TorchScript":  # as OpenAI's own files
+        torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "evil.pt")
+    elif kind == "cut off":
+        torch.save({"a": torch.zeros(1000)}, tmp_path / "evil.pt")
+        (tmp_path / "evil.pt").write_bytes((tmp_path / "evil.pt").read_bytes()[:2000])
+    with pytest.raises(UserError, match=r"^model\.image\.weights: .*evil\.pt is not a file of tensors alone"):
+        new_model(tower_config(tmp_path / "evil.pt"))
+    assert not (tmp_path / "ran").exists()

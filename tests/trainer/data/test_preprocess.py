@@ -1,0 +1,32 @@
+import numpy as np
+import torch
+
+from trainer.data.preprocess import PreprocessConfig, fit, preprocess
+
+
+def test_squash_keeps_the_whole_picture_and_crop_its_middle() -> None:
+    image = np.zeros((40, 80, 3), np.uint8)
+    image[:, 40:] = 255
+    squashed = preprocess(image, PreprocessConfig(size_px=16, mode="squash"))
+    assert squashed.shape == (3, 16, 16)
+    assert squashed[:, :, :7].max() < 0.05
+    assert squashed[:, :, 9:].min() > 0.95
+    image[:, :20] = 255
+    assert preprocess(image, PreprocessConfig(size_px=16, mode="crop"))[:, :, 1:7].max() < 0.1
+
+
+def test_bytes_agree_with_torchvisions_resize() -> None:
+    from torchvision.transforms.v2 import InterpolationMode
+    from torchvision.transforms.v2.functional import resize
+
+    image = np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8)
+    ours = fit(image, PreprocessConfig(size_px=32, mode="squash"))
+    theirs = resize(torch.from_numpy(image).permute(2, 0, 1), [32, 32], InterpolationMode.BICUBIC, antialias=True)
+    assert torch.equal(ours, theirs)
+
+
+def test_values_lie_in_zero_to_one() -> None:
+    image = np.random.default_rng(0).integers(0, 2, (9, 9, 3), np.uint8) * np.uint8(255)
+    pixels = preprocess(image, PreprocessConfig(size_px=30, mode="squash"))
+    assert pixels.dtype == torch.float32
+    assert 0 <= pixels.min() <= pixels.max() <= 1

@@ -1,0 +1,78 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from common.errors import UserError
+from trainer.metrics.curves import panels, write_curves
+
+ROWS = [
+    {
+        "step": step,
+        "loss/total": 4.0 / step,
+        "loss/contrastive": 3.0 / step,
+        "loss/entailment": 1.0 / step,
+        "geometry/curvature": 1.0,
+        "geometry/curvature/min": 0.9,
+        "geometry/curvature/max": 1.1,
+        "geometry/logit_scale": 20.0,
+    }
+    for step in range(1, 30)
+] + [
+    {
+        "step": 29,
+        "zero_shot/animals/accuracy": 0.5,
+        "zero_shot/animals/chance": 0.1,
+        "retrieval/text_to_image/recall@1": 0.2,
+        "retrieval/text_to_image/chance@1": 0.01,
+        "entailment/text_image/satisfied": 0.9,
+        "entailment/text_image/satisfied_plain": 0.95,
+        "entailment/text_image/chance": 0.2,
+    }
+]
+
+
+def test_each_figure_is_drawn_with_its_chance() -> None:
+    by_title = {panel.title: panel for panel in panels(ROWS)}
+    for title in ("Zero-shot accuracy", "Retrieval: recall at 1", "Entailments that hold"):
+        (own, chance) = by_title[title].lines
+        assert (own.dashed, chance.dashed) == (False, True)
+        assert own.values[-1] > chance.values[-1]
+
+
+def test_temperature_is_one_over_the_logit_scale_and_factors_are_a_band() -> None:
+    by_title = {panel.title: panel for panel in panels(ROWS)}
+    assert by_title["Temperature"].lines[0].values[0] == pytest.approx(1 / 20)
+    curvature = by_title["Curvature (band: least and greatest factor)"].lines[0]
+    assert (curvature.low, curvature.high) == ([0.9] * 29, [1.1] * 29)
+
+
+def test_every_curvature_and_every_temperature_has_its_line() -> None:
+    row = {"step": 1, "geometry/image_curvature": 1.0, "geometry/text_curvature": 2.0, "geometry/box_logit_scale": 4.0}
+    by_title = {panel.title: panel for panel in panels([row])}
+    assert [(one.label, one.values) for one in by_title["Curvature"].lines] == [
+        ("image curvature", [1.0]),
+        ("text curvature", [2.0]),
+    ]
+    assert by_title["Temperature"].lines[0].values == [1 / 4]
+
+
+def test_a_run_without_cones_has_no_panel_for_them() -> None:
+    titles = [panel.title for panel in panels([{"step": 1, "loss/total": 1.0}])]
+    assert titles == ["Loss"]
+
+
+def test_curves_become_a_picture(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    assert write_curves(tmp_path).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.filterwarnings("error")
+def test_shares_that_are_all_zero_are_a_line_on_the_ground(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "entailment/text_image/satisfied": 0.0}\n')
+    assert write_curves(tmp_path).is_file()
+
+
+def test_a_run_that_has_written_nothing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        write_curves(tmp_path)

@@ -1,0 +1,175 @@
+"""Settings of the models, without torch: the groups that `model.*` keys fill."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from common.config import check_positive, check_range, runtime
+from common.errors import UserError
+from trainer.encoders.config import ImageConfig, TextConfig
+from trainer.geometry.types import EPS, Lift, Metric
+from trainer.losses.types import Entropy, LossKernel, Reduction
+from trainer.text.relations import RELATIONS
+
+Ranking = Literal["released", "metric"]
+
+IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
+IMAGENET_STD: Final = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Towers, projections and temperature of any model."""
+
+    image: ImageConfig = field(default_factory=ImageConfig)
+    text: TextConfig = field(default_factory=TextConfig)
+    # width of the joint embedding space
+    embed_dim: int = 512
+    # initial temperature of the contrastive loss; it is learned
+    temperature_init: float = 0.07
+    # largest factor on similarities in the contrastive loss, the inverse of the smallest temperature
+    max_logit_scale: float = 100.0
+    # numbers (queries x candidates x factors) that the contrastive loss holds in memory at once; null: the whole matrix;
+    # values and gradients are the same
+    loss_chunk: int | None = 2**21
+    # implementation of the contrastive loss. chunked: PyTorch, in chunks of loss_chunk; triton: fused kernels for NVIDIA
+    # GPUs, which keep no similarities in memory, tested in Triton's interpreter but not yet on a GPU; auto: chunked
+    loss_kernel: LossKernel = runtime("auto")
+    # treat boxes and their phrases as additional image-text pairs, which doubles the pairs: the papers' CLIP and MERU
+    # "with boxes", as PHyCLIP trains them
+    boxes_as_pairs: bool = False
+    # mean of red, green and blue, subtracted from images in [0, 1]. Weights do not set this key or pixel_std: most of
+    # open_clip's expect OpenAI's 0.48145466, 0.4578275, 0.40821073 and 0.26862954, 0.26130258, 0.27577711. HyCoCLIP's
+    # released training passed the standard deviation here; its checkpoints carry their own buffer
+    pixel_mean: tuple[float, float, float] = IMAGENET_MEAN
+    # standard deviation of red, green and blue, by which images are divided
+    pixel_std: tuple[float, float, float] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        check_positive(self, "embed_dim", "temperature_init", "max_logit_scale", "loss_chunk", "pixel_std")
+        if not all(map(math.isfinite, self.pixel_mean)):
+            raise UserError(f"pixel_mean is {list(self.pixel_mean)}; give finite numbers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperbolicConfig(ModelConfig):
+    """Settings of MERU, shared by all hyperbolic models."""
+
+    # initial c; the space has curvature -c
+    curv_init: float = 1.0
+    # learn c; false: it stays curv_init
+    curv_learnable: bool = True
+    # range of c: [curv_init / curv_max_ratio, curv_init * curv_max_ratio]
+    curv_max_ratio: float = 10.0
+    # weight of the entailment loss, which is added to the contrastive loss
+    entail_weight: float = 0.2
+    # K in the half-aperture of an entailment cone, arcsin(2 K / (sqrt(c) |apex|))
+    min_radius: float = 0.1
+    # small number that keeps roots and logarithms finite
+    eps: float = EPS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "curv_init", "min_radius", "eps")
+        check_range(self, "eps", least=0, below=1)
+        check_range(self, "curv_max_ratio", least=1)
+        check_range(self, "entail_weight", least=0, below=math.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyCoCLIPConfig(HyperbolicConfig):
+    """Settings of HyCoCLIP. `entail_weight` multiplies half the sum of four terms, as released; the paper prints 0.1 x the sum."""
+
+    # train on boxes and their phrases too; false: whole images and captions only
+    use_boxes: bool = True
+    # factor on the aperture of cones in which a text entails an image
+    eta_inter: float = 0.7
+    # factor on the aperture of cones in which a box entails its image, or a phrase its caption
+    eta_intra: float = 1.2
+    # candidates against which box images and phrases are contrasted. released: captions and images, as in both released
+    # codes and in HyCoCLIP eq. 6; paper: each other, PHyCLIP eq. 4, which its own code does not do
+    box_candidates: Literal["released", "paper"] = "released"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "eta_inter", "eta_intra", least=0, below=math.inf)
+        if self.use_boxes and self.boxes_as_pairs:
+            raise UserError(
+                "use_boxes and boxes_as_pairs are both true; boxes are either more general than their images or further "
+                "pairs, so set one to false"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PHyCLIPConfig(HyCoCLIPConfig):
+    """Settings of PHyCLIP: the embedding is a product of hyperbolic factors of width `factor_dim`."""
+
+    # width of one hyperbolic factor; the space is a product of embed_dim / factor_dim of them
+    factor_dim: int = 8
+    # distance in the product space: l1, the mean of the factors' distances; l2, the root of their mean square
+    metric: Metric = "l1"
+    # small number that keeps roots and logarithms finite
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "factor_dim")
+        if self.embed_dim % self.factor_dim:
+            raise UserError(f"embed_dim is {self.embed_dim}; give a multiple of factor_dim, {self.factor_dim}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoinCLIPConfig(HyperbolicConfig):
+    """Settings of PoinCLIP."""
+
+    # weight of the entailment loss, the paper's lambda
+    entail_weight: float = 0.1
+    # the paper's lambda_reg, from 0 to below 1; at 1 the loss has no lower bound
+    entail_reward: float = 0.1
+    # how coordinates become the probabilities of which the entropy is taken: abs, normalised or softmax
+    entropy: Entropy = "abs"
+    # lift of features onto the ball: conformal, the ball's exponential map; isometric, MERU's map transferred to the ball
+    lift: Lift = "conformal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "entail_reward", least=0, below=1)  # from 1 on, wide angles lower the loss without bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntaxMERUConfig(HyperbolicConfig):
+    """Settings of Syntax-MERU."""
+
+    # weight of the syntax loss, mu, which the paper does not state; with the default, the two means of eq. 3 together
+    # weigh as much as MERU's single entailment term
+    syntax_weight: float = 0.1
+    # source of a word's initial and contextual states. tower: token + position embedding, and the state after the last
+    # norm; only the input of the first block is "independent of context", as section 3 requires. block and attention:
+    # input and output of one block, or of its attention
+    word_states: Literal["tower", "block", "attention"] = "tower"
+    # block of the text tower that word_states=block and attention refer to, counted from 0
+    word_block: int = 0
+    # representation of a word of several tokens: mean, the mean of their states; last, the state of the last one
+    word_vector: Literal["mean", "last"] = "mean"
+    # reduction over the edges and words of a caption: mean; or sum, as in eq. 3, where long captions weigh more;
+    # captions are averaged in both cases
+    syntax_reduction: Reduction = "mean"
+    # weights of the edges by spaCy's dependency label (nsubj, dobj, amod, ...); 1 for labels that are not given
+    relation_weights: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unknown = sorted(set(self.relation_weights) - set(RELATIONS))
+        if unknown:
+            raise UserError(
+                f"relation_weights: {unknown[0]!r} is not a dependency label; give one of {', '.join(RELATIONS)}"
+            )
+        for relation, weight in self.relation_weights.items():
+            if not 0 <= weight < math.inf:
+                raise UserError(f"relation_weights.{relation} is {weight}; give 0 or more")
+        check_range(self, "syntax_weight", least=0, below=math.inf)
+        if self.text.name and self.word_states == "attention":
+            raise UserError(
+                f"word_states=attention: {self.text.name} exposes inputs and outputs of whole blocks only; use block or tower"
+            )
+        check_range(self, "word_block", least=0, most=self.text.layers - 1)

@@ -1,0 +1,67 @@
+"""The models by name: the only list of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from trainer.models.config import (
+    HyCoCLIPConfig,
+    HyperbolicConfig,
+    ModelConfig,
+    PHyCLIPConfig,
+    PoinCLIPConfig,
+    SyntaxMERUConfig,
+)
+
+if TYPE_CHECKING:
+    from trainer.models.dual_encoder import DualEncoder
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model: its settings, and the class that is imported, with torch, when it is first needed."""
+
+    config: type[ModelConfig]
+    location: str  # MODULE:CLASS
+
+    @property
+    def model(self) -> "type[DualEncoder]":
+        """The model's class."""
+        module, _, name = self.location.partition(":")
+        found: type[DualEncoder] = getattr(import_module(module), name)
+        return found
+
+
+MODELS: Final[Mapping[str, ModelEntry]] = MappingProxyType(
+    {
+        "clip": ModelEntry(ModelConfig, "trainer.models.clip:CLIP"),
+        "meru": ModelEntry(HyperbolicConfig, "trainer.models.meru:MERU"),
+        "hycoclip": ModelEntry(HyCoCLIPConfig, "trainer.models.hycoclip:HyCoCLIP"),
+        "phyclip": ModelEntry(PHyCLIPConfig, "trainer.models.phyclip:PHyCLIP"),
+        "poinclip": ModelEntry(PoinCLIPConfig, "trainer.models.poinclip:PoinCLIP"),
+        "syntax_meru": ModelEntry(SyntaxMERUConfig, "trainer.models.syntax_meru:SyntaxMERU"),
+    }
+)
+"""Model name, as in `model_name`, to its entry."""
+
+
+def build_model(name: str, config: ModelConfig | None = None) -> "DualEncoder":
+    """The model `name` with random weights; `config` defaults to the paper's settings.
+
+    Raises ValueError for an unknown name, or for another model's configuration.
+    """
+    if name not in MODELS:
+        raise ValueError(f"unknown model {name!r}; choose one of {', '.join(MODELS)}")
+    entry = MODELS[name]
+    config = entry.config() if config is None else config
+    if not isinstance(config, entry.config):
+        raise ValueError(f"model {name!r} takes a {entry.config.__name__}, not a {type(config).__name__}")
+    return entry.model(config)
+
+
+def model_name(model: "DualEncoder") -> str:
+    """The name under which a model is registered."""
+    location = f"{type(model).__module__}:{type(model).__name__}"
+    return next(name for name, entry in MODELS.items() if entry.location == location)
