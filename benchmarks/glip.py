@@ -70,7 +70,7 @@ def plain_deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, b
 def outside() -> dict[str, float]:
     """Share of CPU time of word pieces, positive maps, boxes and suppression, all but decoding and resizing."""
     torch.set_num_threads(1)
-    grounder = load_glip_grounder(WEIGHTS, "cpu", 0.1, "caption")
+    grounder = load_glip_grounder(WEIGHTS, torch.device("cpu"), 0.1, "caption")
     scenes = [make_scene(TEST_SEEDS.start + i, "fluent") for i in range(64)]
     network = 0.0
 

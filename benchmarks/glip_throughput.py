@@ -132,9 +132,13 @@ def deform_flops(x: Any, weight: Any, offset: Any, *_: Any, **__: Any) -> int:
 def waiting(options: argparse.Namespace) -> dict[str, object]:
     """The stage on JPEGs: GLIP-T at 480 px on a GPU, the miniature on a CPU."""
     use_miniature = options.tiny or options.device == "cpu"
-    model = load_glip_grounder(WEIGHTS, options.device, 0.1, "caption").model if use_miniature else glip_t_at_480()
+    model = (
+        load_glip_grounder(WEIGHTS, torch.device(options.device), 0.1, "caption").model
+        if use_miniature
+        else glip_t_at_480()
+    )
     prompter = Prompter(WEIGHTS / "vocab.txt", model.config.text)
-    grounder = GlipGrounder(model, prompter, options.device, 0.1, "caption")
+    grounder = GlipGrounder(model, prompter, torch.device(options.device), 0.1, "caption")
     stage = Ground(GroundConfig(batch_size=options.batch_sizes[-1]), grounder)
     table = stage_table([make_scene(TEST_SEEDS.start + i, "fluent") for i in range(8 if options.tiny else 256)])
     stage(table)

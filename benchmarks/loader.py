@@ -33,13 +33,13 @@ import torch
 import webdataset
 from torchvision import transforms
 
+from common.shards import list_shards
 from demo.world.scenes import SHARD_SEEDS, Scene, scene_stream
 from demo.world.sprites import TRAIN_STYLES
 from pipeline.images import border_square, crop_box, encode_jpeg
 from pipeline.write.tar import TarWriter
 from trainer.data.config import DataConfig
 from trainer.data.loader import Loader
-from trainer.data.shards import list_shards
 from trainer.text.tokenizer import Tokenizer, openai_tokenizer
 
 ROUNDS = 7

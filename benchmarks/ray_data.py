@@ -16,7 +16,7 @@ import numpy as np
 import ray
 
 from pipeline import on_ray
-from pipeline.on_ray import Crew
+from pipeline.on_ray import WorkerPlan
 
 PREPARE_S, MODEL_S, WRITE_S, SHARD_BYTES = 0.1, 0.3, 0.1, 20_000_000
 WORKERS = 2
@@ -65,7 +65,7 @@ def with_actors(n: int) -> list[dict[str, float]]:
     """The driver of the pipeline itself, with the workers above."""
     on_ray.CpuWorker, on_ray.ModelWorker = CpuWorker, ModelWorker  # type: ignore[misc, assignment]
     config: Any = type("Config", (), {"ray": None})
-    crew = Crew(WORKERS, WORKERS, 0.5, 0.5, 0.0)
+    crew = WorkerPlan(WORKERS, WORKERS, 0.5, 0.5, 0.0)
     return list(on_ray.Driver([Shard(i) for i in range(n)], config, {}, crew).run())  # type: ignore[misc]
 
 

@@ -24,9 +24,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer.batch import Batch, Pairs
 from trainer.build import Run, build
 from trainer.config import load_config
+from trainer.distributed.process import Process, pick_device
 from trainer.loop import AUTOCAST, autocast, update
 from trainer.metrics.writers import Meter
-from trainer.parallel import Place, pick_device
 
 JOBS = Path(__file__).parents[1] / "jobs" / "train"
 WARM_UP, REPEATS = 3, 10
@@ -62,7 +62,7 @@ def measure(options: argparse.Namespace, size: str, batch: int, device: torch.de
         overrides = [f"shards={options.shards}", f"output={output}", f"batch_size={batch}", f"compile={compiled}"]
         names = [options.model] if size == "s" else [options.model, f"vit_{size}"]
         config = load_config([*(str(JOBS / f"{name}.yaml") for name in names), *overrides, *options.set])
-        run = build(config, Place(device=device))
+        run = build(config, Process(device=device))
         try:
             return {"device": name_of(device), **speeds(run)}
         finally:
@@ -70,7 +70,7 @@ def measure(options: argparse.Namespace, size: str, batch: int, device: torch.de
 
 
 def speeds(run: Run) -> dict[str, object]:
-    device, batches = run.place.device, iter(run.loader)
+    device, batches = run.process.device, iter(run.loader)
     batch = next(batches).to(device)
     flops = tower_flops(run, batch)
     if device.type == "cuda":
@@ -150,7 +150,7 @@ def backwards(pairs: Pairs) -> None:
 
 def large_product(run: Run) -> tuple[Callable[[], object], float]:
     """One large matrix product in the towers' precision, and its arithmetic in operations."""
-    device = run.place.device
+    device = run.process.device
     n = PRODUCT if device.type == "cuda" else PRODUCT // 8
     x = torch.rand(n, n, device=device, dtype=AUTOCAST[run.config.precision])
     return lambda: x @ x, 2.0 * n**3
@@ -163,7 +163,7 @@ def with_loader(run: Run, batches: Iterator[Batch]) -> dict[str, float]:
         if index == WARM_UP:
             meter.restart()
         with meter.waiting():
-            batch = next(batches).to(run.place.device, non_blocking=True)
+            batch = next(batches).to(run.process.device, non_blocking=True)
         update(run, batch)
         meter.samples += run.config.batch_size
     read = meter.read()

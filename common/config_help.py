@@ -1,4 +1,4 @@
-"""`--help`, made from the configuration itself: every key, its default, and the comment beside it."""
+"""The text of `--help`, generated from the configuration: every key, its default, and the comment above its field."""
 
 import ast
 import dataclasses
@@ -10,11 +10,24 @@ import sys
 import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+MAX_DEFAULT_CHARS: Final = 80
+RUNTIME_MARK: Final = "[runtime]"
+RUNTIME_NOTE: Final = f"keys ({RUNTIME_MARK}: may change when the command is run again on the same output):"
+
+
+class Key(NamedTuple):
+    """A key of a configuration, as `--help` lists it."""
+
+    name: str
+    default: Any
+    comment: str
+    is_runtime: bool
 
 
 def field_comments(cls: type) -> dict[str, str]:
-    """The comments above and beside each field of a dataclass, read from its source and its parents', joined."""
+    """The comment lines above each field of a dataclass and of its parents, joined, by field name."""
     found: dict[str, str] = {}
     for parent in reversed([kind for kind in cls.__mro__ if dataclasses.is_dataclass(kind)]):
         found |= _own_comments(parent)
@@ -26,38 +39,40 @@ def _own_comments(cls: type) -> dict[str, str]:
     comments = {
         token.start[0]: token.string.lstrip("# ")
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
+        if token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip()
     }
-    alone = {number for number, line in enumerate(source.splitlines(), 1) if line.lstrip().startswith("#")}
     body = ast.parse(source).body[0]
     assert isinstance(body, ast.ClassDef)
     found: dict[str, str] = {}
     for statement in body.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             first = statement.lineno
-            while first - 1 in alone:
+            while first - 1 in comments:
                 first -= 1
-            lines = range(first, (statement.end_lineno or statement.lineno) + 1)
-            found[statement.target.id] = " ".join(comments[line] for line in lines if line in comments)
+            found[statement.target.id] = " ".join(comments[line] for line in range(first, statement.lineno))
     return found
 
 
-def keys(cls: type, prefix: str = "", kinds: Mapping[str, type] | None = None) -> Iterator[tuple[str, Any, str]]:
-    """(key, default, explanation) of every leaf below `cls`, in order of declaration; `kinds` as in `common.load.merge`."""
+def list_keys(
+    cls: type, prefix: str = "", kinds: Mapping[str, type] | None = None, is_runtime: bool = False
+) -> Iterator[Key]:
+    """Every key below `cls`, in order of declaration; `kinds` as in `common.config.merge`."""
     comments, hints = field_comments(cls), get_type_hints(cls)
     for item in dataclasses.fields(cls):
         default = item.default if item.default is not dataclasses.MISSING else None
         if item.default_factory is not dataclasses.MISSING:
             default = item.default_factory()
+        may_change = is_runtime or bool(item.metadata.get("runtime"))
         nested = (kinds or {}).get(item.name) or (type(default) if dataclasses.is_dataclass(default) else None)
         if nested:
-            yield from keys(nested, f"{prefix}{item.name}.")
+            yield from list_keys(nested, f"{prefix}{item.name}.", is_runtime=may_change)
         else:
-            yield prefix + item.name, default, with_choices(comments.get(item.name, ""), hints[item.name])
+            comment = with_choices(comments.get(item.name, ""), hints[item.name])
+            yield Key(prefix + item.name, default, comment, may_change)
 
 
 def with_choices(comment: str, hint: Any) -> str:
-    """The comment, and the values that the type allows where it does not name them all."""
+    """The comment, extended by the values that the type allows unless it names all of them."""
     options = [hint, *get_args(hint)]
     choices = [value for kind in options if get_origin(kind) is Literal for value in get_args(kind)]
     if all(re.search(rf"\b{re.escape(str(value))}\b", comment) for value in choices):
@@ -65,35 +80,39 @@ def with_choices(comment: str, hint: Any) -> str:
     return f"{comment}; one of {', '.join(map(str, choices))}" if comment else f"one of {', '.join(map(str, choices))}"
 
 
-def shown(value: Any) -> str:
-    """A default as it would be written on the command line."""
+def format_default(value: Any) -> str:
+    """A default as it is written on the command line."""
     if value is None:
-        return "none"
+        return "null"
     if isinstance(value, tuple):
         return "[" + ",".join(map(str, value)) + "]"
     return str(value).lower() if isinstance(value, bool) else str(value) or "(not set)"
 
 
 def describe(usage: str, cls: type, short: Mapping[str, str], kinds: Mapping[str, type] | None = None) -> str:
-    """The whole of --help: `usage`, then every key."""
+    """The complete text of `--help`: `usage`, then every key."""
     short_of = {long: name for name, long in short.items()}
-    lines, group = [usage, "keys:"], ""
-    for key, default, comment in keys(cls, kinds=kinds):
-        head = key.split(".")[0] if "." in key else ""
+    found = list(list_keys(cls, kinds=kinds))
+    has_runtime = any(key.is_runtime for key in found)
+    lines, group = [usage, RUNTIME_NOTE if has_runtime else "keys:"], ""
+    for key in found:
+        head = key.name.split(".")[0] if "." in key.name else ""
         if head != group:
             lines.append("")
             group = head
-        name = f"{short_of[key]} (= {key})" if key in short_of else key
-        value = shown(default)
-        lines.append(f"  {name} = {value}" if len(value) < 80 else f"  {name} = {value[:76]}...")
-        if comment:
-            lines.append(f"      {comment}")
+        name = f"{short_of[key.name]} (= {key.name})" if key.name in short_of else key.name
+        value = format_default(key.default)
+        if len(value) >= MAX_DEFAULT_CHARS:
+            value = f"{value[: MAX_DEFAULT_CHARS - 4]}..."
+        lines.append(f"  {name} = {value}{f'   {RUNTIME_MARK}' if key.is_runtime else ''}")
+        if key.comment:
+            lines.append(f"      {key.comment}")
     return "\n".join(lines)
 
 
-def show(text: str) -> None:
-    """Print. A reader that leaves early, as `head` does, has seen enough."""
+def print_text(text: str) -> None:
+    """Print; a closed pipe (`| head`) is not an error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would raise again

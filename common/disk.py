@@ -16,7 +16,7 @@ def sync(path: str | Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A path to write a file to, which then takes the place of `path` in one step: readers see the old file or all of the new one."""
     draft = path.with_name(f"{path.name}.tmp")
     try:

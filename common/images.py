@@ -55,9 +55,12 @@ MEMORY_ADDRESS = re.compile(r" ?<[^<>]* at 0x[0-9a-f]+>")
 class ImageLimits:
     """Which images are decoded; judged by the size that the header announces."""
 
-    max_pixels: int = 60_000_000  # largest width times height; more is not decoded
-    min_side_px: int = 1  # smallest shorter side, in pixels of the image as it arrived
-    max_aspect_ratio: float = 20.0  # largest longer side, as a multiple of the shorter one
+    # largest width times height, in pixels; larger images are not decoded
+    max_pixels: int = 60_000_000
+    # smallest shorter side of the downloaded image, in pixels
+    min_side_px: int = 1
+    # largest ratio of the longer to the shorter side
+    max_aspect_ratio: float = 20.0
 
     def __post_init__(self) -> None:
         check_range(self, "max_pixels", "min_side_px", "max_aspect_ratio", least=1)

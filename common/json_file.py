@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.disk import replacing
+from common.disk import atomic_write
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -21,5 +21,5 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def write_object(values: Mapping[str, Any], path: Path) -> None:
     """Whole or not at all, in the order given."""
-    with replacing(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from common.disk import replacing
+from common.disk import atomic_write
 
 
 def truncate(path: Path, step: int, last: str = "") -> None:
@@ -23,5 +23,5 @@ def truncate(path: Path, step: int, last: str = "") -> None:
         if row["step"] > step or (row["step"] == step and last and last not in row):
             break
         kept.append(line + "\n")
-    with replacing(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_text("".join(kept), encoding="utf-8")

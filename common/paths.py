@@ -12,7 +12,7 @@ def absolute(place: str) -> str:
     return place.rstrip("/") if "://" in place else os.path.abspath(place)
 
 
-def check_output_stays(output: str, instead: str) -> None:
+def check_output_is_absolute(output: str, instead: str) -> None:
     """Raise UserError for a relative `output` of a Ray job, which is lost when the job ends; `instead` names what to give."""
     if "://" not in output and not os.path.isabs(output) and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
         raise UserError(
@@ -21,7 +21,7 @@ def check_output_stays(output: str, instead: str) -> None:
         )
 
 
-def standing_in(folder: str) -> Callable[[], None]:
+def chdir_hook(folder: str) -> Callable[[], None]:
     """For workers to begin with: relative places mean what they mean in `folder`, if this machine has it."""
 
     def hook() -> None:

@@ -63,7 +63,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def side_by_side(request: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
+def map_concurrently(request: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
     """`request(item)` for each item, in their order, several at a time: a remote store takes its time to answer each.
 
     Who has seen enough closes the iterator: requests that have not begun are then never made.

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from common.disk import replacing
+from common.disk import atomic_write
 
 WRAPPERS = ("model", "state_dict")
 """Where a training checkpoint has the weights: GLIP, MERU, HyCoCLIP and PHyCLIP; open_clip."""
@@ -73,7 +73,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
     safetensors itself makes every file its owner's alone, also on a disk that a group shares.
     """
-    with replacing(path) as draft:
+    with atomic_write(path) as draft:
         draft.touch()
         mode = draft.stat().st_mode
         save_file(dict(tensors), draft)

@@ -15,9 +15,9 @@ if str(ROOT) not in sys.path:  # started as a file, from any folder
 from tqdm import tqdm  # noqa: E402
 
 from common.config import to_yaml  # noqa: E402
-from common.config_help import show  # noqa: E402
+from common.config_help import print_text  # noqa: E402
 from common.errors import UserError  # noqa: E402
-from common.remote import side_by_side  # noqa: E402
+from common.remote import map_concurrently  # noqa: E402
 from pipeline.config import PipelineConfig, load_config  # noqa: E402
 from pipeline.help import help_text  # noqa: E402
 from pipeline.paths import check_writable, refuse_foreign_shards, refuse_output_in_input, with_absolute_places  # noqa: E402
@@ -37,7 +37,7 @@ logger = logging.getLogger("hypergrit")
 def main(arguments: Sequence[str]) -> int:
     """Run the job; returns the exit code that --help promises."""
     if "-h" in arguments or "--help" in arguments:
-        show(help_text())
+        print_text(help_text())
         return 0
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
@@ -83,7 +83,7 @@ def run(config: PipelineConfig) -> dict[str, Any]:
 
 def unfinished(plans: Sequence[ShardPlan], output: str, provenance: dict[str, Any]) -> list[ShardPlan]:
     """The shards still to be made."""
-    finished = side_by_side(lambda plan: is_finished(output, plan, provenance), plans)
+    finished = map_concurrently(lambda plan: is_finished(output, plan, provenance), plans)
     return [plan for plan, done in zip(plans, finished, strict=True) if not done]
 
 

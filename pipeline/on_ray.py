@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from common.errors import UserError
-from common.paths import standing_in
+from common.paths import chdir_hook
 from pipeline.config import PipelineConfig, RayConfig, repository_root
 from pipeline.read.types import ShardPlan
 from pipeline.run import Infer, Prepare, Timings, write
@@ -30,7 +30,7 @@ WAITING_PER_MODEL_WORKER = 2
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerPlan:
     """How many workers of each kind, and what each asks of Ray."""
 
     cpu_workers: int
@@ -40,7 +40,7 @@ class Crew:
     gpus_per_model_worker: float
 
 
-def plan_crew(cpus: float, gpus: float, n_shards: int, config: RayConfig) -> Crew:
+def plan_workers(cpus: float, gpus: float, n_shards: int, config: RayConfig) -> WorkerPlan:
     """Workers for a cluster of that size.
 
     Raises UserError for a wish that would wait for ever: Ray itself would hang without a word.
@@ -53,7 +53,7 @@ def plan_crew(cpus: float, gpus: float, n_shards: int, config: RayConfig) -> Cre
     models = config.model_workers or max(1, int(gpus / per_gpu) if gpus else int(cpus))
     models = min(models, n_shards)
     others = config.cpu_workers or max(1, min(int((cpus - models * share) / share), 2 * n_shards))
-    crew = Crew(others, models, share, share, per_gpu)
+    crew = WorkerPlan(others, models, share, share, per_gpu)
     need_cpus = others * share + models * share
     if need_cpus > cpus or models * per_gpu > gpus:
         raise UserError(
@@ -109,7 +109,7 @@ def connect(config: RayConfig) -> None:
             address=address,
             runtime_env={
                 "env_vars": {"PYTHONPATH": str(repository_root())},
-                "worker_process_setup_hook": standing_in(os.getcwd()),
+                "worker_process_setup_hook": chdir_hook(os.getcwd()),
             },
             configure_logging=True,
             logging_level=logging.WARNING,
@@ -127,7 +127,7 @@ def run_on_ray(
     connect(config.ray)
     try:
         resources = ray.cluster_resources()
-        crew = plan_crew(resources.get("CPU", 0), resources.get("GPU", 0), len(plans), config.ray)
+        crew = plan_workers(resources.get("CPU", 0), resources.get("GPU", 0), len(plans), config.ray)
         logger.info("%d cpu workers and %d model workers", crew.cpu_workers, crew.model_workers)
         yield from Driver(plans, config, provenance, crew).run()
     finally:
@@ -148,7 +148,7 @@ class Driver:
     """Starts the crew and hands it the shards, each to an idle worker for one step after the other."""
 
     def __init__(
-        self, plans: Sequence[ShardPlan], config: PipelineConfig, provenance: dict[str, Any], crew: Crew
+        self, plans: Sequence[ShardPlan], config: PipelineConfig, provenance: dict[str, Any], crew: WorkerPlan
     ) -> None:
         # A worker that dies is started again by Ray; the shard it held is begun again here, not the call alone.
         cpu_actor: Any = ray.remote(max_restarts=-1, num_cpus=crew.cpus_per_cpu_worker)(CpuWorker)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import UserError
-from common.paths import absolute, check_output_stays
+from common.paths import absolute, check_output_is_absolute
 from common.remote import open_store
 from pipeline.config import PipelineConfig
 from pipeline.read.types import ShardPlan
@@ -15,7 +15,7 @@ from schemas.files import FILES
 
 def with_absolute_places(config: PipelineConfig) -> PipelineConfig:
     """`config` with input and output independent of the folder a worker happens to run in."""
-    check_output_stays(config.output, "an absolute path or a URL")
+    check_output_is_absolute(config.output, "an absolute path or a URL")
     return dataclasses.replace(config, input=absolute(config.input), output=absolute(config.output))
 
 

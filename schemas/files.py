@@ -15,7 +15,8 @@ FILES: Final = MappingProxyType(
     }
 )
 """Files of each format below the output folder; the number is the shard's."""
-MANIFEST_FILE: Final = "_manifests/{:05d}.json"
+MANIFEST_FOLDER: Final = "_manifests"
+MANIFEST_FILE: Final = f"{MANIFEST_FOLDER}/{{:05d}}.json"
 TIMINGS_FILE: Final = "_timings/{:05d}.json"
 
 TRAIN_MEMBERS: Final = MappingProxyType(

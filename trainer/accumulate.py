@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.distributed import counts_of_ranks
+from trainer.distributed.gather import counts_of_ranks
 from trainer.models.dual_encoder import DualEncoder
 
 REPEATED = re.compile(r"blocks|resblocks|stages|layer\d")

@@ -50,7 +50,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wholes:
+class LiftedPairs:
     """Lifted images and captions: `image` and `text` [* b d] of this rank, `images` and `texts` [* n d] of all."""
 
     image: Tensor

@@ -18,11 +18,11 @@ from trainer.checkpoints.rng import seed_generators
 from trainer.checkpoints.run import Trained
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader
+from trainer.distributed.process import Process, full_tensor, wrap
 from trainer.evaluation.evaluate import Evaluation
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
 from trainer.optim import build_optimizer
-from trainer.parallel import Place, whole, wrap
 from trainer.text.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
 
 
@@ -31,7 +31,7 @@ class Run(Trained):
     """What training changes, and what it needs for that. `wrapped` is the model as it is called on several ranks."""
 
     config: TrainConfig
-    place: Place
+    process: Process
     wrapped: nn.Module
     tokenizer: Tokenizer
     loader: Loader
@@ -40,27 +40,27 @@ class Run(Trained):
     step: int = 0  # steps done
 
 
-def build(config: TrainConfig, place: Place) -> Run:
+def build(config: TrainConfig, process: Process) -> Run:
     """Model, optimizer, data and evaluation, before the first step.
 
     Raises UserError for what does not fit together.
     """
-    check_loss_kernel(config, place)
-    precision = resolve_precision(config.precision, place.device)
+    check_loss_kernel(config, process)
+    precision = resolve_precision(config.precision, process.device)
     with prefixed("evaluation."):
         evaluation = Evaluation(config.evaluation)
     tokenizer = build_tokenizer(config)
     seed_generators(config.seed)  # the same weights on every rank
-    model = new_model(config).to(place.device)
+    model = new_model(config).to(process.device)
     check_batch_norms(config, model)
     loader = Loader(
         config.data,
         tokenizer=tokenizer,
         size_px=config.model.image.size_px,
-        batch=batch_of_rank(config, place),
+        batch=batch_size_of_rank(config, process),
         needs=model.needs,
-        rank=place.rank,
-        world_size=place.world_size,
+        rank=process.rank,
+        world_size=process.world_size,
     )
     if config.micro_batch_size:
         set_micro_batch(model, config.micro_batch_size, in_step=config.parallel.strategy == "fsdp")
@@ -69,15 +69,15 @@ def build(config: TrainConfig, place: Place) -> Run:
             block.forward = torch.compile(block.forward)  # under the checkpoint, which is never compiled itself
     if config.checkpoint_activations:
         checkpoint_blocks(model)
-    wrapped = wrap(model, config.parallel, place)
-    seed_generators(config.seed + 1 + place.rank)  # what is drawn while training differs
+    wrapped = wrap(model, config.parallel, process)
+    seed_generators(config.seed + 1 + process.rank)  # what is drawn while training differs
     return Run(
         config=config,
-        place=place,
+        process=process,
         model=model,
         wrapped=wrapped,
         optimizer=build_optimizer(model, config.optim),
-        scaler=torch.amp.GradScaler(place.device.type, enabled=precision == "fp16"),
+        scaler=torch.amp.GradScaler(process.device.type, enabled=precision == "fp16"),
         tokenizer=tokenizer,
         loader=loader,
         evaluation=evaluation,
@@ -85,13 +85,13 @@ def build(config: TrainConfig, place: Place) -> Run:
     )
 
 
-def check_loss_kernel(config: TrainConfig, place: Place) -> None:
+def check_loss_kernel(config: TrainConfig, process: Process) -> None:
     """Raise UserError for a kernel that this device cannot run."""
     if config.model.loss_kernel != "triton":
         return
-    if place.device.type != "cuda":
+    if process.device.type != "cuda":
         raise UserError(
-            f"model.loss_kernel=triton needs a CUDA device and this run is on {place.device.type}; "
+            f"model.loss_kernel=triton needs a CUDA device and this run is on {process.device.type}; "
             "use model.loss_kernel=chunked, or device=cuda where there is a GPU"
         )
     if find_spec("triton") is None:
@@ -160,20 +160,20 @@ def build_tokenizer(config: TrainConfig) -> Tokenizer:
     return tokenizer
 
 
-def batch_of_rank(config: TrainConfig, place: Place) -> int:
+def batch_size_of_rank(config: TrainConfig, process: Process) -> int:
     """Pairs of a step on one rank. The contrastive loss wants as many on each."""
-    if config.batch_size % place.world_size:
+    if config.batch_size % process.world_size:
         raise UserError(
-            f"batch_size={config.batch_size} does not divide among {place.world_size} processes; give a multiple of it"
+            f"batch_size={config.batch_size} does not divide among {process.world_size} processes; give a multiple of it"
         )
-    return config.batch_size // place.world_size
+    return config.batch_size // process.world_size
 
 
-def whole_model(run: Run) -> DualEncoder:
+def full_model(run: Run) -> DualEncoder:
     """The model on this rank with all its parameters, to evaluate and to save. Every rank has to ask."""
-    if run.wrapped is not run.model or run.place.world_size == 1:
+    if run.wrapped is not run.model or run.process.world_size == 1:
         return run.model
-    state = {name: whole(value) for name, value in run.model.state_dict().items()}
-    model = build_model(run.config.model_name, run.config.model).to(run.place.device)
+    state = {name: full_tensor(value) for name, value in run.model.state_dict().items()}
+    model = build_model(run.config.model_name, run.config.model).to(run.process.device)
     model.load_state_dict(state)
     return model

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.config import Keys, merge, read_layers
-from common.config_help import describe, show
+from common.config_help import describe, print_text
 from common.devices import check_device, pick_device
 from common.errors import UserError
 from common.json_file import write_object
@@ -40,7 +40,7 @@ class EvaluateConfig(EvaluationConfig):
 def main(arguments: Sequence[str]) -> int:
     """Command line; returns the exit code."""
     if not arguments or "-h" in arguments or "--help" in arguments:
-        show(describe(__doc__ or "", EvaluateConfig, {}))
+        print_text(describe(__doc__ or "", EvaluateConfig, {}))
         return 0 if arguments else 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:

@@ -17,16 +17,16 @@ from common.devices import torch_dtype
 from common.errors import UserError, prefixed
 from common.json_file import write_object
 from trainer.batch import Batch, Losses
-from trainer.build import Run, build, whole_model
+from trainer.build import Run, build, full_model
 from trainer.checkpoints.model import save_model
 from trainer.checkpoints.run import newest, restore, save
 from trainer.config import TrainConfig, as_dict
 from trainer.data.preprocess import PreprocessConfig
+from trainer.distributed.process import average, average_loose_gradients, gradient_norm, report_lost_processes, session
 from trainer.metrics.progress import Progress
 from trainer.metrics.writers import Meter, Metrics, named_values
 from trainer.models.nonfinite import describe_nonfinite
 from trainer.optim import learning_rate
-from trainer.parallel import average, average_loose_gradients, gradient_norm, noticing_lost_processes, session
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +46,14 @@ def train(config: TrainConfig) -> None:
 
     Raises UserError for what the user can mend, StoppedError after a signal.
     """
-    with session(config.device, config.parallel.timeout_s) as place:
+    with session(config.device, config.parallel.timeout_s) as process:
         output = Path(config.output)
         with writable(output):
             output.mkdir(parents=True, exist_ok=True)
-        run = build(config, place)
+        run = build(config, process)
         try:
             resume(run, output / "checkpoints")
-            with noticing_lost_processes(place, f"Checkpoints in {output / 'checkpoints'} are complete"):
+            with report_lost_processes(process, f"Checkpoints in {output / 'checkpoints'} are complete"):
                 go_on(run, output)
         finally:
             run.loader.close()
@@ -77,29 +77,29 @@ def resume(run: Run, folder: Path) -> None:
         raise UserError(f"{last} is there and resume=never; give another output=, or resume=auto to go on")
     if last:
         anyway = run.config.resume == "anyway"
-        run.step, position = restore(last, run, run.config, run.place, anyway)
+        run.step, position = restore(last, run, run.config, run.process, anyway)
         run.loader.load_state_dict(position)
-    if run.place.leads:
+    if run.process.is_main:
         with writable(folder.parent / "config.yaml"):
             (folder.parent / "config.yaml").write_text(to_yaml(run.config), encoding="utf-8")
         size = sum(parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad)
         logger.info(
             "%s, %.1f M parameters, %d samples in the data, batch %d, %s, %d process%s on %s, %s",
-            run.config.model_name, size / 1e6, run.loader.n_samples, run.config.batch_size, run.precision, run.place.world_size,
-            "es" if run.place.world_size > 1 else "", run.place.device.type, f"from {last}" if last else "from the start",
+            run.config.model_name, size / 1e6, run.loader.n_samples, run.config.batch_size, run.precision, run.process.world_size,
+            "es" if run.process.world_size > 1 else "", run.process.device.type, f"from {last}" if last else "from the start",
         )  # fmt: skip
 
 
 def go_on(run: Run, output: Path) -> None:
     """Every step that is left, then the finished model and its evaluation."""
     config, steps = run.config, run.config.optim.steps
-    metrics = Metrics(output, config, run.step) if run.place.leads else None
+    metrics = Metrics(output, config, run.step) if run.process.is_main else None
     meter, batches = Meter(), iter(run.loader)
     try:
-        with stop_signals() as stop, Progress(run.step, steps, run.place.leads) as progress:
+        with stop_signals() as stop, Progress(run.step, steps, run.process.is_main) as progress:
             while run.step < steps:
                 with meter.waiting():
-                    batch = next(batches).to(run.place.device, non_blocking=True)
+                    batch = next(batches).to(run.process.device, non_blocking=True)
                 values = update(run, batch, stopping=stop.number is not None)
                 meter.samples += config.batch_size
                 stopping = values.pop("stop") > 0
@@ -136,7 +136,7 @@ def update(run: Run, batch: Batch, stopping: bool = False) -> dict[str, float]:
     with autocast(run):
         losses: Losses = run.wrapped(batch)
     run.scaler.scale(losses.loss).backward()
-    average_loose_gradients(run.model, run.wrapped, run.place)
+    average_loose_gradients(run.model, run.wrapped, run.process)
     run.scaler.unscale_(run.optimizer)
     values = measure(run, losses, stopping)
     # A gradient beyond fp16 is what the scaler is there for: it leaves out the step and lowers its scale.
@@ -159,7 +159,7 @@ def update(run: Run, batch: Batch, stopping: bool = False) -> dict[str, float]:
 def autocast(run: Run) -> torch.autocast:
     """The precision of the towers; the model takes its losses out of it."""
     dtype = torch_dtype(run.precision)
-    return torch.autocast(run.place.device.type, dtype=dtype, enabled=dtype != torch.float32)
+    return torch.autocast(run.process.device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 def measure(run: Run, losses: Losses, stopping: bool) -> dict[str, float]:
@@ -168,21 +168,21 @@ def measure(run: Run, losses: Losses, stopping: bool) -> dict[str, float]:
     norm = gradient_norm(run.model.parameters())
     stop = torch.tensor(float(stopping), device=norm.device)
     together = torch.stack([value.float() for value in (*values.values(), norm, stop)])
-    return dict(zip((*values, "grad_norm", "stop"), average(together, run.place).tolist(), strict=True))
+    return dict(zip((*values, "grad_norm", "stop"), average(together, run.process).tolist(), strict=True))
 
 
 def checkpoint(run: Run, output: Path) -> None:
     save(
-        output / "checkpoints", run.step, run, run.loader.state_dict(), as_dict(run.config), run.place, run.config.save.keep
+        output / "checkpoints", run.step, run, run.loader.state_dict(), as_dict(run.config), run.process, run.config.save.keep
     )  # fmt: skip
 
 
 def record(run: Run, metrics: Metrics | None) -> dict[str, float]:
     """Evaluate, and write it down. Every rank does, so that none waits for long in an exchange."""
-    model = whole_model(run).eval()
-    devices = [run.place.device] if run.place.device.type == "cuda" else []
+    model = full_model(run).eval()
+    devices = [run.process.device] if run.process.device.type == "cuda" else []
     with torch.random.fork_rng(devices), prefixed("evaluation."):
-        values = run.evaluation(model, run.tokenizer, run.place.device)
+        values = run.evaluation(model, run.tokenizer, run.process.device)
     run.model.train()
     if metrics and values:
         metrics.write(run.step, values)
@@ -193,8 +193,8 @@ def record(run: Run, metrics: Metrics | None) -> dict[str, float]:
 
 def finish(run: Run, output: Path, metrics: Metrics | None) -> None:
     """The model as a folder of its own, and what it can do."""
-    model = whole_model(run)
-    if run.place.leads:
+    model = full_model(run)
+    if run.process.is_main:
         draft, final = output / ".model", output / "model"
         shutil.rmtree(draft, ignore_errors=True)
         preprocess = PreprocessConfig(size_px=run.config.model.image.size_px)
@@ -206,7 +206,7 @@ def finish(run: Run, output: Path, metrics: Metrics | None) -> None:
         bad = {reason: n for reason, n in run.loader.counts.items() if n}
         logger.info("%s is finished after %d steps; samples of this process: %s", final, run.step, bad)
     values = record(run, metrics)
-    if run.place.leads and values:
+    if run.process.is_main and values:
         with writable(output / "evaluation.json"):
             write_object(values, output / "evaluation.json")
 

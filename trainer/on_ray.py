@@ -12,9 +12,9 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
 from common.errors import UserError
-from common.paths import absolute, check_output_stays, standing_in
+from common.paths import absolute, chdir_hook, check_output_is_absolute
 from trainer.config import TrainConfig
-from trainer.parallel import LostProcessError
+from trainer.distributed.process import LostProcessError
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def work(loop_config: dict[str, Any]) -> str:
     """What each worker does; returns what the user can mend, which a new attempt would only repeat."""
     from trainer.loop import train
 
-    standing_in(loop_config["folder"])()  # Ray Train has put each worker into a folder of its own
+    chdir_hook(loop_config["folder"])()  # Ray Train has put each worker into a folder of its own
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
         train(loop_config["config"])
@@ -95,5 +95,5 @@ def connect(config: TrainConfig) -> None:
 
 def with_absolute_output(config: TrainConfig) -> TrainConfig:
     """`config` with the output that Ray is told too. Other places stay as they were given, for a checkpoint compares them."""
-    check_output_stays(config.output, "an absolute path")
+    check_output_is_absolute(config.output, "an absolute path")
     return dataclasses.replace(config, output=absolute(config.output))

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from common.config_help import show
+from common.config_help import print_text
 from common.errors import UserError
 from trainer.config import help_text, load_config
 
@@ -17,7 +17,7 @@ killed goes on from its last checkpoint when the same command is given again.
 
   python -m trainer.train jobs/train/hycoclip.yaml shards=out/grit/train output=out/hycoclip
   torchrun --nproc-per-node 8 -m trainer.train jobs/train/hycoclip.yaml jobs/train/vit_b.yaml shards=... output=...
-  ray job submit --working-dir . -- python -m trainer.train jobs/train/hycoclip.yaml jobs/train/vit_b.yaml ray.workers=8 shards=... output=/data/...
+  ray job submit --working-dir . -- python -m trainer.train jobs/train/hycoclip.yaml ray.workers=8 shards=... output=/data/...
 
 Exit code: 0 done, 1 a bug, 2 something you can mend (the message says what), 128 + n stopped by signal n and saved.
 """
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
         if "-h" in arguments or "--help" in arguments:
-            show(help_text(USAGE, arguments))
+            print_text(help_text(USAGE, arguments))
             return 0
         return run(arguments)
     except UserError as error:

@@ -58,7 +58,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def ahead(make: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+def prefetch(make: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """`make` of each item in order; the next one is made by another thread while the caller works on this one."""
     with ThreadPoolExecutor(1) as pool:
         waiting = None

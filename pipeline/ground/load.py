@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 from common.devices import Precision, pick_device
 from pipeline.ground.grounder import Grounder
 from pipeline.ground.hub import HubName, fetch, parse_hub_name
-from pipeline.models import own_threshold, read_config
+from pipeline.model_folder import calibrated_threshold, read_config
 
 MINIATURE: Final = Path(__file__).parents[2] / "demo" / "weights" / "glip"
 CALIBRATED: Final = (("thresholds", "score"), ("detect", "score_threshold"))  # where a config.json says a model's own
@@ -61,7 +61,7 @@ def score_threshold(grounder: str) -> float:
     path = grounder_path(grounder)
     name = parse_hub_name(path) if "@" in path and not Path(path).exists() else None
     config = hub_config(name) if name else read_config(Path(path))
-    return own_threshold(config, CALIBRATED, otherwise=SCORE_THRESHOLD, most=1, model=f"grounder {grounder!r}")
+    return calibrated_threshold(config, CALIBRATED, otherwise=SCORE_THRESHOLD, most=1, model=f"grounder {grounder!r}")
 
 
 def grounder_path(grounder: str) -> str:

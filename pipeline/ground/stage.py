@@ -9,7 +9,7 @@ import torch
 from torchvision.ops import nms
 
 from pipeline.ground.config import GroundConfig
-from pipeline.ground.grounder import Detection, Grounded, Grounder, ahead
+from pipeline.ground.grounder import Detection, Grounded, Grounder, prefetch
 from pipeline.ground.load import load_grounder
 from pipeline.images import corners
 from pipeline.parse.grit_phrases import move_span
@@ -57,10 +57,10 @@ class Ground:
             batch, output = item
             return batch, self.grounder.collect(output)
 
-        prepared = ahead(prepare, batches(order, buckets, self.config.batch_size))
+        prepared = prefetch(prepare, batches(order, buckets, self.config.batch_size))
         outputs = ((batch, self.grounder.forward(part)) for batch, part in prepared)
         removed: dict[int, dict[int, str]] = {}  # row -> noun chunk -> why the grounder cannot ask for it
-        for batch, answers in ahead(collect, outputs):
+        for batch, answers in prefetch(collect, outputs):
             for i, grounded in zip(batch, answers, strict=True):
                 numbers = [n for n, _ in asked(rows[i])]
                 chosen = select(grounded.boxes, self.config.floor, self.config.nms_iou)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from common.errors import UserError
-from common.remote import one_line, open_store, side_by_side, store_errors
+from common.remote import map_concurrently, one_line, open_store, store_errors
 from pipeline.read.config import ReadConfig
 from pipeline.read.formats import SUFFIXES, columns, format_of, opened, raw_rows
 from pipeline.read.stage import check_columns
@@ -35,7 +35,7 @@ def plan_shards(input: str, rows_per_shard: int, limit: int | None, config: Read
     pieces: list[list[Piece]] = []
     total = 0
     # Answers come in the order of the files, so those past the limit are never looked at, nor their errors raised.
-    with closing(side_by_side(partial(_parquet_rows, config=config), parquets)) as parquet_rows:
+    with closing(map_concurrently(partial(_parquet_rows, config=config), parquets)) as parquet_rows:
         for path, size in files:
             most = None if limit is None else limit - total
             if format_of(path) == "parquet":

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 
 from common.errors import UserError
-from common.remote import side_by_side
+from common.remote import map_concurrently
 from pipeline.write.store import Store
 from schemas.files import FILES, MANIFEST_FILE
 from schemas.rows import VERSION
@@ -26,7 +26,7 @@ def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Ma
     if only is not None:
         wanted = {MANIFEST_FILE.format(index) for index in only}
         files = [file for file in files if file in wanted]
-    contents = side_by_side(store.read, files)
+    contents = map_concurrently(store.read, files)
     manifests = [json.loads(content) for content in contents if content is not None]
     if not manifests:
         raise UserError(f"no finished shard in {store.root}: run the job with this output first")

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from omegaconf import OmegaConf
 
-from common.remote import side_by_side
+from common.remote import map_concurrently
 from pipeline.report.shards import Manifest, read_batches, read_manifests
 from pipeline.report.totals import COLUMNS, Totals
 from pipeline.write.store import Store
@@ -110,7 +110,7 @@ def count_shards(store: Store, manifests: list[Manifest]) -> Totals:
 def sum_timings(store: Store, manifests: list[Manifest]) -> dict[str, dict[str, float]]:
     """Stage -> busy seconds, rows that entered it, and rows/s, over the shards whose timings are there."""
     stages: dict[str, dict[str, float]] = {}
-    for content in side_by_side(store.read, [TIMINGS_FILE.format(manifest["shard"]) for manifest in manifests]):
+    for content in map_concurrently(store.read, [TIMINGS_FILE.format(manifest["shard"]) for manifest in manifests]):
         for stage, timing in json.loads(content or b"{}").items():
             total = stages.setdefault(stage, {"seconds": 0.0, "rows": 0.0})
             total["seconds"] += timing["seconds"]

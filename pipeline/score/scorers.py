@@ -13,7 +13,7 @@ from torch import Tensor
 from common.devices import pick_device
 from common.errors import UserError
 from common.images import Image
-from pipeline.models import own_threshold, read_config
+from pipeline.model_folder import calibrated_threshold, read_config
 from pipeline.score.config import CLIP_SCORE_WEIGHT
 
 MINIATURE: Final = Path(__file__).parents[2] / "demo" / "weights" / "clip"
@@ -51,7 +51,7 @@ def scorer_path(scorer: str) -> str:
 def clip_score_threshold(scorer: str) -> float:
     """CLIPScore from which on a crop shows its phrase: the model's own calibration, 0.65 without one."""
     config, places = read_config(Path(scorer_path(scorer))), [("thresholds", "clip_score")]
-    return own_threshold(
+    return calibrated_threshold(
         config, places, otherwise=CLIP_SCORE_THRESHOLD, most=CLIP_SCORE_WEIGHT, model=f"scorer {scorer!r}"
     )
 

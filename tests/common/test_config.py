@@ -1,4 +1,4 @@
-"""Filling dataclasses: what wins, what is refused, and what --help says."""
+"""Configuration: layers, checks, earlier key names, runtime settings, and the text of --help."""
 
 import subprocess
 import sys
@@ -6,18 +6,28 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, nan
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from common.config import check_positive, check_range, merge, read_layers
-from common.config_help import describe, keys
+from common.config import Keys, check_positive, check_range, merge, read_layers, runtime, runtime_keys, split_runtime
+from common.config_help import describe, list_keys
 from common.errors import UserError
+
+KEYS = Keys(
+    short={"width": "tower.width"},
+    renamed={"title": "name", "tower.breadth": "tower.width"},
+    revalued={"tower.device": {None: "auto", "gpu": "cuda"}},
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tower:
-    width: int = 4  # how wide
+    # width, in metres
+    width: int = 4
+    # device
+    device: str = runtime("auto")
 
     def __post_init__(self) -> None:
         check_range(self, "width", least=1, most=30)
@@ -25,34 +35,89 @@ class Tower:
 
 @dataclass(frozen=True, kw_only=True)
 class TallTower(Tower):
-    floors: int = 2  # how tall
+    # number of floors
+    floors: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    # steps between two lines
+    every: int = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Town:
-    name: str = ""  # of the town
+    # name of the town
+    name: str = ""
     tower: Tower = field(default_factory=Tower)
+    log: Log = runtime(factory=Log)
 
 
-def town(*overrides: str, kinds: dict[str, type] | None = None) -> Town:
-    merged = merge(Town, read_layers(None, overrides, {"width": "tower.width"}), kinds)
+def town(*arguments: str, kinds: dict[str, type] | None = None) -> Town:
+    merged = merge(Town, read_layers(arguments, KEYS), kinds)
     assert isinstance(merged, Town)
     return merged
 
 
-def test_a_field_may_hold_a_subclass_with_keys_of_its_own() -> None:
+def test_a_field_may_hold_a_subclass_with_further_keys() -> None:
     tall = town("tower.floors=9", "width=7", kinds={"tower": TallTower})
     assert tall.tower == TallTower(width=7, floors=9)
     with pytest.raises(UserError, match=r"tower\.floors"):
         town("tower.floors=9")
 
 
-def test_what_a_configuration_says_of_its_values_reaches_the_user_with_the_key() -> None:
+def test_an_error_of_a_group_names_the_full_key() -> None:
     for value in (0, 31):
         with pytest.raises(UserError, match=rf"^tower\.width is {value}; give 1 to 30$"):
             town(f"tower.width={value}")
     with pytest.raises(UserError, match=r"^width is 0"):
-        merge(Tower, read_layers(None, ["width=0"], {}))
+        merge(Tower, read_layers(["width=0"], Keys()))
+
+
+def test_later_files_override_earlier_ones_and_arguments_override_files(tmp_path: Path) -> None:
+    base, overlay = tmp_path / "base.yaml", tmp_path / "overlay.yaml"
+    base.write_text("name: base\ntower: {width: 5, device: cpu}\n")
+    overlay.write_text("name: overlay\nwidth: 6\n")
+    assert town(str(base), str(overlay)) == Town(name="overlay", tower=Tower(width=6, device="cpu"))
+    assert town(str(overlay), str(base)).name == "base"
+    assert town("name=argument", str(base), str(overlay)).name == "argument"
+
+
+@pytest.mark.parametrize(
+    ("old", "message"),
+    [
+        ("title=x", "title=x: the key title is now called name"),
+        ("tower.breadth=3", r"tower\.breadth=3: the key tower\.breadth is now called width"),
+        ("tower.device=gpu", r"tower\.device=gpu is now written tower\.device=cuda"),
+        ("tower.device=null", r"tower\.device=null is now written tower\.device=auto"),
+    ],
+)
+def test_a_key_or_value_of_an_earlier_version_is_an_error_that_names_the_new_one(old: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        town(old)
+
+
+def test_an_old_key_in_a_yaml_is_an_error_that_names_file_and_new_key(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("tower:\n  breadth: 3\n")
+    with pytest.raises(UserError, match=r"job\.yaml: the key tower\.breadth is now called width"):
+        town(str(file))
+
+
+def test_a_configuration_that_an_earlier_version_saved_is_translated(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("title: old\ntower: {breadth: 9, device: null}\nlog: {every: 2}\n")
+    assert town(str(file)) == Town(name="old", tower=Tower(width=9), log=Log(every=2))
+    values = {"title": "old", "tower": {"breadth": 9, "device": "gpu"}}
+    assert KEYS.translate(values) == {"name": "old", "tower": {"width": 9, "device": "cuda"}}
+    assert KEYS.translate({"name": "new", "tower": {"width": 3}}) == {"name": "new", "tower": {"width": 3}}
+
+
+def test_runtime_settings_are_told_apart() -> None:
+    assert runtime_keys(Town, {"tower": TallTower}) == {"tower.device", "log"}
+    fixed, free = split_runtime(Town(name="a", tower=TallTower(floors=3)))
+    assert fixed == {"name": "a", "tower": {"width": 4, "floors": 3}}
+    assert free == {"tower": {"device": "auto"}, "log": {"every": 5}}
 
 
 @pytest.mark.parametrize(
@@ -66,9 +131,7 @@ def test_what_a_configuration_says_of_its_values_reaches_the_user_with_the_key()
         (inf, False, False),
     ],
 )
-def test_fields_out_of_their_range_or_without_a_value_are_refused(
-    value: float | None, is_positive: bool, is_in_range: bool
-) -> None:
+def test_values_out_of_range_are_errors(value: float | None, is_positive: bool, is_in_range: bool) -> None:
     @dataclass
     class Rate:
         lr: float | None
@@ -78,60 +141,66 @@ def test_fields_out_of_their_range_or_without_a_value_are_refused(
             check(Rate(value), "lr")
 
 
-def test_help_holds_the_comments_of_a_parent_beside_those_of_its_child() -> None:
-    assert list(keys(Town, kinds={"tower": TallTower})) == [
-        ("name", "", "of the town"),
-        ("tower.width", 4, "how wide"),
-        ("tower.floors", 2, "how tall"),
+def test_help_lists_the_keys_of_a_parent_and_its_child_with_their_comments() -> None:
+    assert list(list_keys(Town, kinds={"tower": TallTower})) == [
+        ("name", "", "name of the town", False),
+        ("tower.width", 4, "width, in metres", False),
+        ("tower.device", "auto", "device", True),
+        ("tower.floors", 2, "number of floors", False),
+        ("log.every", 5, "steps between two lines", True),
     ]
-    assert "width (= tower.width) = 4\n      how wide" in describe("usage", Town, {"width": "tower.width"})
+    text = describe("usage", Town, {"width": "tower.width"})
+    assert "width (= tower.width) = 4\n      width, in metres" in text
+    assert "tower.device = auto   [runtime]" in text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Street:
-    # Above it,
+    # Length,
     # in two lines.
-    length_m: int = 9  # And beside it.
+    length_m: int = 9  # not part of --help
 
 
-def test_a_comment_may_stand_above_its_field() -> None:
-    assert list(keys(Street)) == [("length_m", 9, "Above it, in two lines. And beside it.")]
+def test_the_comment_lines_above_a_field_are_its_help() -> None:
+    assert [key.comment for key in list_keys(Street)] == ["Length, in two lines."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paint:
-    colour: Literal["red", "blue"] = "red"  # of the door
-    finish: Literal["matt", "gloss"] | None = None  # none; matt or gloss
+    # colour of the door
+    colour: Literal["red", "blue"] = "red"
+    # null; matt or gloss
+    finish: Literal["matt", "gloss"] | None = None
     rooms: tuple[Literal["hall", "attic"], ...] = ()
 
 
 def test_help_lists_the_values_of_a_choice_that_its_comment_does_not_name() -> None:
-    comments = {key: comment for key, _, comment in keys(Paint)}
-    assert comments == {
-        "colour": "of the door; one of red, blue",
-        "finish": "none; matt or gloss",
+    assert {key.name: key.comment for key in list_keys(Paint)} == {
+        "colour": "colour of the door; one of red, blue",
+        "finish": "null; matt or gloss",
         "rooms": "one of hall, attic",
     }
+    assert "finish = null" in describe("usage", Paint, {})
 
 
 @pytest.mark.parametrize("item", ["tower.width=", "name="])
-def test_an_override_without_a_value_says_how_to_write_none_and_an_empty_text(item: str) -> None:
+def test_an_argument_without_a_value_explains_null_and_the_empty_text(item: str) -> None:
     with pytest.raises(UserError, match=rf"{item} gives no value; .*{item}null"):
         town(item)
     assert town("name=town", 'name=""').name == ""
 
 
 @pytest.mark.parametrize(
-    ("item", "said"),
+    ("item", "message"),
     [("name=[1,2", "name=.1,2 cannot be read"), ("=3", "neither"), ("tower=3", "tower=3: .*group of keys")],
 )
-def test_an_override_that_makes_no_sense_is_named(item: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_an_argument_that_cannot_be_read_is_named(item: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         town(item)
 
 
-def test_help_ends_quietly_where_its_reader_has_left() -> None:
-    writer = [sys.executable, "-c", r"from common.help import show; show('line\n' * 100_000)"]
+def test_help_ends_quietly_when_its_pipe_is_closed() -> None:
+    writer = [sys.executable, "-c", r"from common.config_help import print_text; print_text('line\n' * 100_000)"]
     with subprocess.Popen(writer, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None

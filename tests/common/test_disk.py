@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from common.disk import replacing
+from common.disk import atomic_write
 
 
 def test_what_fails_half_way_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_text("old")
-    with pytest.raises(UnicodeEncodeError), replacing(path) as draft:
+    with pytest.raises(UnicodeEncodeError), atomic_write(path) as draft:
         draft.write_text("half of it, \ud800", encoding="utf-8")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-    with replacing(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_text("new")
     assert path.read_text() == "new"

@@ -24,11 +24,11 @@ from trainer.checkpoints.released import FACTOR_SCALARS, from_released, to_relea
 from trainer.config import OptimConfig
 from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.encoders.image import sincos_positions
-from trainer.models.config import HyCoCLIPConfig, HyperbolicConfig, ModelConfig, PHyCLIPConfig
-from trainer.models.dual_encoder import IMAGENET_STD, DualEncoder
+from trainer.models.config import IMAGENET_STD, HyCoCLIPConfig, HyperbolicConfig, ModelConfig, PHyCLIPConfig
+from trainer.models.dual_encoder import DualEncoder
 from trainer.models.phyclip import PHyCLIP
 from trainer.models.registry import build_model
-from trainer.optim import build_optimizer, learning_rate, parameter_groups
+from trainer.optim import build_optimizer, learning_rate
 from trainer.text.tokenizer import openai_tokenizer
 
 NAMES = {"CLIPBaseline": "clip", "MERU": "meru", "HyCoCLIP": "hycoclip", "PHyCLIP": "phyclip"}
@@ -385,7 +385,7 @@ def compare_trace(report: Report, meta: dict[str, Any]) -> None:
             report.add(
                 "after training", 2e-5, after[key] if after[key].ndim == 0 else after[key].norm(), value, where=key
             )
-    decayed = {id(p) for p in parameter_groups(model, config)[0]["params"]}
+    decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
     ours_decayed = {name for name, parameter in model.named_parameters() if id(parameter) in decayed}
     theirs = {name for group in meta["param_groups"] if group["weight_decay"] > 0 for name in group["names"]}
     stems = {stem: name for name, stem in FACTOR_SCALARS.items()}

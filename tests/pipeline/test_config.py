@@ -8,9 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from common.config import to_yaml
-from common.config_help import keys
+from common.config_help import list_keys
 from common.errors import UserError
-from pipeline.config import SHORT, PipelineConfig, content_hash, load_config
+from pipeline.config import KEYS, PipelineConfig, content_hash, load_config
 from pipeline.help import help_text
 
 PLACES = ["input=in.parquet", "output=out"]
@@ -106,12 +106,12 @@ def test_the_hash_changes_with_the_content_and_not_with_the_place() -> None:
 
 def test_help_teaches_every_key_with_a_comment_and_its_default() -> None:
     text = help_text()
-    for key, _, comment in keys(PipelineConfig):
+    for key, _, comment, _ in list_keys(PipelineConfig):
         assert comment, f"{key} has no comment beside it"
         assert comment in text
         assert key in text
-    for short in SHORT:
+    for short in KEYS.short:
         assert f"  {short} (= " in text
     leaves = OmegaConf.to_container(OmegaConf.structured(PipelineConfig(input="a", output="b")))
     assert isinstance(leaves, dict)
-    assert {key.split(".")[0] for key, _, _ in keys(PipelineConfig)} == set(leaves)
+    assert {key.split(".")[0] for key, *_ in list_keys(PipelineConfig)} == set(leaves)

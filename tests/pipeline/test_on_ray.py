@@ -11,11 +11,11 @@ import ray
 from common.errors import UserError
 from pipeline import on_ray
 from pipeline.config import PipelineConfig, RayConfig, repository_root
-from pipeline.on_ray import Crew, Driver, Worker, plan_crew
+from pipeline.on_ray import Driver, Worker, WorkerPlan, plan_workers
 from pipeline.read.types import ShardPlan
 
 
-def needed(crew: Crew) -> tuple[float, float]:
+def needed(crew: WorkerPlan) -> tuple[float, float]:
     cpus = crew.cpu_workers * crew.cpus_per_cpu_worker + crew.model_workers * crew.cpus_per_model_worker
     return cpus, crew.model_workers * crew.gpus_per_model_worker
 
@@ -26,7 +26,7 @@ def needed(crew: Crew) -> tuple[float, float]:
 def test_the_default_crew_always_fits(cpus: int, gpus: int, n_shards: int) -> None:
     if gpus >= cpus:
         pytest.skip("no cluster has as many GPUs as CPUs")
-    crew = plan_crew(cpus, gpus, n_shards, RayConfig())
+    crew = plan_workers(cpus, gpus, n_shards, RayConfig())
     need_cpus, need_gpus = needed(crew)
     assert need_cpus <= cpus
     assert need_gpus <= gpus
@@ -35,17 +35,17 @@ def test_the_default_crew_always_fits(cpus: int, gpus: int, n_shards: int) -> No
 
 
 def test_each_gpu_gets_a_model_worker() -> None:
-    assert plan_crew(32, 4, 1000, RayConfig()).model_workers == 4
-    assert plan_crew(32, 4, 1000, RayConfig(gpus_per_model_worker=0.5)).model_workers == 8
+    assert plan_workers(32, 4, 1000, RayConfig()).model_workers == 4
+    assert plan_workers(32, 4, 1000, RayConfig(gpus_per_model_worker=0.5)).model_workers == 8
 
 
 def test_without_a_gpu_each_cpu_gets_a_model_worker() -> None:
-    crew = plan_crew(2, 0, 1000, RayConfig())
+    crew = plan_workers(2, 0, 1000, RayConfig())
     assert (crew.model_workers, crew.gpus_per_model_worker) == (2, 0)
 
 
 def test_few_shards_need_few_workers() -> None:
-    assert plan_crew(64, 0, 3, RayConfig()).model_workers == 3
+    assert plan_workers(64, 0, 3, RayConfig()).model_workers == 3
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_few_shards_need_few_workers() -> None:
 )
 def test_a_crew_that_would_wait_for_ever_is_refused_with_the_mend(config: RayConfig) -> None:
     with pytest.raises(UserError, match=r"wait for ever|does not fit"):
-        plan_crew(4, 2, 1000, config)
+        plan_workers(4, 2, 1000, config)
 
 
 class MortalWorker(Worker):
@@ -105,7 +105,7 @@ def drive(grave: Path, monkeypatch: pytest.MonkeyPatch, model_worker: type[Worke
     monkeypatch.setattr(on_ray, "ModelWorker", model_worker)
     config = PipelineConfig(input="in", output="out", ray=RayConfig(retries=1))
     plans = [ShardPlan(i, i, 1, ()) for i in range(4)]
-    return list(Driver(plans, config, str(grave), Crew(1, 1, 0.5, 0.5, 0.0)).run())  # type: ignore[arg-type]
+    return list(Driver(plans, config, str(grave), WorkerPlan(1, 1, 0.5, 0.5, 0.0)).run())  # type: ignore[arg-type]
 
 
 @pytest.mark.ray

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from s3fs import S3FileSystem
 
+from common.shards import list_shards
 from pipeline import grit
 from pipeline.read.config import ReadConfig
 from pipeline.read.plan import plan_shards
@@ -24,7 +25,6 @@ from tests.trainer.small_run import overrides
 from trainer import train
 from trainer.data.config import DataConfig
 from trainer.data.loader import Loader
-from trainer.data.shards import list_shards
 
 N_ROWS = 5
 CHEAP = ("rows_per_shard=2", "ray.runner=local", "score.min_clip_score=0")
@@ -169,7 +169,7 @@ def test_the_trainer_reads_a_bucket_as_a_disk_and_goes_on_where_it_was_killed(
 
 
 def test_a_model_trains_on_a_bucket_and_goes_on(finished: str, tmp_path: Path) -> None:
-    few = [f"shards={finished}", "batch=2", "log.every=1", "data.workers=0", "data.shuffle_buffer=2"]
+    few = [f"shards={finished}", "batch_size=2", "log.every=1", "data.workers=0", "data.shuffle_buffer=2"]
     assert train.main(overrides(tmp_path / "run", *few, "steps=2")) == 0
     assert train.main(overrides(tmp_path / "run", *few, "steps=3", "resume=anyway")) == 0
     steps = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]

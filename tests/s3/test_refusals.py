@@ -13,10 +13,10 @@ from fsspec.registry import _registry
 from s3fs import S3FileSystem
 
 from common.errors import UserError
+from common.shards import list_shards
 from pipeline import grit
 from tests.trainer.small_run import overrides
 from trainer import train
-from trainer.data.shards import list_shards
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from trainer.build import build, build_tokenizer, check_batch_norms, new_model
 from trainer.checkpoints.model import save_model
 from trainer.checkpoints.released import write_released
 from trainer.data.preprocess import PreprocessConfig
+from trainer.distributed.process import Process
 from trainer.encoders.config import ImageConfig
-from trainer.parallel import Place
 
 TIMM_VIT = ("model.image.name=vit_tiny_patch16_224", "model.image.size_px=64")
 RESNET = ImageConfig(name="resnet10t", size_px=32, kwargs={"layers": [1, 1, 1, 1], "channels": [8, 8, 16, 16]})
@@ -84,7 +84,7 @@ def test_batch_norms_are_refused_where_they_would_not_see_the_batch_once(tmp_pat
 def test_a_kernel_for_gpus_is_refused_without_one(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run", "model.loss_kernel=triton")
     with pytest.raises(UserError, match=r"loss_kernel=triton needs a CUDA device.*loss_kernel=chunked"):
-        build(config, Place(device=torch.device("cpu")))
+        build(config, Process(device=torch.device("cpu")))
 
 
 def test_blocks_are_compiled_also_where_their_activations_are_not_kept(

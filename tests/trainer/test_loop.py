@@ -15,7 +15,7 @@ from tests.trainer.small_run import disk_full, fork, killed, run, said, small_co
 from trainer import build, loop
 from trainer.checkpoints.model import load_model
 from trainer.checkpoints.run import checkpoints, newest
-from trainer.parallel import Place
+from trainer.distributed.process import Process
 
 TIMINGS = ("samples_per_s", "data_wait_share")
 
@@ -155,7 +155,7 @@ def test_a_place_that_cannot_be_used_is_named_before_the_first_step(
 
 def small(tmp_path: Path, *others: str) -> build.Run:
     with patch.object(build, "Loader", MemoryLoader):
-        return build.build(small_config(tmp_path / "run", *others), Place(device=torch.device("cpu")))
+        return build.build(small_config(tmp_path / "run", *others), Process(device=torch.device("cpu")))
 
 
 def test_an_overflow_of_fp16_is_a_step_left_out_and_a_lower_scale(tmp_path: Path) -> None:

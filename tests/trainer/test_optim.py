@@ -2,7 +2,7 @@ import pytest
 
 from tests.trainer.small import small_model
 from trainer.config import OptimConfig
-from trainer.optim import learning_rate, parameter_groups
+from trainer.optim import build_optimizer, learning_rate
 
 
 def test_rate_rises_from_zero_to_its_peak_and_falls_to_zero() -> None:
@@ -19,8 +19,8 @@ def test_rate_rises_from_zero_to_its_peak_and_falls_to_zero() -> None:
 @pytest.mark.parametrize(("decay", "decays"), [("paper", False), ("released", True)])
 def test_gains_and_factor_scalars_decay_only_as_released(decay: str, decays: bool) -> None:
     model = small_model("phyclip")
-    groups = parameter_groups(model, OptimConfig(decay=decay))  # type: ignore[arg-type]
-    decayed = {id(parameter) for parameter in groups[0]["params"]}
+    groups = build_optimizer(model, OptimConfig(decay=decay)).param_groups  # type: ignore[arg-type]
+    decayed = {id(parameter) for group in groups if group["weight_decay"] for parameter in group["params"]}
     named = dict(model.named_parameters())
     assert all((id(named[name]) in decayed) == decays for name in ("textual.ln_final.bias", "curv", "visual_alpha"))
     assert id(named["visual_proj.weight"]) in decayed

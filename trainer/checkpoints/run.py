@@ -26,8 +26,8 @@ from common.json_file import read_object
 from common.weights import save_tensors
 from trainer.checkpoints.rng import random_state, set_random_state
 from trainer.config import TrainConfig, differences
+from trainer.distributed.process import Process, all_agree, copy_sharded, full_tensor
 from trainer.models.dual_encoder import DualEncoder
-from trainer.parallel import Place, all_agree, fill, whole
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def save(
     trained: Trained,
     loader_state: dict[str, Any],
     config: dict[str, Any],
-    place: Place,
+    process: Process,
     keep: int,
 ) -> Path:
     """Write a checkpoint, then remove the oldest beyond `keep`. All ranks call it.
@@ -75,19 +75,19 @@ def save(
         "step": step,
         "config": config,
         "scaler": trained.scaler.state_dict(),
-        "ranks": place.world_size,
+        "ranks": process.world_size,
     }
 
     def write() -> None:
-        if place.leads:
+        if process.is_main:
             save_tensors(tensors, draft / "state.safetensors")
             (draft / "state.json").write_text(json.dumps(state))
-        own = {"random": random_state(place.device), "loader": loader_state}
-        (draft / f"rank_{place.rank:05d}.json").write_text(json.dumps(own))
+        own = {"random": random_state(process.device), "loader": loader_state}
+        (draft / f"rank_{process.rank:05d}.json").write_text(json.dumps(own))
 
     def commit() -> None:
-        if place.leads:
-            missing = [rank for rank in range(place.world_size) if not (draft / f"rank_{rank:05d}.json").is_file()]
+        if process.is_main:
+            missing = [rank for rank in range(process.world_size) if not (draft / f"rank_{rank:05d}.json").is_file()]
             if missing:
                 raise OSError(
                     f"process {missing[0]} wrote to another disk; output has to be a folder that all machines share"
@@ -101,31 +101,33 @@ def save(
             sync(folder)
 
     problem = (
-        attempt(lambda: begin(draft) if place.leads else None, place) or attempt(write, place) or attempt(commit, place)
+        attempt(lambda: begin(draft) if process.is_main else None, process)
+        or attempt(write, process)
+        or attempt(commit, process)
     )
     if problem:
         before = newest(folder)
-        if place.leads:
+        if process.is_main:
             shutil.rmtree(draft, ignore_errors=True)
         raise UserError(
             f"the checkpoint of step {step} cannot be written to {folder}: {problem}. "
             + (f"{before} is complete" if before else "There is none before it")
             + "; make room, then the same command goes on"
         )
-    if place.leads:
+    if process.is_main:
         for old in checkpoints(folder)[:-keep]:
             shutil.rmtree(old, ignore_errors=True)
     return final
 
 
-def attempt(action: Callable[[], None], place: Place) -> str:
+def attempt(action: Callable[[], None], process: Process) -> str:
     """What went wrong on any rank, empty if nothing. Waits for all of them."""
     problem = ""
     try:
         action()
     except (OSError, SafetensorError) as error:
         problem = str(error)
-    return "" if all_agree(not problem, place) else problem or "another process could not write its part"
+    return "" if all_agree(not problem, process) else problem or "another process could not write its part"
 
 
 def begin(draft: Path) -> None:
@@ -142,11 +144,11 @@ def gather_state(trained: Trained) -> dict[str, Tensor]:
     for name, parameter in trained.model.named_parameters():
         memory = trained.optimizer.state.get(parameter, {})
         state |= {f"optimizer/{key}/{name}": memory[key] for key in ADAM if key in memory}
-    return {name: whole(value).detach().cpu().contiguous() for name, value in state.items()}
+    return {name: full_tensor(value).detach().cpu().contiguous() for name, value in state.items()}
 
 
 def restore(
-    path: Path, trained: Trained, config: TrainConfig, place: Place, anyway: bool = False
+    path: Path, trained: Trained, config: TrainConfig, process: Process, anyway: bool = False
 ) -> tuple[int, dict[str, Any]]:
     """Put a checkpoint into model, optimizer, scaler and generators; returns its step and this rank's position in the data.
 
@@ -162,15 +164,18 @@ def restore(
             f"{f'; and {len(different) - 3} more' if len(different) > 3 else ''}. Set them back, give another output=, "
             "or go on all the same with resume=anyway"
         )
-    same = state["ranks"] == place.world_size
-    own = read_json(path / f"rank_{place.rank if same else 0:05d}.json")
+    same = state["ranks"] == process.world_size
+    own = read_json(path / f"rank_{process.rank if same else 0:05d}.json")
     fill_state(path, trained)
     trained.scaler.load_state_dict(state["scaler"])
     if same:
-        set_random_state(own["random"], place.device)
+        set_random_state(own["random"], process.device)
     else:  # the position in the data is one for all
         logger.warning(
-            "%s is of %d processes, this run has %d: random numbers begin anew", path, state["ranks"], place.world_size
+            "%s is of %d processes, this run has %d: random numbers begin anew",
+            path,
+            state["ranks"],
+            process.world_size,
         )
     return int(state["step"]), own["loader"]
 
@@ -195,7 +200,7 @@ def fill_state(path: Path, trained: Trained) -> None:
                     raise UserError(
                         f"{path} does not fit this model: {name} is {list(value.shape)}, not {list(target.shape)}"
                     )
-                fill(target, value)
+                copy_sharded(target, value)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read ({error}); remove it to go on from the checkpoint before it") from None
 

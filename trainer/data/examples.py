@@ -53,7 +53,7 @@ class Rows:
 
 
 @dataclass(kw_only=True)
-class Maker:
+class BatchBuilder:
     """Makes the batch of any places, in any process."""
 
     config: DataConfig

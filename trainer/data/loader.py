@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from common.errors import UserError, prefixed
+from common.shards import list_shards
 from trainer.batch import Batch
 from trainer.data.config import DataConfig
-from trainer.data.examples import Maker, Report
+from trainer.data.examples import BatchBuilder, Report
 from trainer.data.index import build_index
 from trainer.data.order import Order
 from trainer.data.probe import probe
-from trainer.data.shards import list_shards
 from trainer.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ Task = tuple[int, NDArray[np.int64]]
 class Tasks(Dataset[tuple[dict[str, Any], Report]]):
     """Batches by (place, samples), made in whichever process asks. Errors meant for the user travel in the report."""
 
-    def __init__(self, maker: Maker) -> None:
+    def __init__(self, maker: BatchBuilder) -> None:
         self.maker = maker
 
     def __getitem__(self, task: Task) -> tuple[dict[str, Any], Report]:
@@ -67,7 +67,9 @@ class Loader:
         with prefixed(f"{KEY}: "):
             index = build_index(list_shards(config.shards), config.index_folder, config.workers, rank, world_size)
             layout = probe(index, config.layout, needs)
-        self.maker = Maker(config=config, layout=layout, index=index, tokenizer=tokenizer, size_px=size_px, needs=needs)
+        self.maker = BatchBuilder(
+            config=config, layout=layout, index=index, tokenizer=tokenizer, size_px=size_px, needs=needs
+        )
         self.order = Order(index.counts, config.seed, config.shuffle_buffer)
         self.place = 0  # samples that all ranks have had
         self.counts: Counter[str] = Counter(samples=0, damaged_shards=sum(bool(s.problem) for s in index.shards))

@@ -3,7 +3,6 @@
 import logging
 import mmap
 import os
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -11,112 +10,24 @@ from functools import partial
 from typing import Any, Final
 
 from fsspec import AbstractFileSystem
-from fsspec.implementations.local import LocalFileSystem
 
 from common import remote
 from common.errors import UserError
+from common.shards import is_local, read_errors_explained
 
 logger = logging.getLogger(__name__)
 
 OPEN_FILES: Final = 64  # of each process: as many shards as a shuffle buffer reaches into, and more
 TRIES: Final = 4  # to read from a remote store; a second, two and four between them
-MANIFESTS: Final = "_manifests"
 
 Span = tuple[str, int, int]
 """URL of a shard, first byte, byte after the last."""
 
 
-def natural(text: str) -> list[tuple[int, str]]:
-    """A key that sorts numbers in names by value: 9.tar, 10.tar."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)]
-
-
-def list_shards(shards: str) -> list[str]:
-    """The tars that `DataConfig.shards` means, in numeric order, each once. Raises UserError if there is none.
-
-    Nothing here knows which key the places stand under: who does, says it (`common.errors.prefixed`).
-    """
-    urls: dict[str, None] = {}
-    for pattern in filter(None, (part.strip() for part in shards.split(","))):
-        for url in one_pattern(pattern):
-            if url in urls:
-                logger.warning("shards: %s is named twice; it is read once", url)
-            urls[url] = None
-    if not urls:
-        raise UserError("no place is named; give a folder with tars, a glob of tars, or an fsspec URL of either")
-    return sorted(urls, key=natural)
-
-
-def one_pattern(pattern: str) -> list[str]:
-    """The tars of one folder, glob or file. Of the pipeline's output only shards that a manifest commits."""
-    fs, path = remote.open_store(pattern)
-    with reachable(pattern):
-        if any(mark in path for mark in "*?["):
-            found = [name for name in map(str, fs.glob(path)) if not fs.isdir(name)]
-        elif fs.isdir(path):
-            found = tars_in(fs, path) or tars_in(fs, f"{path.rstrip('/')}/train")
-        else:
-            found = [path] if fs.exists(path) else []
-        committed = drop_uncommitted(fs, found)
-        if not found and not fs.exists(re.split(r"[^/]*[*?\[]", path)[0]):
-            raise UserError(f"{pattern} does not exist; check the address, or the bucket's name")
-    if not committed:
-        raise UserError(f"{pattern} holds no tar; give a folder with *.tar, a glob of tars, or one tar")
-    return [str(fs.unstrip_protocol(name)) if not is_local(fs) else name for name in committed]
-
-
-def tars_in(fs: AbstractFileSystem, folder: str) -> list[str]:
-    """The tars right in a folder."""
-    if not fs.isdir(folder):
-        return []
-    return [str(name) for name in fs.ls(folder, detail=False) if str(name).endswith(".tar")]
-
-
-def drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:
-    """Without tars in train/ or grit/ beside a folder of manifests that has none for them: a job is writing, or was
-    killed."""
-    kept: list[str] = []
-    manifests: dict[str, set[str] | None] = {}
-    for path in paths:
-        folder, _, name = path.rpartition("/")
-        root, _, kind = folder.rpartition("/")
-        if kind in ("train", "grit") and root not in manifests:
-            place = f"{root}/{MANIFESTS}"
-            names = {str(file).rpartition("/")[2] for file in fs.ls(place, detail=False)} if fs.isdir(place) else None
-            manifests[root] = names
-        known = manifests.get(root) if kind in ("train", "grit") else None
-        if known is None or name.removesuffix(".tar") + ".json" in known:
-            kept.append(path)
-        else:
-            logger.warning("%s has no manifest: its job has not finished it; it is left out", path)
-    return kept
-
-
-def is_local(fs: AbstractFileSystem) -> bool:
-    return isinstance(fs, LocalFileSystem)
-
-
-class reachable:  # noqa: N801 (reads as a statement)
-    """What a store answers, as the user's error."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, remote.store_errors(ValueError)):
-            raise UserError(
-                f"{self.url} cannot be read: {remote.one_line(error)}; "
-                f"check the address, the credentials and their rights"
-            ) from error
-
-
 def stamp(url: str) -> str:
     """What changes when the shard does: its size, and what the store says of its age."""
     fs, path = remote.open_store(url)
-    with reachable(url):
+    with read_errors_explained(url):
         info = fs.info(path)
     fields = ("size", "mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "created")
     return " ".join(str(info[name]) for name in fields if info.get(name) is not None)
@@ -129,7 +40,7 @@ class ShardFile:
         fs, path = remote.open_store(url)
         self.url = url
         self.map: mmap.mmap | None = None
-        with reachable(url):
+        with read_errors_explained(url):
             self.file = open(path, "rb") if is_local(fs) else fs.open(path, "rb")  # noqa: SIM115
             self.size = int(self.file.seek(0, os.SEEK_END))
         if is_local(fs) and self.size:
@@ -170,7 +81,7 @@ class SpanReader:
         stores: dict[str, tuple[AbstractFileSystem, str]] = {}
         for index, (url, first, last) in enumerate(spans):
             if "://" not in url:
-                with reachable(url):
+                with read_errors_explained(url):
                     data[index] = os.pread(self.descriptor(url), last - first, first)
                 continue
             if url not in stores:

@@ -15,7 +15,7 @@ from open_clip.transformer import VisionTransformer, text_global_pool
 from torch import Tensor, nn
 
 from trainer.encoders.config import OPEN_CLIP, TextConfig
-from trainer.encoders.text import Places, TextTower
+from trainer.encoders.text import StateSource, TextTower
 
 SIZES = ("vocab_size", "context_length", "width", "layers", "heads")
 ANOTHER_TOKENIZER = ("hf_model_name", "hf_tokenizer_name", "tokenizer_mode", "tokenizer_kwargs")
@@ -134,7 +134,7 @@ class OpenClipText(TextTower):
         sentence: Tensor = text_global_pool(hidden, token_ids, self.pool_type, self.eos_id)
         return sentence
 
-    def walk(self, token_ids: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]:
+    def walk(self, token_ids: Tensor, places: StateSource) -> tuple[Tensor, Tensor, Tensor]:
         length = token_ids.shape[1]
         initial = x = self.token_embedding(token_ids) + self.positional_embedding[:length]
         contextual, mask = x, None if self.attn_mask is None else self.attn_mask[:length, :length]

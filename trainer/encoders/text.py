@@ -16,7 +16,7 @@ from trainer.encoders.config import TextConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Places:
+class StateSource:
     """Where in the tower a token has its first meaning, and where the one that its context gives it.
 
     "tower": token + position embedding, and the hidden state after the last norm. "block": input and output of a block,
@@ -81,13 +81,13 @@ class TextTower(nn.Module, ABC):
     num_features: int  # w
     context_length: int
 
-    def forward(self, token_ids: Tensor, places: Places | None = None) -> Tensor | TokenStates:
+    def forward(self, token_ids: Tensor, places: StateSource | None = None) -> Tensor | TokenStates:
         """Sentences; with `places` also the states of their tokens there."""
         length = token_ids.shape[1]
         if length > self.context_length:
             raise ValueError(f"texts of {length} tokens; the text tower holds {self.context_length}")
         token_ids = self.padded(token_ids)
-        initial, contextual, hidden = self.walk(token_ids, places or Places())
+        initial, contextual, hidden = self.walk(token_ids, places or StateSource())
         sentence = self.pool(hidden, token_ids)
         return sentence if places is None else TokenStates(sentence, initial[:, :length], contextual[:, :length])
 
@@ -96,7 +96,7 @@ class TextTower(nn.Module, ABC):
         return token_ids
 
     @abstractmethod
-    def walk(self, token_ids: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]:
+    def walk(self, token_ids: Tensor, places: StateSource) -> tuple[Tensor, Tensor, Tensor]:
         """States [b l w] at both places, and after the last norm."""
 
     @abstractmethod
@@ -135,7 +135,7 @@ class TextEncoder(TextTower):
     def pool(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         return hidden[torch.arange(len(hidden), device=hidden.device), token_ids.argmax(dim=1)]
 
-    def walk(self, token_ids: Tensor, places: Places) -> tuple[Tensor, Tensor, Tensor]:
+    def walk(self, token_ids: Tensor, places: StateSource) -> tuple[Tensor, Tensor, Tensor]:
         initial = x = self.token_embed(token_ids) + self.posit_embed[: token_ids.shape[1]]
         contextual = x
         for index, block in enumerate(self.resblocks):

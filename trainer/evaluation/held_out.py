@@ -14,12 +14,13 @@ from torch import Tensor
 
 from common.errors import UserError, prefixed
 from common.images import ImageRejected
+from common.shards import list_shards
 from trainer.data.config import Layout
 from trainer.data.crops import Cut, Picture, Region, draw_cut
 from trainer.data.index import build_index
 from trainer.data.probe import probe
 from trainer.data.samples import BadSample, Box, Sample, key_of, open_picture, read_sample
-from trainer.data.shards import SpanReader, list_shards
+from trainer.data.shards import SpanReader
 from trainer.text.syntax import Word
 
 logger = logging.getLogger(__name__)

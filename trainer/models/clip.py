@@ -28,5 +28,5 @@ class CLIP(DualEncoder):
         return cosine(queries, candidates)
 
     def losses(self, pairs: Pairs) -> Losses:
-        loss, _ = self.contrast_wholes(pairs)
+        loss, _ = self.contrast_pairs(pairs)
         return Losses(loss=loss, terms={"contrastive": loss.detach(), "logit_scale": self.logit_scale.exp().detach()})

@@ -12,9 +12,9 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from trainer.batch import Batch, Losses, Pairs, Wholes
+from trainer.batch import Batch, LiftedPairs, Losses, Pairs
 from trainer.data.preprocess import to_pixels
-from trainer.distributed import gather, rank, world_size
+from trainer.distributed.gather import gather, rank, world_size
 from trainer.encoders.build import build_image_encoder, build_text_encoder
 from trainer.losses import chunked
 from trainer.losses.functional import contrastive
@@ -142,7 +142,7 @@ class DualEncoder(nn.Module, ABC):
             return self.losses(pairs)
 
     def features(self, batch: Batch) -> Pairs:
-        """Wholes and boxes in one pass of the image tower; texts in two, since phrases are short."""
+        """LiftedPairs and boxes in one pass of the image tower; texts in two, since phrases are short."""
         captions = self.caption_features(batch)
         if batch.box_images is None or batch.box_token_ids is None:
             if self.config.boxes_as_pairs:
@@ -188,7 +188,7 @@ class DualEncoder(nn.Module, ABC):
         is_wanted = self.config.loss_kernel == "triton" or self.config.loss_chunk is not None
         return self.comparison(queries, candidates) if is_wanted and queries.shape[-2] else None
 
-    def contrast_wholes(self, pairs: Pairs) -> tuple[Tensor, Wholes]:
+    def contrast_pairs(self, pairs: Pairs) -> tuple[Tensor, LiftedPairs]:
         """Symmetric contrastive loss of images and captions, and both lifted: MERU, section 3.1.
 
         Lifting what was gathered costs little, and gives queries and candidates from one computation.
@@ -205,7 +205,7 @@ class DualEncoder(nn.Module, ABC):
             loss = chunked.symmetric_contrastive(comparison, scale, chunk, images.dtype)
         else:
             loss = (self.contrast(image, texts, scale) + self.contrast(text, images, scale)) / 2
-        return loss, Wholes(image=image, text=text, images=images, texts=texts)
+        return loss, LiftedPairs(image=image, text=text, images=images, texts=texts)
 
     @torch.no_grad()
     def clamp_parameters(self) -> None:

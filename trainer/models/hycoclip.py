@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from trainer.batch import Losses, Pairs, Wholes
-from trainer.distributed import counts_of_ranks, gather, rank, world_size
+from trainer.batch import LiftedPairs, Losses, Pairs
+from trainer.distributed.gather import counts_of_ranks, gather, rank, world_size
 from trainer.models.config import HyCoCLIPConfig
 from trainer.models.dual_encoder import Entails
 from trainer.models.meru import MERU
@@ -25,7 +25,7 @@ class HyCoCLIP(MERU):
         Terms of boxes are means over the boxes; where ranks have different numbers of them, over those of all ranks. A
         rank without any adds 0, through the same operations: the others wait for its part in each gather, also going back.
         """
-        contrastive, wholes = self.contrast_wholes(pairs)
+        contrastive, wholes = self.contrast_pairs(pairs)
         image, text = wholes.image, wholes.text
         inter, intra = self.config.eta_inter, self.config.eta_intra
         entailed = {"text_image": self.entail(text, image, inter)}
@@ -56,7 +56,7 @@ class HyCoCLIP(MERU):
             Entails(name="cross_text", general="box_text", specific="text", eta=intra),
         )
 
-    def contrast_boxes(self, pairs: Pairs, wholes: Wholes) -> tuple[Tensor, Tensor, Tensor, float]:
+    def contrast_boxes(self, pairs: Pairs, wholes: LiftedPairs) -> tuple[Tensor, Tensor, Tensor, float]:
         """Lifted box images and box phrases, their half of the contrastive loss, and the weight of a mean over them.
 
         The weight is this rank's number of boxes over the ranks' mean number, so that averaged gradients count every box

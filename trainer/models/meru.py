@@ -40,7 +40,7 @@ class MERU(Hyperbolic):
 
     def losses(self, pairs: Pairs) -> Losses:
         """Contrastive + 0.2 * entailment of image by text (section 3.2)."""
-        contrastive, wholes = self.contrast_wholes(pairs)
+        contrastive, wholes = self.contrast_pairs(pairs)
         entailed = self.entail(general=wholes.text, specific=wholes.image)
         return Losses(
             loss=contrastive + self.config.entail_weight * entailed,

@@ -28,7 +28,7 @@ class PoinCLIP(Hyperbolic):
 
     def losses(self, pairs: Pairs) -> Losses:
         """Contrastive + lambda * entailment (eq. 9), apex by entropy; at a tie the text is the apex."""
-        contrastive, wholes = self.contrast_wholes(pairs)
+        contrastive, wholes = self.contrast_pairs(pairs)
         image, text = wholes.image, wholes.text
         entailed = regularised_entailment(*self.cone(text, image), self.config.entail_reward)
         return Losses(

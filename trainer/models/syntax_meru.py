@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.batch import Batch, Losses, Pairs
-from trainer.encoders.text import Places
+from trainer.encoders.text import StateSource
 from trainer.losses.functional import over_captions
 from trainer.models.config import SyntaxMERUConfig
 from trainer.models.dual_encoder import Entails, Part
@@ -49,7 +49,7 @@ class SyntaxMERU(MERU):
         return self.word_features(batch.token_ids, batch.syntax)
 
     def word_features(self, token_ids: Tensor, syntax: Syntax) -> dict[str, Tensor]:
-        states = self.textual(token_ids, Places(kind=self.config.word_states, block=self.config.word_block))
+        states = self.textual(token_ids, StateSource(kind=self.config.word_states, block=self.config.word_block))
         return {
             "text": self.textual_proj(states.sentence),
             "word_initial": self.words(states.initial, syntax),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from common.config import Keys, merge, read_layers
-from common.config_help import describe, show
+from common.config_help import describe, print_text
 from common.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def convert(config: ConvertConfig) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns 0, or 2 after an error that the user can fix."""
     if not arguments or "-h" in arguments or "--help" in arguments:
-        show(describe(USAGE, ConvertConfig, {}))
+        print_text(describe(USAGE, ConvertConfig, {}))
         return 0 if arguments else 2
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     first = [] if "=" in arguments[0] else [f"checkpoint={arguments[0]}"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.disk import replacing
+from common.disk import atomic_write
 from common.errors import UserError
 from common.json_file import read_object, write_object
 from common.weights import read_tensors, save_tensors
@@ -147,6 +147,6 @@ def save_glip(
     stored = {key: value.to(dtype).contiguous() if value.is_floating_point() else value for key, value in state.items()}
     write_object(to_dict(config), folder / CONFIG)
     if vocab.resolve() != (folder / VOCAB).resolve():
-        with replacing(folder / VOCAB) as draft:
+        with atomic_write(folder / VOCAB) as draft:
             draft.write_bytes(vocab.read_bytes())
     save_tensors(stored, folder / WEIGHTS)

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from common.config import split_runtime, to_yaml
-from common.config_help import describe, show
+from common.config_help import describe, print_text
 from common.devices import pick_device
 from common.errors import UserError
 from pipeline.ground.glip.config import CONFIGS, GlipConfig
@@ -25,7 +25,7 @@ from pipeline.ground.glip.training.examples import Batch, Example, collate
 from pipeline.ground.glip.training.loop import train
 from pipeline.ground.glip.training.shards import Row, batches_from, captions, find_shards, index_rows, load_example
 from pipeline.ground.glip.training.vocabulary import write_vocabulary
-from pipeline.ground.grounder import ahead
+from pipeline.ground.grounder import prefetch
 from pipeline.ground.load import grounder_path
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ SETTINGS = "training.yaml"
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0 done, 2 something the user can mend."""
     if not arguments or "--help" in arguments or "-h" in arguments:
-        show(describe(USAGE, GlipTrainConfig, KEYS.short))
+        print_text(describe(USAGE, GlipTrainConfig, KEYS.short))
         return 0 if arguments else 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
@@ -128,7 +128,7 @@ def batch_stream(
         sized = replace(model, detect=replace(model.detect, short_side_px=size))
         return collate(examples, prompter, sized)
 
-    return ahead(load, enumerate(batches_from(rows, config.batch_size, config.seed, first), start=first))
+    return prefetch(load, enumerate(batches_from(rows, config.batch_size, config.seed, first), start=first))
 
 
 def mirror(example: Example) -> Example:

@@ -211,9 +211,7 @@ def test_a_phrase_that_cannot_be_asked_for_is_dropped_by_name(folder: Path) -> N
 def test_owlv2_finds_nearly_the_same_boxes_in_bfloat16(tmp_path: Path) -> None:
     tiny_owlv2(folder := tmp_path)
     (exact,) = ask(load_grounder(str(folder), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
-    (half,) = ask(
-        load_grounder(str(folder), "cpu", 0.0, "caption", precision="bfloat16"), [image()], [CAPTION], [SPANS]
-    )
+    (half,) = ask(load_grounder(str(folder), "cpu", 0.0, "caption", precision="bf16"), [image()], [CAPTION], [SPANS])
     assert len(exact) == len(half)
     scores = [[d.score for d in sorted(found, key=lambda d: (d.phrase, d.box))] for found in (exact, half)]
     assert sorted(scores[0]) == pytest.approx(sorted(scores[1]), abs=0.03)
@@ -223,5 +221,5 @@ def test_owlv2_finds_the_same_boxes_compiled(tmp_path: Path, monkeypatch: pytest
     tiny_owlv2(tmp_path)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # traced, without C++ made of it
     (plain,) = ask(load_grounder(str(tmp_path), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
-    (found,) = ask(load_grounder(str(tmp_path), "cpu", 0.0, "caption", compiled=True), [image()], [CAPTION], [SPANS])
+    (found,) = ask(load_grounder(str(tmp_path), "cpu", 0.0, "caption", compile=True), [image()], [CAPTION], [SPANS])
     assert [d.score for d in found] == pytest.approx([d.score for d in plain], abs=1e-5)

@@ -109,10 +109,10 @@ def test_an_error_in_the_middle_leaves_nothing_and_a_redo_loses_the_old_manifest
 def test_a_run_killed_in_the_middle_leaves_no_manifest_and_the_next_one_clears_up(tmp_path: Path) -> None:
     code = (
         "import os, signal\n"
-        "from pipeline.write import shard\n"
+        "from pipeline.write import stage\n"
         "from tests.pipeline.write.shards import *\n"
-        "shard.write_arrow = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"shard.write_shard(table(), plan(), shard.WriteConfig(formats=('grit', 'arrow')), {str(tmp_path)!r}, PROVENANCE)\n"
+        "stage.write_arrow = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"stage.write_shard(table(), plan(), stage.WriteConfig(formats=('grit', 'arrow')), {str(tmp_path)!r}, PROVENANCE)\n"
     )
     killed = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=False)
     assert killed.returncode == -signal.SIGKILL

@@ -96,7 +96,7 @@ def test_a_factor_that_is_missing_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"image": {"name": "hf-hub:someone/model"}}, "nor a model of timm"),
+        ({"image": {"name": "hf-hub:someone/model"}}, "a model of timm"),
         ({"image": {"name": "resnet18", "kwargs": {"checkpoint_path": "x.pth"}}}, "checkpoint_path is not allowed"),
         ({"embed_dims": 3}, "embed_dims"),
         ({"embed_dim": 0}, r"model_here: config of clip: embed_dim is 0"),

@@ -81,7 +81,7 @@ def test_every_model_learns_on_frozen_towers_and_comes_back_without_their_file(t
 
 def test_sizes_come_from_the_architecture_unless_the_user_sets_them() -> None:
     config = load_config(
-        None, ["output=o", "shards=s", "model.text.name=open_clip/ViT-L-14", "model.image.name=open_clip/RN50x4"]
+        ["output=o", "shards=s", "model.text.name=open_clip/ViT-L-14", "model.image.name=open_clip/RN50x4"]
     )
     assert (config.model.text.width, config.model.text.heads, config.model.image.size_px) == (768, 12, 288)
     assert tower_config(None, "model.image.size_px=32").model.image.size_px == 32

@@ -15,9 +15,9 @@ from tests.trainer.small_run import small_config
 from trainer import build, loop
 from trainer.checkpoints.run import checkpoints, newest, restore, save
 from trainer.config import as_dict
-from trainer.parallel import Place
+from trainer.distributed.process import Process
 
-HERE = Place(device=torch.device("cpu"))
+HERE = Process(device=torch.device("cpu"))
 
 
 def small(tmp_path: Path, *others: str) -> build.Run:
@@ -40,7 +40,7 @@ def test_generators_go_on_where_they_were(tmp_path: Path) -> None:
 
     expected = draw()
     draw()
-    step, position = restore(path, run, as_dict(run.config), HERE)
+    step, position = restore(path, run, run.config, HERE)
     assert (step, position) == (1, {"position": 1})
     assert draw() == expected
 
@@ -62,7 +62,7 @@ def test_a_step_saved_again_replaces_itself(tmp_path: Path) -> None:
     run.model.logit_scale.data.fill_(1.5)
     path = save_at(tmp_path, run, 4)
     run.model.logit_scale.data.fill_(0.0)
-    restore(path, run, as_dict(run.config), HERE)
+    restore(path, run, run.config, HERE)
     assert run.model.logit_scale.item() == 1.5
 
 
@@ -74,7 +74,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         UserError, match=rf"{path}.* (cannot be read|is not valid JSON).*go on from the checkpoint before it"
     ):
-        restore(path, run, as_dict(run.config), HERE)
+        restore(path, run, run.config, HERE)
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
@@ -83,13 +83,13 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     state = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps(state | {"format": 99}))
     with pytest.raises(UserError, match="format 99"):
-        restore(path, run, as_dict(run.config), HERE)
+        restore(path, run, run.config, HERE)
 
 
 def test_tensors_of_another_model_are_named(tmp_path: Path) -> None:
     path = save_at(tmp_path, small(tmp_path, "model_name=meru"), 1)
     other = small(tmp_path, "model_name=clip")
     with pytest.raises(UserError, match="model_name was 'meru', is 'clip'"):
-        restore(path, other, as_dict(other.config), HERE)
+        restore(path, other, other.config, HERE)
     with pytest.raises(UserError, match="curv is in one of them alone"):
-        restore(path, other, as_dict(other.config), HERE, anyway=True)
+        restore(path, other, other.config, HERE, anyway=True)

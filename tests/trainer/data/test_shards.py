@@ -7,9 +7,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from common.errors import UserError
+from common.shards import list_shards
 from tests.trainer.data.samples import write_shards
 from trainer.data.index import find_samples
-from trainer.data.shards import TRIES, SpanReader, list_shards, stamp
+from trainer.data.shards import TRIES, SpanReader, stamp
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -53,7 +54,7 @@ def test_a_url_of_any_store_will_do() -> None:
 @pytest.mark.parametrize(
     ("shards", "said"),
     [
-        ("", "no place is named"),
+        ("", "no shards given"),
         ("/no/such/folder", "/no/such/folder does not exist"),
         ("/no/such/*.tar", r"/no/such/\*\.tar does not exist"),
         ("nosuchstore://bucket/a.tar", "nosuchstore"),

@@ -9,7 +9,7 @@ from tests.trainer.tiny_open_clip import ARCHITECTURES, register, tiny
 from trainer.encoders.build import build_image_encoder, build_text_encoder
 from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.encoders.open_clip_towers import own_sizes
-from trainer.encoders.text import Places
+from trainer.encoders.text import StateSource
 from trainer.text.tokenizer import openai_tokenizer
 
 CAPTIONS = ["a dog", "Two cats &amp; one naïve bird.", "words " * 20, ""]
@@ -73,7 +73,7 @@ def test_words_have_their_states_at_the_places_asked_for(name: str) -> None:
     length, seen = ids.shape[1], []
     for block in tower.transformer.resblocks:
         block.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
-    inside, outside = tower(ids, Places(kind="block", block=1)), tower(ids, Places())
+    inside, outside = tower(ids, StateSource(kind="block", block=1)), tower(ids, StateSource())
     first, second = seen[:2]
     torch.testing.assert_close(inside.initial, second[0][:, :length])
     torch.testing.assert_close(inside.contextual, second[1][:, :length])

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from trainer.encoders.config import TextConfig
-from trainer.encoders.text import Places, TextEncoder
+from trainer.encoders.text import StateSource, TextEncoder
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def tower() -> TextEncoder:
 
 def hidden_states(tower: TextEncoder, token_ids: torch.Tensor) -> torch.Tensor:
     """[b l w] after the last norm."""
-    return tower.walk(token_ids, Places())[2]
+    return tower.walk(token_ids, StateSource())[2]
 
 
 def test_padding_does_not_change_a_sentence(tower: TextEncoder) -> None:
@@ -48,13 +48,13 @@ def test_a_text_longer_than_the_context_is_refused(tower: TextEncoder) -> None:
 @pytest.mark.parametrize(
     ("places", "spots"),
     [
-        (Places(), ("embedded", "hidden")),
-        (Places(kind="block", block=1), ("after 0", "after 1")),
-        (Places(kind="attention", block=0), ("normed 0", "mixed 0")),
+        (StateSource(), ("embedded", "hidden")),
+        (StateSource(kind="block", block=1), ("after 0", "after 1")),
+        (StateSource(kind="attention", block=0), ("normed 0", "mixed 0")),
     ],
 )
 def test_tokens_have_their_states_at_the_places_asked_for(
-    tower: TextEncoder, places: Places, spots: tuple[str, str]
+    tower: TextEncoder, places: StateSource, spots: tuple[str, str]
 ) -> None:
     ids = torch.tensor([[48, 3, 7, 49], [48, 9, 49, 0]])
     first, second = tower.resblocks

@@ -13,7 +13,7 @@ from common.errors import UserError
 from tests.trainer.small import overfit, rows, small_batch, small_model
 from trainer.batch import Batch, Pairs
 from trainer.checkpoints.released import from_released, to_released
-from trainer.encoders.text import Places
+from trainer.encoders.text import StateSource
 from trainer.models.meru import MERU
 from trainer.models.syntax_meru import SyntaxMERU
 from trainer.text.syntax import NONE, RELATIONS, Syntax, word_vectors, word_weights
@@ -61,7 +61,9 @@ def slow_loss(
 ) -> tuple[float, float]:
     """Edges and words, a caption at a time and a word at a time, in numpy."""
     with torch.no_grad():
-        _, initial, contextual = model.textual(batch.token_ids, model.config.places())
+        _, initial, contextual = model.textual(
+            batch.token_ids, StateSource(kind=model.config.word_states, block=model.config.word_block)
+        )
     projection = model.textual_proj.weight.detach().numpy()
     c, alpha = model.curv.exp().item(), model.textual_alpha.exp().item()
     per_caption: list[tuple[float, float]] = []
@@ -93,13 +95,13 @@ def slow_loss(
 @pytest.mark.parametrize(
     ("places", "kind", "reduction", "weights"),
     [
-        (Places(), "mean", "mean", {}),
-        (Places(kind="block", block=0), "last", "sum", {}),
-        (Places(kind="attention", block=1), "mean", "mean", {"nsubj": 3.0, "advmod": 0.0}),
+        (StateSource(), "mean", "mean", {}),
+        (StateSource(kind="block", block=0), "last", "sum", {}),
+        (StateSource(kind="attention", block=1), "mean", "mean", {"nsubj": 3.0, "advmod": 0.0}),
     ],
 )
 def test_loss_is_that_of_a_loop_over_words(
-    places: Places, kind: str, reduction: str, weights: dict[str, float]
+    places: StateSource, kind: str, reduction: str, weights: dict[str, float]
 ) -> None:
     model = syntax_model(
         word_states=places.kind,
@@ -189,7 +191,7 @@ def test_released_layout_is_merus() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"relation_weights": {"nsbj": 2.0}}, "'nsbj' is no dependency label"),
+        ({"relation_weights": {"nsbj": 2.0}}, "'nsbj' is not a dependency label"),
         ({"word_block": 1}, "word_block is 1; give 0 to 0"),
     ],
 )

@@ -17,7 +17,7 @@ from common.errors import UserError
 from common.weights import read_tensors, save_tensors
 from pipeline.ground.glip.load import save_glip
 from pipeline.ground.glip.model import Glip
-from pipeline.ground.glip.training.recipe import Averaged
+from pipeline.ground.glip.training.averaging import Averaged
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
 """Weights on disk: what is read, and what is refused with a reason."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from common.errors import UserError
-from pipeline.ground.glip import convert
 from pipeline.ground.glip.config import CONFIGS, GlipConfig, TextConfig, from_dict, to_dict
+from pipeline.ground.glip.convert import main
 from pipeline.ground.glip.load import find, guess_config, load_glip, save_glip
 from pipeline.ground.glip.model import Glip
 from tests.pipeline.ground.glip.tiny import TINY, tiny_model, write_vocab
@@ -147,17 +148,21 @@ def test_a_hub_name_must_pin_its_commit() -> None:
 def test_convert_writes_a_folder_once(
     tmp_path: Path, state: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convert, "CONFIGS", {"glip_t": RELEASED})
+    monkeypatch.setattr("pipeline.ground.glip.config.CONFIGS", {"glip_t": RELEASED})
     vocab = write_vocab(tmp_path)
     checkpoint = save_pth(tmp_path / "glip.pth", {"model": {f"module.{key}": value for key, value in state.items()}})
-    convert.convert(checkpoint, tmp_path / "out", vocab, "glip_t", torch.float32)
-    assert_same(load_glip(tmp_path / "out"), state)
+    output = tmp_path / "out"
+    assert main([str(checkpoint), f"output={output}", f"vocabulary={vocab}", "architecture=glip_t"]) == 0
+    assert_same(load_glip(output), state)
 
 
-def test_convert_explains_itself_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["convert", str(tmp_path / "no.pth"), str(tmp_path / "out")])
-    with pytest.raises(SystemExit, match=r"error: .*no\.pth is not there"):
-        convert.main()
+def test_convert_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "no.pth"), f"output={tmp_path / 'out'}"]) == 2
+    assert re.search(r"error: .*no\.pth is not there", capsys.readouterr().err)
+    assert main(["checkpoint=no.pth"]) == 2
+    assert "output is not set" in capsys.readouterr().err
+    assert main(["--help"]) == 0
+    assert "architecture = null" in capsys.readouterr().out
 
 
 def test_the_written_configuration_is_plain_json(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.pipeline.ground.glip.tiny import TINY, tiny_model, write_vocab
 @pytest.fixture(scope="module")
 def grounder(tmp_path_factory: pytest.TempPathFactory) -> GlipGrounder:
     prompter = Prompter(write_vocab(tmp_path_factory.mktemp("vocab")), TINY.text)
-    return GlipGrounder(tiny_model(), prompter, "cpu", 0.0, "caption")
+    return GlipGrounder(tiny_model(), prompter, torch.device("cpu"), 0.0, "caption")
 
 
 def picture(height: int, width: int, seed: int = 0) -> Image:
@@ -107,9 +107,9 @@ def test_phrases_that_cannot_be_asked_for_are_named(grounder: GlipGrounder) -> N
     assert {d.phrase for d in answer.boxes} == {0}
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_finds_nearly_the_same_boxes(grounder: GlipGrounder, precision: Precision) -> None:
-    half = GlipGrounder(grounder.model, grounder.prompter, "cpu", 0.0, "caption", precision)
+    half = GlipGrounder(grounder.model, grounder.prompter, torch.device("cpu"), 0.0, "caption", precision)
     batch = ([picture(96, 96)], ["a red dog on a sofa"], [[(0, 9), (13, 19)]])
     (exact,), (near,) = ask(grounder, *batch), ask(half, *batch)
     assert exact is not None
@@ -131,7 +131,7 @@ def test_a_floor_leaves_out_the_boxes_below_it_and_no_others(grounder: GlipGroun
     (every,) = ask(grounder, *batch)
     assert every is not None
     floor = sorted(d.score for d in every)[len(every) // 2]
-    (some,) = ask(GlipGrounder(grounder.model, grounder.prompter, "cpu", floor, "caption"), *batch)
+    (some,) = ask(GlipGrounder(grounder.model, grounder.prompter, torch.device("cpu"), floor, "caption"), *batch)
     assert_close(some, [d for d in every if d.score >= floor])
 
 
@@ -182,10 +182,10 @@ def test_resizing_keeps_an_image_of_the_right_size() -> None:
 
 def test_a_compiled_network_finds_the_same_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_glip(tmp_path, tiny_model().state_dict(), TINY, write_vocab(tmp_path))
-    plain = load_glip_grounder(tmp_path, "cpu", 0.0, "caption")
+    plain = load_glip_grounder(tmp_path, torch.device("cpu"), 0.0, "caption")
     # Tracing is what our code can break; generating C++ for it takes minutes and is torch's own business.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    compiled = load_glip_grounder(tmp_path, "cpu", 0.0, "caption", compiled=True)
+    compiled = load_glip_grounder(tmp_path, torch.device("cpu"), 0.0, "caption", compile=True)
     for size in ((96, 96), (96, 150)):
         batch = ([picture(*size)], ["a red dog on a sofa"], [[(0, 9), (13, 19)]])
         assert_close(ask(compiled, *batch)[0], ask(plain, *batch)[0])

@@ -48,8 +48,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arguments(output: Path, start: Path, out: Path, steps: int = 4, **more: object) -> list[str]:
-    settings = {"out": out, "start": start, "steps": steps, "batch_size": 2, "train.warmup_steps": 1, "device": "cpu"}
-    settings |= {"train.log_every": 1, "train.average_every": 1, "train.checkpoint_s": 0.0}
+    settings = {"output": out, "init": start, "steps": steps, "batch_size": 2, "optim.warmup_steps": 1, "device": "cpu"}
+    settings |= {"log.every": 1, "optim.average_every": 1, "save.interval_s": 0.0}
     return [str(output), *(f"{key}={value}" for key, value in {**settings, **more}.items())]
 
 
@@ -129,25 +129,25 @@ def test_a_run_with_other_settings_is_not_overwritten(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"start": "new:glip_x"}, "no such graph"),
-        ({"start": "/no/such/model"}, "is not there"),
+        ({"init": "new:glip_x"}, "no such graph"),
+        ({"init": "/no/such/model"}, "is not there"),
         ({"batch_size": 100}, "4 usable rows, fewer than"),
         ({"colour": "red"}, "colour"),
-        ({"train.warmup_steps": 9}, "give more than warmup_steps"),
-        ({"batch_size": 0}, "train.batch_size is 0"),
-        ({"lr": -1}, "train.lr is -1"),
-        ({"lr": "inf"}, "train.lr is inf"),
-        ({"lr": "nan"}, "train.lr is nan"),
+        ({"optim.warmup_steps": 9}, "give more than warmup_steps"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"lr": -1}, "optim.lr is -1"),
+        ({"lr": "inf"}, "optim.lr is inf"),
+        ({"lr": "nan"}, "optim.lr is nan"),
         ({"lr": 1e9}, "is not finite: token"),
-        ({"train.weight_decay": "nan"}, "train.weight_decay is nan"),
-        ({"train.warmup_steps": -1}, "train.warmup_steps is -1"),
+        ({"optim.weight_decay": "nan"}, "optim.weight_decay is nan"),
+        ({"optim.warmup_steps": -1}, "optim.warmup_steps is -1"),
         ({"vocabulary": "README.md"}, "is no vocabulary"),
-        ({"train.average_every": 0}, "train.average_every is 0"),
-        ({"train.ema": 2}, "train.ema is 2"),
+        ({"optim.average_every": 0}, "optim.average_every is 0"),
+        ({"optim.ema": 2}, "optim.ema is 2"),
         ({"seed": -1}, "seed is -1; give 0 or more"),
         ({"flip": 3}, "flip is 3.0; give 0 to 1"),
         ({"short_sides": "[0]"}, "short_sides is [0]; give numbers above 0"),
-        ({"out": "/proc/none"}, "/proc/none"),
+        ({"output": "/proc/none"}, "/proc/none"),
     ],
 )
 def test_what_a_user_can_mend_is_said_in_a_line(
@@ -210,4 +210,4 @@ def test_a_mirrored_image_takes_its_boxes_along() -> None:
 def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(key in text for key in ("train.steps", "short_sides", "start = miniature"))
+    assert all(key in text for key in ("optim.steps", "short_sides", "init = miniature"))

@@ -13,12 +13,15 @@ import torch
 from pipeline.ground.glip.load import load_glip
 from pipeline.ground.glip.text import Prompter
 from pipeline.ground.glip.training.checkpoint import STATE, next_step
+from pipeline.ground.glip.training.config import GlipTrainConfig, LogConfig, OptimConfig, SaveConfig
 from pipeline.ground.glip.training.examples import Batch, Example, LabelledPhrase, batches, collate
-from pipeline.ground.glip.training.loop import train
-from pipeline.ground.glip.training.recipe import TrainConfig, learning_rate
+from pipeline.ground.glip.training.loop import learning_rate, train
 from tests.pipeline.ground.glip.tiny import TINY, tiny_model, write_vocab
 
-CONFIG = TrainConfig(steps=30, batch_size=2, lr=3e-3, warmup_steps=3, log_every=10, checkpoint_s=1e9)
+OPTIM = OptimConfig(steps=30, lr=3e-3, language_lr_ratio=1.0, warmup_steps=3, max_gradient_norm=5.0)
+CONFIG = GlipTrainConfig(
+    shards="none", output="none", batch_size=2, optim=OPTIM, log=LogConfig(every=10), save=SaveConfig(interval_s=1e9)
+)
 MODEL = replace(TINY, text=replace(TINY.text, ignored_words=("a",)))
 
 
@@ -48,7 +51,7 @@ def vocab(tmp_path: Path) -> Path:
 
 def test_losses_fall_and_the_weights_can_be_loaded(tmp_path: Path, vocab: Path) -> None:
     out = tmp_path / "out"
-    train(tiny_model(MODEL), data(Prompter(vocab, MODEL.text)), vocab, out, CONFIG)
+    train(tiny_model(MODEL), data(Prompter(vocab, MODEL.text)), vocab, replace(CONFIG, output=str(out)))
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20, 30]
     assert lines[-1]["loss/token"] < 0.6 * lines[0]["loss/token"]
@@ -58,14 +61,16 @@ def test_losses_fall_and_the_weights_can_be_loaded(tmp_path: Path, vocab: Path) 
 
 def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path, vocab: Path) -> None:
     prompter = Prompter(vocab, MODEL.text)
-    config = replace(CONFIG, steps=6, warmup_steps=1, average_every=3, log_every=2)
+    optim = replace(OPTIM, steps=6, warmup_steps=1, average_every=3)
+    config = replace(CONFIG, optim=optim, log=LogConfig(every=2))
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(tiny_model(MODEL), data(prompter), vocab, whole, config)
+    train(tiny_model(MODEL), data(prompter), vocab, replace(config, output=str(whole)))
     interrupted = data(prompter)
+    often = replace(config, output=str(parts), save=SaveConfig(interval_s=0.0))
     with pytest.raises(RuntimeError):
-        train(tiny_model(MODEL), fail_after(interrupted, 4), vocab, parts, replace(config, checkpoint_s=0.0))
+        train(tiny_model(MODEL), fail_after(interrupted, 4), vocab, often)
     assert next_step(parts) == 3
-    train(tiny_model(MODEL, seed=9), data(prompter, 3), vocab, parts, config, resume=True)
+    train(tiny_model(MODEL, seed=9), data(prompter, 3), vocab, replace(config, output=str(parts)), resume=True)
     assert (whole / STATE).read_bytes() == (parts / STATE).read_bytes()
     assert metrics(whole) == metrics(parts)
 
@@ -103,7 +108,7 @@ def test_a_caption_without_a_usable_phrase_stops_the_training(vocab: Path) -> No
 
 
 def test_the_rate_warms_up_and_falls_by_a_cosine() -> None:
-    config = TrainConfig(steps=110, warmup_steps=10, final_lr_ratio=0.01)
+    config = OptimConfig(steps=110, warmup_steps=10, final_lr_ratio=0.01)
     assert learning_rate(0, config) == pytest.approx(0.1)
     assert learning_rate(10, config) == pytest.approx(1.0)
     assert learning_rate(60, config) == pytest.approx(0.505)
@@ -118,7 +123,7 @@ def test_a_gradient_that_is_not_finite_stops_the_training_before_the_weights_cha
     weight.register_hook(lambda gradient: gradient * float("nan"))
     before = weight.detach().clone()
     with pytest.raises(FloatingPointError, match="gradient is not finite"):
-        train(model, data(Prompter(vocab, MODEL.text)), vocab, tmp_path / "out", CONFIG)
+        train(model, data(Prompter(vocab, MODEL.text)), vocab, replace(CONFIG, output=str(tmp_path / "out")))
     assert torch.equal(weight, before)
 
 
@@ -126,4 +131,4 @@ def test_a_loss_that_is_not_finite_stops_the_training(tmp_path: Path, vocab: Pat
     model = tiny_model(MODEL)
     torch.nn.init.constant_(model.rpn.head.bbox_pred.weight, float("nan"))
     with pytest.raises(FloatingPointError, match="not finite"):
-        train(model, data(Prompter(vocab, MODEL.text)), vocab, tmp_path / "out", CONFIG)
+        train(model, data(Prompter(vocab, MODEL.text)), vocab, replace(CONFIG, output=str(tmp_path / "out")))

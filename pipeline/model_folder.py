@@ -18,7 +18,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(str(error)) from error
 
 
-def own_threshold(
+def calibrated_threshold(
     config: dict[str, Any], places: Sequence[tuple[str, str]], *, otherwise: float, most: float, model: str
 ) -> float:
     """The model's own calibration: what its config.json has at the first of `places` (group, key), `otherwise` without one.

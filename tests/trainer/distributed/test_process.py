@@ -16,24 +16,24 @@ from tests.trainer.memory_loader import MemoryLoader
 from tests.trainer.small_run import small_config
 from trainer import build, loop
 from trainer.config import ParallelConfig, TrainConfig
-from trainer.parallel import LostProcessError, Place, noticing_lost_processes, pick_device, session, wrap
+from trainer.distributed.process import LostProcessError, Process, pick_device, report_lost_processes, session, wrap
 
 STEPS = 3
 
 
-def losses(config: TrainConfig, place: Place) -> list[dict[str, float]]:
+def losses(config: TrainConfig, process: Process) -> list[dict[str, float]]:
     torch.set_num_threads(1)
     with patch.object(build, "Loader", MemoryLoader):
-        run = build.build(config, place)
+        run = build.build(config, process)
     batches = iter(run.loader)
     return [loop.update(run, next(batches)) for _ in range(STEPS)]
 
 
 def one_of_two(rank: int, config: TrainConfig, folder: str) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["TEST_PORT"])
-    with session("cpu", 60) as place:
-        rows = losses(config, place)
-        if place.leads:
+    with session("cpu", 60) as process:
+        rows = losses(config, process)
+        if process.is_main:
             Path(folder, "losses.json").write_text(json.dumps(rows))
 
 
@@ -56,7 +56,7 @@ def test_two_processes_lose_what_one_loses_on_the_whole_batch(
     # Forked: what takes long is importing torch.
     torch.multiprocessing.start_processes(one_of_two, args=(config, str(tmp_path)), nprocs=2, start_method="fork")
     both = json.loads((tmp_path / "losses.json").read_text())
-    alone = losses(config, Place(device=torch.device("cpu")))
+    alone = losses(config, Process(device=torch.device("cpu")))
     for step, (found, expected) in enumerate(zip(both, alone, strict=True)):
         assert found.keys() == expected.keys()
         for key, value in expected.items():
@@ -66,9 +66,9 @@ def test_two_processes_lose_what_one_loses_on_the_whole_batch(
 
 def convolve(rank: int, folder: str) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["TEST_PORT"])
-    with session("cpu", 60) as place:
+    with session("cpu", 60) as process:
         network: Any = nn.Conv2d(3, 4, 3)
-        wrap(network, ParallelConfig(), place)
+        wrap(network, ParallelConfig(), process)
         lies_so = network.weight.is_contiguous(memory_format=torch.channels_last)
     Path(folder, f"{rank}.txt").write_text(str(lies_so))
 
@@ -82,15 +82,15 @@ def test_convolutions_lie_in_memory_as_their_gradients_do_which_else_ddp_copies_
 
 
 def test_a_process_that_is_gone_is_a_message_and_any_other_error_is_not() -> None:
-    two = Place(device=torch.device("cpu"), rank=0, world_size=2)
+    two = Process(device=torch.device("cpu"), rank=0, world_size=2)
     with (
         pytest.raises(LostProcessError, match="step_00000005 is complete"),
-        noticing_lost_processes(two, "step_00000005 is complete"),
+        report_lost_processes(two, "step_00000005 is complete"),
     ):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:24033")
-    with pytest.raises(dist.DistBackendError), noticing_lost_processes(Place(device=torch.device("cpu")), ""):
+    with pytest.raises(dist.DistBackendError), report_lost_processes(Process(device=torch.device("cpu")), ""):
         raise dist.DistBackendError("alone")
-    with pytest.raises(RuntimeError, match="mat1"), noticing_lost_processes(two, ""):
+    with pytest.raises(RuntimeError, match="mat1"), report_lost_processes(two, ""):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 

@@ -1,6 +1,6 @@
 """Several processes: who and where this one is, and a model that is trained by all of them.
 
-The model knows nothing of it beyond `trainer.distributed.gather`. torchrun and Ray Train start the same training function.
+The model knows nothing of it beyond `trainer.distributed.gather.gather`. torchrun and Ray Train start the same training function.
 """
 
 import os
@@ -37,7 +37,7 @@ class LostProcessError(UserError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Process:
     """This process among those of the run."""
 
     device: torch.device
@@ -45,19 +45,19 @@ class Place:
     world_size: int = 1
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
 
 @contextmanager
-def session(device: str, timeout_s: float) -> Iterator[Place]:
-    """The place of this process, in the group that Ray Train made, or torchrun's, or alone."""
+def session(device: str, timeout_s: float) -> Iterator[Process]:
+    """The process of this process, in the group that Ray Train made, or torchrun's, or alone."""
     if dist.is_initialized():
         index = torch.cuda.current_device() if device != "cpu" and torch.cuda.is_available() else 0
-        yield Place(device=pick_device(device, index=index), rank=dist.get_rank(), world_size=dist.get_world_size())
+        yield Process(device=pick_device(device, index=index), rank=dist.get_rank(), world_size=dist.get_world_size())
         return
     if "WORLD_SIZE" not in os.environ:
-        yield Place(device=pick_device(device))
+        yield Process(device=pick_device(device))
         return
     chosen = pick_device(device, index=int(os.environ.get("LOCAL_RANK", "0")))
     backend = "gloo"
@@ -65,35 +65,35 @@ def session(device: str, timeout_s: float) -> Iterator[Place]:
         torch.cuda.set_device(chosen)
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-    yield Place(device=chosen, rank=dist.get_rank(), world_size=dist.get_world_size())
+    yield Process(device=chosen, rank=dist.get_rank(), world_size=dist.get_world_size())
     # After an error the others are no longer there to say goodbye to.
     dist.destroy_process_group()
 
 
 @contextmanager
-def noticing_lost_processes(place: Place, last_checkpoint: str) -> Iterator[None]:
+def report_lost_processes(process: Process, last_checkpoint: str) -> Iterator[None]:
     """Turn what the backends say of a process that is gone into a message."""
     try:
         yield
     except RuntimeError as error:
         said = str(error).lower()
-        if place.world_size == 1 or not (isinstance(error, dist.DistError) or any(word in said for word in LOST)):
+        if process.world_size == 1 or not (isinstance(error, dist.DistError) or any(word in said for word in LOST)):
             raise
         raise LostProcessError(
-            f"process {place.rank} of {place.world_size} lost touch with another one ({shorten(str(error), 160)}). A process or a "
+            f"process {process.rank} of {process.world_size} lost touch with another one ({shorten(str(error), 160)}). A process or a "
             f"machine ended, or was silent for longer than parallel.timeout_s. {last_checkpoint}; the same command goes on from there"
         ) from error
 
 
-def wrap(model: DualEncoder, config: ParallelConfig, place: Place) -> nn.Module:
+def wrap(model: DualEncoder, config: ParallelConfig, process: Process) -> nn.Module:
     """The model as the loop calls it. Under FSDP `model` itself is changed: its parameters become shares."""
-    if place.world_size == 1:
+    if process.world_size == 1:
         return model
     if config.strategy == "ddp":
         # As the images are, and so the gradients of convolutions: DDP's buckets have the layout of the parameters.
         model.to(memory_format=torch.channels_last)
         return DistributedDataParallel(model, gradient_as_bucket_view=True)
-    mesh = init_device_mesh(place.device.type, (place.world_size,))
+    mesh = init_device_mesh(process.device.type, (process.world_size,))
     for block in blocks(model):
         fully_shard(block, mesh=mesh)
     # FSDP takes no 0-d parameters. The few numbers that lie on the model itself are whole on every rank.
@@ -106,28 +106,28 @@ def loose_parameters(model: nn.Module) -> list[nn.Parameter]:
     return list(model.parameters(recurse=False))
 
 
-def average_loose_gradients(model: nn.Module, wrapped: nn.Module, place: Place) -> None:
+def average_loose_gradients(model: nn.Module, wrapped: nn.Module, process: Process) -> None:
     """What FSDP does not average."""
-    if place.world_size == 1 or isinstance(wrapped, DistributedDataParallel):
+    if process.world_size == 1 or isinstance(wrapped, DistributedDataParallel):
         return
     gradients = [parameter.grad for parameter in loose_parameters(model) if parameter.grad is not None]
     if gradients:
-        flat = average(torch.cat([gradient.flatten() for gradient in gradients]), place)
+        flat = average(torch.cat([gradient.flatten() for gradient in gradients]), process)
         for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
 
-def average(values: Tensor, place: Place) -> Tensor:
+def average(values: Tensor, process: Process) -> Tensor:
     """Mean over the ranks."""
-    if place.world_size > 1:
+    if process.world_size > 1:
         dist.all_reduce(values)
-        values /= place.world_size
+        values /= process.world_size
     return values
 
 
-def all_agree(fine: bool, place: Place) -> bool:
+def all_agree(fine: bool, process: Process) -> bool:
     """Whether it is fine on every rank. Waits for all of them."""
-    return average(torch.tensor(float(fine), device=place.device), place).item() == 1.0
+    return average(torch.tensor(float(fine), device=process.device), process).item() == 1.0
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -135,17 +135,17 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     shared = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
     plain = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-    norms = [whole(nn.utils.get_total_norm(part)) for part in (shared, plain) if part]
+    norms = [full_tensor(nn.utils.get_total_norm(part)) for part in (shared, plain) if part]
     return torch.stack(norms).norm()
 
 
-def whole(value: Tensor) -> Tensor:
+def full_tensor(value: Tensor) -> Tensor:
     """A parameter or a state of the optimizer with all its shares. Every rank has to ask."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 @torch.no_grad()
-def fill(target: Tensor, value: Tensor) -> None:
+def copy_sharded(target: Tensor, value: Tensor) -> None:
     """Put a whole `value` into `target`, of which this rank may hold a share."""
     if isinstance(target, DTensor):
         value = distribute_tensor(value.to(target.device), target.device_mesh, target.placements, src_data_rank=None)

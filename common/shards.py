@@ -1,0 +1,101 @@
+"""Shards by folder, glob or URL: the files that a job has committed, in numeric order."""
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from common.errors import UserError
+from common.remote import one_line, open_store, store_errors
+from schemas.files import FILES, MANIFEST_FOLDER
+
+logger = logging.getLogger(__name__)
+
+GLOB: Final = "*?["
+
+
+def natural_key(text: str) -> list[tuple[int, str]]:
+    """A sort key that orders numbers in names by value: 9.tar, 10.tar."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)]
+
+
+def list_shards(shards: str, formats: Sequence[str] = ("train",), suffixes: Sequence[str] = (".tar",)) -> list[str]:
+    """The files of `shards`, in numeric order, each once: a folder, a glob or a file, or several separated by commas.
+
+    Of a folder without such files, the first of its subfolders `formats` that has some is listed. Files of a pipeline output are listed
+    only if a manifest commits them. Raises UserError if nothing is found; `common.errors.prefixed` adds the key.
+    """
+    urls: dict[str, None] = {}
+    for pattern in filter(None, (part.strip() for part in shards.split(","))):
+        for url in _list_pattern(pattern, formats, suffixes):
+            if url in urls:
+                logger.warning("shards: %s is listed twice and read once", url)
+            urls[url] = None
+    if not urls:
+        raise UserError(f"no shards given; give a folder of *{suffixes[0]}, a glob, or an fsspec URL of either")
+    return sorted(urls, key=natural_key)
+
+
+def _list_pattern(pattern: str, formats: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+    fs, path = open_store(pattern)
+    kinds = " or ".join(f"*{suffix}" for suffix in suffixes)
+    with read_errors_explained(pattern):
+        if any(mark in path for mark in GLOB):
+            found = [name for name in map(str, fs.glob(path)) if not fs.isdir(name)]
+        elif fs.isdir(path):
+            folders = [path, *(f"{path.rstrip('/')}/{name}" for name in formats)]
+            found = next((files for folder in folders if (files := _files_in(fs, folder, suffixes))), [])
+        else:
+            found = [path] if fs.exists(path) else []
+        committed = _drop_uncommitted(fs, found)
+        if not found and not fs.exists(re.split(rf"[^/]*[{re.escape(GLOB)}]", path)[0]):
+            raise UserError(f"{pattern} does not exist; check the path, or the name of the bucket")
+    if not committed:
+        raise UserError(f"{pattern} holds no {kinds}; give a folder or a glob of {kinds}, or one file")
+    return [name if is_local(fs) else str(fs.unstrip_protocol(name)) for name in committed]
+
+
+def _files_in(fs: AbstractFileSystem, folder: str, suffixes: Sequence[str]) -> list[str]:
+    """The files of a folder that end in the first of `suffixes` that any file ends in."""
+    names = [str(name) for name in fs.ls(folder, detail=False)] if fs.isdir(folder) else []
+    by_suffix = ([name for name in names if name.endswith(suffix)] for suffix in suffixes)
+    return next((found for found in by_suffix if found), [])
+
+
+def _drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:
+    """`paths` without files of a pipeline output that no manifest names: their job is still running, or was killed."""
+    kept: list[str] = []
+    manifests: dict[str, set[str] | None] = {}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        root, _, kind = folder.rpartition("/")
+        if kind in FILES and root not in manifests:
+            listed = f"{root}/{MANIFEST_FOLDER}"
+            names = {str(file).rpartition("/")[2] for file in fs.ls(listed, detail=False)} if fs.isdir(listed) else None
+            manifests[root] = names
+        known = manifests.get(root) if kind in FILES else None
+        if known is None or f"{name.rpartition('.')[0]}.json" in known:
+            kept.append(path)
+        else:
+            logger.warning("%s has no manifest: its job has not finished it; skipped", path)
+    return kept
+
+
+def is_local(fs: AbstractFileSystem) -> bool:
+    """True for the local file system."""
+    return isinstance(fs, LocalFileSystem)
+
+
+@contextmanager
+def read_errors_explained(url: str) -> Iterator[None]:
+    """Raise UserError, naming `url`, for any error of its store."""
+    try:
+        yield
+    except store_errors(ValueError) as error:
+        raise UserError(
+            f"{url} cannot be read: {one_line(error)}; check the path, the credentials and their permissions"
+        ) from error

@@ -1,0 +1,1 @@
+"""Several processes: collectives with gradients, the process group, DDP and FSDP."""
