@@ -1,13 +1,37 @@
 """What becomes of decoded images: resized, cropped and encoded. An image is uint8 RGB [h, w, 3]."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 import cv2
 import numpy as np
 
+from common.config import check_range
 from common.images import Image
-from pipeline.download.config import ResizeConfig
+
+ResizeMode = Literal["keep_ratio", "border", "none"]
+
+MAX_SIDE_PX: Final = 65_500
+"""Longest side of a JPEG that libjpeg accepts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResizeConfig:
+    """The size at which an image is stored."""
+
+    # keep_ratio: the shorter side becomes `size`; border: fit into a white square of side `size`; none: keep the size
+    mode: ResizeMode = "keep_ratio"
+    # shorter side of the stored image, or side of the square, in pixels
+    size: int = 256
+    # let keep_ratio also enlarge images whose shorter side is below `size`
+    enlarge: bool = False
+    # JPEG quality of the stored image, 1 to 100
+    jpeg_quality: int = 95
+
+    def __post_init__(self) -> None:
+        check_range(self, "jpeg_quality", least=1, most=100)
+        check_range(self, "size", least=1, most=MAX_SIDE_PX)
 
 
 def resize(image: Image, height: int, width: int) -> Image:

@@ -1,34 +1,11 @@
 """Settings of the download stage."""
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
 
 from common.config import check_positive, check_range, runtime
 from common.errors import UserError
 from common.images import ImageLimits
-
-ResizeMode = Literal["keep_ratio", "border", "none"]
-
-MAX_SIDE_PX: Final = 65_500
-"""Longest side of a JPEG that libjpeg accepts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResizeConfig:
-    """The size at which an image is stored."""
-
-    # keep_ratio: the shorter side becomes `size`; border: fit into a white square of side `size`; none: keep the size
-    mode: ResizeMode = "keep_ratio"
-    # shorter side of the stored image, or side of the square, in pixels
-    size: int = 256
-    # let keep_ratio also enlarge images whose shorter side is below `size`
-    enlarge: bool = False
-    # JPEG quality of the stored image, 1 to 100
-    jpeg_quality: int = 95
-
-    def __post_init__(self) -> None:
-        check_range(self, "jpeg_quality", least=1, most=100)
-        check_range(self, "size", least=1, most=MAX_SIDE_PX)
+from pipeline.images import ResizeConfig
 
 
 @dataclass(frozen=True, kw_only=True)

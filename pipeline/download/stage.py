@@ -14,9 +14,9 @@ import pyarrow as pa
 import uvloop
 
 from common.images import ImageRejected, decode_reduced
-from pipeline.download.config import MAX_SIDE_PX, DownloadConfig
+from pipeline.download.config import DownloadConfig
 from pipeline.download.fetch import FetchError, Request, fetch, new_session, parse_url
-from pipeline.images import encode_jpeg, resize_as
+from pipeline.images import MAX_SIDE_PX, encode_jpeg, resize_as
 from schemas.rows import DOWNLOADED
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common.images import ORIENTATION_TAG, ImageLimits, ImageRejected, decode, decode_reduced
 from pipeline import images
-from pipeline.download.config import ResizeConfig
+from pipeline.images import ResizeConfig
 from pipeline.stored_images import StoredImages
 from tests.pipeline.download.server import png_header
 

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 from common.images import ImageLimits, decode
-from pipeline.download.config import DownloadConfig, ResizeConfig
+from pipeline.download.config import DownloadConfig
 from pipeline.download.fetch import retry_after_s
 from pipeline.download.stage import Download
+from pipeline.images import ResizeConfig
 from schemas.rows import DOWNLOADED, READ
 from schemas.status import REASONS
 from tests.pipeline.download.server import TinyWeb, jpeg
