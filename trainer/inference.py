@@ -1,0 +1,171 @@
+"""A trained model in Python: load it, encode images and texts, compare them.
+
+Shapes: n and m rows, d embedding width.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+import numpy as np
+import PIL.Image
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.devices import pick_device
+from common.errors import UserError
+from common.images import ImageRejected, decode
+from trainer.checkpoints.model import LoadedModel
+from trainer.checkpoints.model import load_model as load_parts
+from trainer.data.preprocess import fit
+from trainer.models.dual_encoder import DualEncoder
+from trainer.models.hyperbolic import Hyperbolic
+from trainer.models.registry import model_name as registered_name
+
+ImageInput = str | Path | PIL.Image.Image | NDArray[np.uint8]
+"""A path, a PIL image, or RGB bytes [h w 3]."""
+Item = TypeVar("Item")
+
+MAX_PAIRS: Final = 2**18  # pairs whose cones are computed at once: bounds the memory of `entails`
+
+
+def load_model(path: str | Path, model_name: str | None = None, device: str = "auto") -> "Model":
+    """Load a trained model for inference.
+
+    `path` is the folder of a training run, its folder model/, or a released `.pth` file, which needs `model_name` (a key of
+    `trainer.MODELS`). `device` is auto, cpu, cuda or cuda:N. Raises UserError if the files do not hold such a model.
+
+    >>> from trainer import load_model
+    >>> model = load_model("demo/weights/clip", device="cpu")
+    >>> model.name, model.embed_dim
+    ('clip', 128)
+    >>> red, fruit = model.encode_text(["a red apple", "an apple"])
+    >>> bool(red @ fruit > 0.5)
+    True
+    """
+    folder = Path(path)
+    if not (folder / "config.json").is_file() and (folder / "model" / "config.json").is_file():
+        folder = folder / "model"
+    try:
+        return Model(load_parts(folder, model_name), pick_device(device))
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
+
+
+class Model:
+    """A trained model with its tokenizer and preprocessing.
+
+    Encoded images and texts are points of the model's space, one row [d] each: unit vectors for CLIP, the space components of points on
+    the hyperboloid for MERU and HyCoCLIP, points of the ball for PoinCLIP, all factors side by side for PHyCLIP.
+    """
+
+    def __init__(self, parts: LoadedModel, device: torch.device) -> None:
+        self.module: DualEncoder = parts.model.to(device).eval()
+        self.tokenizer = parts.tokenizer
+        self.preprocess = parts.preprocess
+        self.device = device
+        self.name = registered_name(self.module)
+        self.embed_dim = self.module.config.embed_dim
+
+    def encode_image(self, images: ImageInput | Sequence[ImageInput], batch_size: int = 64) -> Tensor:
+        """Points [n d] of images: paths, PIL images or RGB arrays, or a single one. Raises UserError naming an unreadable file.
+
+        >>> import PIL.Image
+        >>> from trainer import load_model
+        >>> model = load_model("demo/weights/clip", device="cpu")
+        >>> model.encode_image(PIL.Image.new("RGB", (64, 48), "red")).shape
+        torch.Size([1, 128])
+        """
+        several = [images] if isinstance(images, str | Path | PIL.Image.Image | np.ndarray) else images
+
+        def encode(batch: Sequence[ImageInput]) -> Tensor:
+            pixels = torch.stack([fit(read_image(image), self.preprocess) for image in batch])
+            return self.module.encode_image(pixels.to(self.device))
+
+        return self._encode(encode, several, batch_size)
+
+    def encode_text(self, texts: str | Sequence[str], batch_size: int = 256) -> Tensor:
+        """Points [n d] of texts, or of a single one. Texts longer than the model's context are truncated.
+
+        >>> from trainer import load_model
+        >>> load_model("demo/weights/clip", device="cpu").encode_text(["a cat", "a dog", "two dogs"]).shape
+        torch.Size([3, 128])
+        """
+        several = [texts] if isinstance(texts, str) else texts
+        return self._encode(
+            lambda batch: self.module.encode_text(self.tokenizer(list(batch)).to(self.device)), several, batch_size
+        )
+
+    @torch.inference_mode()
+    def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        """Similarities [n m] of encoded rows [n d] and [m d]; larger is closer: cosine for CLIP, else the negative distance.
+
+        >>> from trainer import load_model
+        >>> model = load_model("demo/weights/clip", device="cpu")
+        >>> words = model.encode_text(["a cat", "a kitten", "a bus"])
+        >>> model.similarity(words, words).argmax(1).tolist()
+        [0, 1, 2]
+        """
+        return self.module.similarity(self._split(queries), self._split(candidates))
+
+    @torch.inference_mode()
+    def entails(self, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
+        """True [n m] where the entailment cone of a general row [n d] contains a specific row [m d], in every factor of a product.
+
+        `aperture_scale` widens or narrows the cones; HyCoCLIP trains with 0.7 for text and image and 1.2 for box and whole (eta). In
+        PoinCLIP, the entropy decides which of two points is the apex. Raises ValueError for CLIP, which has no cones.
+
+        >>> from trainer import MODELS, build_model
+        >>> from trainer.inference import entailed
+        >>> import torch
+        >>> meru = build_model("meru", MODELS["meru"].config(embed_dim=2))
+        >>> near, far = torch.tensor([[0.3, 0.0]]), torch.tensor([[0.9, 0.0], [0.0, 0.9]])
+        >>> entailed(meru, near, far).tolist()
+        [[True, False]]
+        """
+        if not isinstance(self.module, Hyperbolic):
+            raise ValueError(f"{self.name} has no entailment cones; load one of the hyperbolic models")
+        return entailed(self.module, self._split(general), self._split(specific), aperture_scale)
+
+    def _encode(self, encode: Callable[[Sequence[Item]], Tensor], items: Sequence[Item], batch_size: int) -> Tensor:
+        with torch.inference_mode():
+            parts = [self._join(encode(items[i : i + batch_size])) for i in range(0, len(items), batch_size)]
+        return torch.cat(parts) if parts else torch.zeros(0, self.embed_dim, device=self.device)
+
+    def _join(self, points: Tensor) -> Tensor:
+        """Factors [k n d/k] to rows [n d]; rows [n d] stay."""
+        return points if points.ndim == 2 else points.movedim(0, 1).flatten(1)
+
+    def _split(self, rows: Tensor) -> Tensor:
+        """Rows [n d] to the model's own layout, factors [k n d/k] for a product of spaces."""
+        width = getattr(self.module.config, "factor_dim", None)
+        rows = rows.to(self.device)
+        return rows if width is None else rows.unflatten(-1, (-1, width)).movedim(-2, 0)
+
+
+def entailed(model: Hyperbolic, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
+    """True [n m] where `specific` [*k m d] lies in the cone of `general` [*k n d], for each pair of rows, in all factors k."""
+    n, m = general.shape[-2], specific.shape[-2]
+    rows_at_once = max(1, MAX_PAIRS // max(m, 1))
+    found = []
+    for start in range(0, n, rows_at_once):
+        part = general.narrow(-2, start, min(rows_at_once, n - start))
+        apexes = part.repeat_interleave(m, dim=-2)
+        points = specific.repeat(*(1 for _ in specific.shape[:-2]), part.shape[-2], 1)
+        angle, aperture = model.cone(apexes, points)
+        inside = angle <= aperture_scale * aperture
+        found.append((inside if inside.ndim == 1 else inside.all(0)).view(-1, m))
+    return torch.cat(found) if found else torch.zeros(0, m, dtype=torch.bool, device=general.device)
+
+
+def read_image(image: ImageInput) -> NDArray[np.uint8]:
+    """RGB bytes [h w 3]. Raises UserError naming the file that is not a usable image."""
+    if isinstance(image, np.ndarray):
+        return image
+    if isinstance(image, PIL.Image.Image):
+        return np.array(image.convert("RGB"))
+    try:
+        return decode(Path(image).read_bytes())
+    except (OSError, ImageRejected) as error:
+        raise UserError(f"{image} cannot be read as an image: {error}") from error
