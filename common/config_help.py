@@ -81,7 +81,7 @@ def with_choices(comment: str, hint: Any) -> str:
 
 
 def format_default(value: Any) -> str:
-    """A default as it is written on the command line."""
+    """Format a default as on the command line."""
     if value is None:
         return "null"
     if isinstance(value, tuple):

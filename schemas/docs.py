@@ -46,6 +46,10 @@ removes a row. If a stage drops a row, it sets `status` to `dropped`, fills `sta
 Unicode code points in `caption`, half-open [start, end). Boxes are xyxy, as fractions of the stored
 image in [0, 1].
 """
+TRAIN_NOTE: Final = """\
+One sample for each kept row, in the layout of HyCoCLIP. Members, each named `<key>.<member>`, in
+this order:
+"""
 GRIT_NOTE: Final = """\
 The parquet has one row for each input row. The similarity column is called `clip_similarity_vitb32`
 or `clip_similarity_vitl14` for the models of OpenAI, `clip_similarity_<scorer>` for others.
@@ -183,7 +187,7 @@ def files() -> list[str]:
     names = {name: " and ".join(f"`{file.format(0)}`" for file in files) for name, files in FILES.items()}
     return [
         f"### train: {names['train']}\n",
-        "One sample for each kept row, in the layout of HyCoCLIP. Members, each named `<key>.<member>`, in\nthis order:\n",
+        TRAIN_NOTE,
         mapping_table(("member", "content"), TRAIN_MEMBERS),
         f"{TrainAnnotations.__doc__}\n",
         json_table(TrainAnnotations),

@@ -44,7 +44,7 @@ TRAIN_MEMBERS: Final = MappingProxyType(
         TRAIN_ANNOTATIONS: "boxes, parse and provenance of the sample (TrainAnnotations)",
     }
 )
-"""Members of one sample of train/NNNNN.tar, each named `<key>.<member>`, in this order: those of HyCoCLIP, then a JSON."""
+"""Members of one sample of train/NNNNN.tar, named `<key>.<member>`, in this order: those of HyCoCLIP and a JSON."""
 
 GRIT_IMAGE: Final = "jpg"
 GRIT_CAPTION: Final = "txt"
@@ -56,7 +56,7 @@ GRIT_MEMBERS: Final = MappingProxyType(
         GRIT_JSON: "the columns below without `extra`, and the other columns of the input",
     }
 )
-"""Members of one sample of grit/NNNNN.tar, named `<key>.<member>` as in the tars of img2dataset, which `read` accepts too."""
+"""Members of one sample of grit/NNNNN.tar, named `<key>.<member>`; the same as in tars of img2dataset."""
 
 
 class Parent(TypedDict):

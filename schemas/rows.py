@@ -1,10 +1,10 @@
 """The Arrow schema of the table after each stage.
 
-Each schema is the previous one plus the columns that the stage adds. The metadata of a field holds its description (unit,
-range, origin), from which `python -m schemas.docs` generates docs/schemas.md.
+Each schema is the previous one plus the columns that the stage adds. The metadata of a field holds its description
+(unit, range, origin), from which `python -m schemas.docs` generates docs/schemas.md.
 
-Character offsets count Unicode code points in `caption`, half-open [start, end). Boxes are xyxy, as fractions of the stored
-image in [0, 1]. A dropped row keeps all columns but `image`, which becomes null.
+Character offsets count Unicode code points in `caption`, half-open [start, end). Boxes are xyxy, as fractions of the
+stored image in [0, 1]. A dropped row keeps all columns but `image`, which becomes null.
 """
 
 from typing import Final
@@ -150,7 +150,7 @@ GROUNDED: Final = extend(
     field(
         "boxes",
         _list(BOX),
-        "boxes of the grounder (score at least `ground.floor`, after non-maximum suppression) or of the input, best first",
+        "boxes of the grounder (score at least `ground.floor`, after non-maximum suppression) or the input, best first",
         True,
     ),
 )

@@ -53,7 +53,7 @@ def drop_rows(table: pa.Table, stage: str, drops: Mapping[int, Drop]) -> pa.Tabl
 
 
 def add_columns(table: pa.Table, schema: pa.Schema, values: Mapping[int, Mapping[str, Any]]) -> pa.Table:
-    """Add the columns of `schema` that `table` lacks; `values` maps the position of a row to its new fields, others are null.
+    """Add the columns of `schema` that `table` lacks; `values` maps positions to new fields, others are null.
 
     Raises ValueError if the result does not have `schema`, ArrowInvalid if a value does not fit its type.
     """
