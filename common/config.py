@@ -225,7 +225,7 @@ def check_positive(config: object, *names: str) -> None:
 
 
 def check_range(config: object, *names: str, least: float, most: float = math.inf, below: float | None = None) -> None:
-    """Raise UserError unless each field is in [least, most] or [least, below), for `__post_init__`. None is accepted."""
+    """Raise UserError unless each field is in [least, most], or [least, below). For `__post_init__`; accepts None."""
     end, limit = ("to below ", below) if below is not None else ("to ", most)
     for name in names:
         value = getattr(config, name)

@@ -112,8 +112,8 @@ def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> 
             if is_jpeg and short_side is not None:
                 scale = 2 * short_side / min(file.size)
                 file.draft(file.mode, (int(file.size[0] * scale), int(file.size[1] * scale)))
-            # OpenCV fills the missing part of a truncated file without an error, Pillow raises one: it therefore decodes
-            # the files without an end marker.
+            # OpenCV fills the missing part of a truncated file without an error, but Pillow raises one. It therefore
+            # decodes the files without an end marker.
             if is_plain and file.size == (width, height) and data.endswith(JPEG_END):
                 pixels = _decode_jpeg(data)
             else:

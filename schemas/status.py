@@ -45,7 +45,7 @@ REASONS: Final = MappingProxyType(
         },
         "ground": {
             "no_box": "the grounder found no box for any phrase",
-            "ungroundable": "no phrase has a token in the grounder's vocabulary, or the given phrases do not match the caption",
+            "ungroundable": "no phrase has a token in the grounder's vocabulary, or no given phrase is in the caption",
         },
         "score": {
             "box_too_small": "the last remaining boxes were below the size limit",
@@ -63,7 +63,7 @@ PHRASE_REMOVALS: Final = MappingProxyType(
         "abstract": "the head noun denotes nothing visible (time, love, freedom)",
         "relational": "the head noun denotes a region or the form of the picture itself (left, front, photo)",
         "bad_span": "the span of the phrase is not inside the caption",
-        "no_word_piece": "the grounder's tokenizer yields no word piece for the phrase (white space, control characters)",
+        "no_word_piece": "the grounder's tokenizer yields no token for the phrase (white space, control characters)",
         "unknown_words": "all word pieces of the phrase are unknown to the grounder (emoji, foreign scripts)",
         "too_many_word_pieces": "the phrase alone exceeds the maximum prompt length of the grounder",
     }
