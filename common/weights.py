@@ -42,7 +42,7 @@ def _load_safetensors(path: Path, device: torch.device | str) -> dict[str, Tenso
     try:
         return load_file(path, str(device))
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file or is damaged ({error}); copy it again") from error
+        raise ValueError(f"{path} is no safetensors file, or it is damaged ({error}); copy it again") from error
 
 
 def _load_torch(path: Path, device: torch.device | str) -> object:

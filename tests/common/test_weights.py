@@ -118,7 +118,7 @@ def test_functions_in_a_pickle_are_named_and_never_called(tmp_path: Path) -> Non
 def test_other_contents_are_errors_in_either_format(tmp_path: Path, content: bytes) -> None:
     for name, message in (
         ("broken.pth", "is not a file of tensors alone"),
-        ("broken.safetensors", "is not a safetensors file"),
+        ("broken.safetensors", "is no safetensors file"),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=f"{name} {message}"):
