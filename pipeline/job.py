@@ -55,7 +55,7 @@ def run(config: PipelineConfig) -> Statistics:
 
 
 def find_unfinished(plans: Sequence[ShardPlan], output: str, provenance: Provenance) -> list[ShardPlan]:
-    """The shards without a manifest that fits their plan and provenance."""
+    """The shards whose manifest is missing, or does not match their plan and provenance."""
     finished = map_concurrently(lambda plan: is_finished(output, plan, provenance), plans)
     return [plan for plan, done in zip(plans, finished, strict=True) if not done]
 

@@ -1,1 +1,1 @@
-"""The download stage: fetch images over HTTP, verify, resize and encode them."""
+"""Stage `download`: fetch images over HTTP, verify, resize and encode them."""

@@ -1,4 +1,4 @@
-"""Restriction of downloads to public addresses, checked on the addresses that a host name resolves to."""
+"""Restriction of downloads to public addresses; the addresses that a host name resolves to are checked."""
 
 import ipaddress
 import socket
@@ -12,14 +12,14 @@ NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class PrivateAddressError(Exception):
-    """A host has an address that is not public.
+    """The host of a URL has an address that is not public.
 
-    Not a subclass of OSError, which aiohttp would convert to a DNS error.
+    This is not a subclass of OSError, because aiohttp would convert that to a DNS error.
     """
 
 
 class NumericHostError(ValueError):
-    """A host is an address in a legacy numeric spelling (2130706433, 0x7f.1), which legitimate links do not use."""
+    """The host is a public address in a legacy numeric spelling (2130706433, 0x7f.1), which can evade filters."""
 
 
 def is_public(address: Address) -> bool:
@@ -55,7 +55,7 @@ def literal_address(host: str) -> Address | None:
 
 
 def check_host(host: str, allowed: Collection[str]) -> None:
-    """Check a host that may be an address; `allowed` hosts and host names pass.
+    """Check a host if it is an address; host names and `allowed` hosts are accepted.
 
     Raises PrivateAddressError if the address is not public, NumericHostError for a public one in a legacy numeric
     spelling.

@@ -37,7 +37,7 @@ class Request:
     """The next request to send for a row."""
 
     url: URL
-    left_s: float  # seconds until the deadline of the row
+    remaining_s: float  # seconds until the deadline of the row
     n_redirects: int = 0  # redirects followed to reach this URL
 
     @property
@@ -74,7 +74,7 @@ def new_session(config: DownloadConfig) -> aiohttp.ClientSession:
 
 
 async def fetch(session: aiohttp.ClientSession, request: Request, config: DownloadConfig) -> bytes | Request:
-    """Fetch the body of an image, with the retries of the configuration, within the time left.
+    """Fetch the body of an image, with the retries of the configuration, within the remaining time.
 
     If the server redirects to another host, return the Request for it, with the remaining time. The caller sends it:
     that host may be busy with other rows, and the wait for a slot must not count against a time limit. Raises
@@ -83,7 +83,7 @@ async def fetch(session: aiohttp.ClientSession, request: Request, config: Downlo
     start_s = asyncio.get_running_loop().time()
     error = FetchError("timeout", f"{config.deadline_s:g} s in all")
     try:
-        async with asyncio.timeout(request.left_s):
+        async with asyncio.timeout(request.remaining_s):
             for attempt in range(config.retries + 1):
                 try:
                     found = await attempt_fetch(session, request, config)
@@ -91,7 +91,11 @@ async def fetch(session: aiohttp.ClientSession, request: Request, config: Downlo
                     error = failure
                 else:
                     spent_s = asyncio.get_running_loop().time() - start_s
-                    return replace(found, left_s=request.left_s - spent_s) if isinstance(found, Request) else found
+                    return (
+                        replace(found, remaining_s=request.remaining_s - spent_s)
+                        if isinstance(found, Request)
+                        else found
+                    )
                 wait_s = max(config.backoff_s * 2**attempt, error.retry_after_s)
                 if not error.is_transient or attempt == config.retries or wait_s > config.deadline_s:
                     break
@@ -102,7 +106,7 @@ async def fetch(session: aiohttp.ClientSession, request: Request, config: Downlo
 
 
 async def attempt_fetch(session: aiohttp.ClientSession, request: Request, config: DownloadConfig) -> bytes | Request:
-    """Make one attempt. Raises FetchError in place of the exceptions of aiohttp and the system."""
+    """Make one attempt. Raises FetchError, also for the exceptions of aiohttp and the operating system."""
     try:
         async with asyncio.timeout(config.timeout_s):
             return await follow(session, request, config)
@@ -133,7 +137,7 @@ async def follow(session: aiohttp.ClientSession, request: Request, config: Downl
     url = request.url
     for n in range(request.n_redirects, config.max_redirects + 1):
         if url.raw_host != request.url.raw_host:
-            return Request(url, request.left_s, n)
+            return Request(url, request.remaining_s, n)
         check_url(url, config)
         async with session.get(url, allow_redirects=False) as response:
             if response.status in REDIRECTS and "Location" in response.headers:

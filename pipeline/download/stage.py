@@ -1,4 +1,4 @@
-"""The download stage: concurrent requests on one event loop, decoding in threads, rows in their original order."""
+"""Stage `download`: concurrent requests on one event loop, decoding in threads, rows in their original order."""
 
 import asyncio
 import hashlib
@@ -34,9 +34,10 @@ class Outcome:
 
 
 class Download:
-    """Fetch, verify, resize and encode the image of each kept row; READ to DOWNLOADED.
+    """Fetch, verify, resize and encode images. Takes a READ table and returns a DOWNLOADED table.
 
-    Nothing is fetched for rows that already have an image (tars). A row whose image cannot be used is dropped.
+    Nothing is fetched for rows that already have an image (tars). A row is dropped if its image cannot be fetched or
+    decoded, exceeds a limit of the configuration, or repeats image and caption of an earlier row.
 
     >>> import numpy as np
     >>> from schemas.rows import READ

@@ -1,1 +1,1 @@
-"""The read stage: rows of image-text pairs from files in any common format."""
+"""Stage `read`: rows of image-text pairs from files in any common format."""

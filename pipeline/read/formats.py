@@ -38,8 +38,9 @@ UNREADABLE: Final[tuple[type[Exception], ...]] = (
     UnicodeDecodeError,
     csv.Error,
 )
+"""Exceptions of the parsers for a damaged file."""
 IMAGE: Final = "__image__"
-"""Key of the encoded image in a record from a tar; a name that no column has."""
+"""Key of the encoded image in a record of a tar; chosen so that no column has this name."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def open_input(path: str) -> Iterator[IO[bytes]]:
 
 
 def raw_rows(format_: Format, file: IO[bytes], offset: int = 0, line: int = 1) -> Iterator[RawRow]:
-    """Find the rows of a text file or tar from byte `offset` without parsing them; of a tar only the headers are read.
+    """Find the rows of a text file or tar from byte `offset`, without parsing them; only the headers of a tar are read.
 
     `line` is the line number at `offset`.
     """
@@ -94,7 +95,7 @@ def raw_rows(format_: Format, file: IO[bytes], offset: int = 0, line: int = 1) -
 def read_records(piece: Piece, text_columns: TextColumns) -> Iterator[tuple[int, Record | BadRecord]]:
     """Read the rows of a piece as (line, record); line is 0 for formats without lines.
 
-    Of the binary columns of a parquet file only `text_columns` are read: some writers do not declare text as text.
+    Binary columns of a parquet file are skipped, except `text_columns`: some writers store text in binary columns.
     Raises UserError if the file cannot be read.
     """
     format_ = format_of(piece.path)
@@ -142,7 +143,7 @@ def _lines(file: IO[bytes], offset: int, line: int) -> Iterator[RawRow]:
 
 
 def _csv_rows(file: IO[bytes], delimiter: str, offset: int, line: int) -> Iterator[RawRow]:
-    """Rows of a CSV file, which may span lines. Invalid UTF-8 becomes surrogates, which make a row bad later."""
+    """Rows of a CSV file, which may span lines. Invalid UTF-8 becomes surrogates; `read` drops such rows."""
 
     def lines() -> Iterator[str]:
         nonlocal offset, line

@@ -1,4 +1,4 @@
-"""The read stage: records of any format as rows of the READ schema."""
+"""Stage `read`: records of any format as rows of the READ schema."""
 
 import json
 import math
