@@ -97,9 +97,10 @@ def decode(data: bytes, limits: ImageLimits | None = None) -> Image:
 
 
 def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> Decoded:
-    """Decode like `decode`; with `short_side`, reduce a JPEG by 2, 4 or 8, but to at least twice that short side.
+    """Decode like `decode`, a large JPEG at a reduced size if `short_side` is given.
 
-    libjpeg then skips the high frequencies of the DCT, which the final resize would remove anyway.
+    The size is 1/2, 1/4 or 1/8, such that the shorter side is still at least twice `short_side`. libjpeg then skips the
+    high frequencies of the DCT, which the final resize would remove anyway.
     """
     try:
         with PIL.Image.open(io.BytesIO(data), formats=FORMATS) as file:
@@ -112,8 +113,8 @@ def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> 
             if is_jpeg and short_side is not None:
                 scale = 2 * short_side / min(file.size)
                 file.draft(file.mode, (int(file.size[0] * scale), int(file.size[1] * scale)))
-            # OpenCV fills the missing part of a truncated file without an error, but Pillow raises one. It therefore
-            # decodes the files without an end marker.
+            # For a truncated file Pillow raises an error, whereas OpenCV fills the missing part silently. So Pillow decodes
+            # the files without an end marker.
             if is_plain and file.size == (width, height) and data.endswith(JPEG_END):
                 pixels = _decode_jpeg(data)
             else:

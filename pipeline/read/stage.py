@@ -52,7 +52,10 @@ def read_shard(plan: ShardPlan, config: ReadConfig) -> pa.Table:
                 location = f"{piece.path}, line {line}" if line else f"{piece.path}, row {piece.first_row + i}"
                 rows.append(origin | _dropped("bad_row", f"{location}: {error}"))
         if len(rows) - n_before != piece.n_rows:
-            raise UserError(f"{piece.path} has changed since the job was planned; run the same command again")
+            raise UserError(
+                f"{piece.path} has changed since the job was planned; run the same command again, and do not change the "
+                "input while it runs"
+            )
     return conform(pa.Table.from_pylist(rows, schema=READ), READ)
 
 
@@ -102,9 +105,8 @@ def _to_row(record: Record | BadRecord, config: ReadConfig) -> dict[str, Any]:
     if isinstance(record, BadRecord):
         raise BadRowError(record.message)
     image = record.pop(IMAGE, None)
-    image = (
-        image if isinstance(image, bytes) else None
-    )  # a JSON key may have the same name, but its value is never bytes
+    if not isinstance(image, bytes):  # the value of a JSON key with the same name
+        image = None
     names = map_columns(record, config)
     url, caption, identifier = (record[name] if name is not None else None for name in names.values())
     row: dict[str, Any] = {
