@@ -60,8 +60,8 @@ is null unless `write.image_bytes=true`. The metadata of the schema holds `hyper
 `hypergrit_provenance`.
 """
 TIMINGS_NOTE: Final = """\
-The only files of a shard and of a run that differ from run to run: {stage: [StageTiming](#stagetiming)},
-and [RunTimings](#runtimings).
+Times of the stages of a shard, {stage: [StageTiming](#stagetiming)}, and of the last run,
+[RunTimings](#runtimings). They differ from run to run; the other files of a shard do not.
 """
 
 
