@@ -26,9 +26,9 @@ def natural_key(text: str) -> list[tuple[int, str]]:
 def list_shards(shards: str, formats: Sequence[str] = ("train",), suffixes: Sequence[str] = (".tar",)) -> list[str]:
     """List the files of a folder, a glob or a file, or several separated by commas: each once, in numeric order.
 
-    Of a folder, the files with the first of `suffixes` that occurs are listed; a folder without such files is replaced by
-    the first of its subfolders `formats` that has some. Files of a pipeline output are listed only if a manifest commits
-    them. Raises UserError if nothing is found; `common.errors.prefixed` adds the key.
+    Of a folder, the files with the first of `suffixes` that occurs are listed; a folder without such files is replaced
+    by the first of its subfolders `formats` that has some. Files of a pipeline output are listed only if a manifest
+    commits them. Raises UserError if nothing is found; `common.errors.prefixed` adds the key.
     """
     urls: dict[str, None] = {}
     for pattern in filter(None, (part.strip() for part in shards.split(","))):

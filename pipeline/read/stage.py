@@ -87,7 +87,7 @@ def text_columns(names: Iterable[str], config: ReadConfig) -> set[str]:
 
 
 def check_columns(path: str, names: list[str] | None, config: ReadConfig) -> None:
-    """Raise UserError unless the file has a URL and a caption column. Tars (`names` is None) are not checked."""
+    """Raise UserError unless the file has a URL and a caption column. Tars, with `names=None`, pass."""
     if names is None:
         return
     for role, configured, known in (
