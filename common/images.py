@@ -113,7 +113,7 @@ def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> 
             if is_jpeg and short_side is not None:
                 scale = 2 * short_side / min(file.size)
                 file.draft(file.mode, (int(file.size[0] * scale), int(file.size[1] * scale)))
-            # For a truncated file Pillow raises an error, whereas OpenCV fills the missing part silently. So Pillow decodes
+            # Pillow raises an error for a truncated file, but OpenCV fills the missing part silently. So Pillow decodes
             # the files without an end marker.
             if is_plain and file.size == (width, height) and data.endswith(JPEG_END):
                 pixels = _decode_jpeg(data)

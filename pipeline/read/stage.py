@@ -53,8 +53,8 @@ def read_shard(plan: ShardPlan, config: ReadConfig) -> pa.Table:
                 rows.append(origin | _dropped("bad_row", f"{location}: {error}"))
         if len(rows) - n_before != piece.n_rows:
             raise UserError(
-                f"{piece.path} has changed since the job was planned; run the same command again, and do not change the "
-                "input while it runs"
+                f"{piece.path} has changed since the job was planned; run the same command again, and do not change "
+                "the input while it runs"
             )
     return conform(pa.Table.from_pylist(rows, schema=READ), READ)
 
