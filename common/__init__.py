@@ -1,1 +1,4 @@
-"""What the pipeline and the trainer both need: configuration, the user's error, decoding of images, the disk. Imports nothing of ours."""
+"""Code shared by the pipeline and the trainer: configuration, user errors, image decoding, files and stores.
+
+Imports no other package of this repository but `schemas`.
+"""

@@ -1,10 +1,11 @@
 """Configuration: frozen dataclasses, filled from YAML files and `key.sub=value` arguments.
 
-Unknown keys and wrong types are errors that name the file or argument. A configuration class checks its own values in `__post_init__`
-and raises a UserError that begins with the field name; `merge` adds the names of the enclosing groups in front.
+Unknown keys and wrong types are errors that name the file or argument. A configuration class checks its own values in
+`__post_init__` and raises a UserError that begins with the field name; `merge` prepends the names of the enclosing
+groups.
 
-Fields marked with `runtime` choose how a result is computed, not what it is: devices, batch sizes, time-outs. They are recorded with
-the results and may change when a job or a training run resumes.
+Fields marked with `runtime` affect how a result is computed, not what it is: devices, batch sizes, time-outs. They are
+recorded with the results and may change when a job or a training run resumes.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from yaml import YAMLError
 from common.errors import UserError, prefixed
 
 Layer = tuple[DictConfig, str]
-"""Values, and the file or argument they come from."""
+"""Values, and the file or argument that sets them."""
 
 RESOLVED_FILE = "config.yaml"
 """Name of the file in which a job or a training run saves its resolved configuration."""
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 
 def runtime(default: T | None = None, *, factory: Callable[[], T] | None = None) -> T:
-    """Declare a field, or a whole group, that may change on resume: `device: str = runtime("auto")`."""
+    """Declare a field, `runtime("auto")`, or a group, `runtime(factory=RayConfig)`, that may change on resume."""
     if factory is not None:
         group: T = dataclasses.field(default_factory=factory, metadata={"runtime": True})
         return group
@@ -42,8 +43,8 @@ def runtime(default: T | None = None, *, factory: Callable[[], T] | None = None)
 class Keys:
     """The key names of one command.
 
-    `short` maps short names to the keys they stand for, `renamed` the keys of earlier versions to the present ones, and `revalued` a
-    present key to the values that earlier versions wrote and what replaces each.
+    `short` maps short names to full keys, `renamed` maps keys of earlier versions to their present names, and
+    `revalued` maps a present key to {value of an earlier version: its replacement}.
     """
 
     short: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -61,7 +62,7 @@ class Keys:
                 raise UserError(f"{source}: {key}={old_value} is now written {key}={values[_select(layer, key)]}")
 
     def translate(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """A configuration saved by an earlier version, in the present keys. Others are returned unchanged."""
+        """Convert a saved configuration of an earlier version to the present keys; others are returned unchanged."""
         layer = OmegaConf.create(dict(values))
         assert isinstance(layer, DictConfig)
         for old, new in self.renamed.items():
@@ -77,7 +78,7 @@ class Keys:
         return {str(name): value for name, value in plain.items()}
 
     def is_of_earlier_version(self, layer: DictConfig) -> bool:
-        """True for a configuration that an earlier version resolved and saved: it holds every renamed key, set or not."""
+        """True for a resolved configuration of an earlier version, which holds every renamed key."""
         return bool(self.renamed) and all(_has(layer, old) for old in self.renamed)
 
     def shortest(self, key: str) -> str:
@@ -99,20 +100,22 @@ def _select(layer: DictConfig, key: str) -> Any:
 
 
 def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
-    """The layers of a command line: YAML files in the order given, then the `key=value` arguments.
+    """Read the layers of a command line: YAML files in the order given, then the `key=value` arguments.
 
-    Later layers override earlier ones. Raises UserError naming the argument that cannot be read.
+    Later layers override earlier ones. Raises UserError naming the file or argument that cannot be read.
     """
     files = [item for item in arguments if "=" not in item]
     layers = [(_load_yaml(path, keys), path) for path in files]
     for item in arguments:
-        key, given, value = item.partition("=")
-        if not given:
+        key, separator, value = item.partition("=")
+        if not separator:
             continue
         if not key:
             raise UserError(f"{item!r} is neither a YAML file nor key=value; see --help for the keys")
         if not value:
-            raise UserError(f"{item} gives no value; write one, {key}=null for none, or {key}='\"\"' for an empty text")
+            raise UserError(
+                f"{item} has no value; give one, {key}=null for no value, or {key}='\"\"' for an empty text"
+            )
         try:
             layer = OmegaConf.from_dotlist([item])
         except YAMLError as error:
@@ -123,10 +126,10 @@ def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
 
 
 def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None = None) -> Any:
-    """A `cls` with its defaults, overridden by each layer in turn.
+    """Build a `cls` from its defaults, overridden by each layer in turn.
 
-    `kinds` maps a field to the subclass of its declared type that it holds. Raises UserError naming the file or argument, the key and
-    the fix.
+    `kinds` maps the name of a field to the subclass of its declared type to use. Raises UserError naming the file or
+    argument, the key and the fix.
     """
     merged: Any = OmegaConf.structured(cls)
     for name, kind in (kinds or {}).items():
@@ -162,9 +165,10 @@ def _form_difference(node: DictConfig, layer: DictConfig, prefix: str = "") -> s
 
 
 def _build(node: DictConfig, prefix: str) -> Any:
-    """The dataclass of a group whose keys begin with `prefix`.
+    """Build the dataclass of a group whose keys begin with `prefix`.
 
-    Inner groups are built first, each on its own: their error messages begin with a field name, and only here is the full key known.
+    Inner groups are also built separately, so that the full key can be prepended to their error messages, which begin
+    with a field name.
     """
     for name in map(str, node):
         child = node._get_node(name)
@@ -191,7 +195,7 @@ def runtime_keys(cls: type, kinds: Mapping[str, type] | None = None, prefix: str
 
 
 def split_runtime(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values of a configuration as nested dictionaries: (those that decide the result, those marked with `runtime`)."""
+    """Split the values of a configuration into nested dictionaries: (all but `runtime` fields, `runtime` fields)."""
     fixed: dict[str, Any] = {}
     free: dict[str, Any] = {}
     for item in dataclasses.fields(config):
@@ -207,7 +211,10 @@ def split_runtime(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def check_positive(config: object, *names: str) -> None:
-    """Raise UserError unless each field is above 0 and finite; for `__post_init__`. None passes, tuples are checked item by item."""
+    """Raise UserError unless each field is above 0 and finite, for `__post_init__`.
+
+    None is accepted; the items of a tuple are checked one by one.
+    """
     for name in names:
         value = getattr(config, name)
         if isinstance(value, tuple):
@@ -218,7 +225,7 @@ def check_positive(config: object, *names: str) -> None:
 
 
 def check_range(config: object, *names: str, least: float, most: float = math.inf, below: float | None = None) -> None:
-    """Raise UserError unless each field is within [least, most], or [least, below); for `__post_init__`. None passes."""
+    """Raise UserError unless each field is in [least, most], or [least, below). For `__post_init__`; accepts None."""
     end, limit = ("to below ", below) if below is not None else ("to ", most)
     for name in names:
         value = getattr(config, name)
@@ -249,7 +256,7 @@ def _load_yaml(path: str, keys: Keys) -> DictConfig:
 
 
 def _long_keys(layer: DictConfig, short: Mapping[str, str]) -> DictConfig:
-    """`layer` with short names replaced by the keys they stand for."""
+    """Replace the short names in `layer` by full keys."""
     for name, long in short.items():
         if name in layer:
             OmegaConf.update(layer, long, layer.pop(name), force_add=True)

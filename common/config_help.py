@@ -30,11 +30,11 @@ def field_comments(cls: type) -> dict[str, str]:
     """The comment lines above each field of a dataclass and of its parents, joined, by field name."""
     found: dict[str, str] = {}
     for parent in reversed([kind for kind in cls.__mro__ if dataclasses.is_dataclass(kind)]):
-        found |= _own_comments(parent)
+        found |= _comments_in(parent)
     return found
 
 
-def _own_comments(cls: type) -> dict[str, str]:
+def _comments_in(cls: type) -> dict[str, str]:
     source = textwrap.dedent(inspect.getsource(cls))
     comments = {
         token.start[0]: token.string.lstrip("# ")
@@ -72,7 +72,7 @@ def list_keys(
 
 
 def with_choices(comment: str, hint: Any) -> str:
-    """The comment, extended by the values that the type allows unless it names all of them."""
+    """The comment; the values that the type allows are appended unless the comment names all of them."""
     options = [hint, *get_args(hint)]
     choices = [value for kind in options if get_origin(kind) is Literal for value in get_args(kind)]
     if all(re.search(rf"\b{re.escape(str(value))}\b", comment) for value in choices):
@@ -81,7 +81,7 @@ def with_choices(comment: str, hint: Any) -> str:
 
 
 def format_default(value: Any) -> str:
-    """A default as it is written on the command line."""
+    """Format a default as on the command line."""
     if value is None:
         return "null"
     if isinstance(value, tuple):
@@ -115,4 +115,4 @@ def print_text(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would raise again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the flush at exit raises again

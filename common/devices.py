@@ -20,12 +20,12 @@ def check_device(config: object, name: str = "device") -> None:
 
 
 def pick_device(device: str, *, index: int = 0, key: str = "device") -> "torch.device":
-    """The torch device of a `device` setting: `auto` is CUDA where there is a GPU, else the CPU.
+    """Return the torch device of a `device` setting: `auto` is CUDA if a GPU is available, else the CPU.
 
-    `index` is the GPU that `auto` and `cuda` mean, for one of several processes on a machine. `key` names the setting in errors.
-    Raises UserError if the device does not exist on this machine.
+    `index` is the GPU of `auto` and `cuda`, for machines with one process per GPU. `key` is the name of the setting in
+    errors. Raises UserError if the device does not exist on this machine.
     """
-    import torch  # takes seconds; the settings alone do not need it
+    import torch  # takes seconds, and the configuration classes do not need it
 
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -43,7 +43,7 @@ def pick_device(device: str, *, index: int = 0, key: str = "device") -> "torch.d
 
 
 def resolve_precision(precision: Precision, device: "torch.device") -> Literal["fp32", "bf16", "fp16"]:
-    """The number format that `auto` means: bf16 on GPUs that compute in it (Ampere and later), else fp32."""
+    """Resolve `auto` to bf16 on GPUs with bf16 arithmetic (Ampere and later), else to fp32."""
     if precision != "auto":
         return precision
     import torch

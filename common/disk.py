@@ -1,4 +1,4 @@
-"""Writing that survives a kill and a power cut."""
+"""Writing files so that they survive a killed process and a power failure."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sync(path: str | Path) -> None:
-    """Wait until a file's contents, or a folder's renames, are on the disk."""
+    """Flush the contents of a file, or the renames in a folder, to the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -17,7 +17,10 @@ def sync(path: str | Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A path to write a file to, which then takes the place of `path` in one step: readers see the old file or all of the new one."""
+    """Yield a temporary path to write to, and rename it to `path` at the end: readers see the old or the new file.
+
+    After an exception `path` is unchanged and the temporary file is removed.
+    """
     draft = path.with_name(f"{path.name}.tmp")
     try:
         yield draft

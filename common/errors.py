@@ -1,18 +1,22 @@
-"""The one exception whose message is meant for the user."""
+"""The exception for errors that the user can fix."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class UserError(Exception):
-    """Something the user can mend: the message names the file, key or row, and what to do. Shown without a traceback; exit code 2."""
+    """An error that the user can fix; the message names the file, key or row, and the fix.
+
+    Commands print the message without a traceback and exit with code 2.
+    """
 
 
 @contextmanager
 def prefixed(prefix: str) -> Iterator[None]:
-    """What code says that does not know where its values stand, said with that in front.
+    """Prepend `prefix` to the message of any UserError raised inside.
 
-    Of a value that is `KEY: `; of a configuration, whose messages begin with its own fields, `GROUP.`.
+    For code that does not have the full name of a setting: `KEY: ` for a value, `GROUP.` for a configuration whose
+    messages begin with a field name.
     """
     try:
         yield

@@ -1,7 +1,6 @@
-"""The only place where whole images are decoded. An image is uint8 RGB [h, w, 3].
+"""Decoding of untrusted images to uint8 RGB arrays [h, w, 3].
 
-Bytes are hostile: the header is judged before anything is decoded, and whatever a codec makes of damaged bytes ends in
-`ImageRejected`.
+The size in the header is checked before anything is decoded, and any error of a codec becomes `ImageRejected`.
 """
 
 import io
@@ -33,7 +32,7 @@ TRANSPOSES = {
     7: PIL.Image.Transpose.TRANSVERSE,
     8: PIL.Image.Transpose.ROTATE_90,
 }
-# What Pillow's parsers let through on damaged files, besides their own OSError.
+# Pillow raises these for damaged files, besides OSError.
 CODEC_ERRORS = (
     OSError,
     SyntaxError,
@@ -48,12 +47,12 @@ CODEC_ERRORS = (
     RuntimeError,
 )
 MEMORY_ADDRESS = re.compile(r" ?<[^<>]* at 0x[0-9a-f]+>")
-"""In messages of Pillow: different in every run, where a shard must not be."""
+"""Memory addresses in messages of Pillow: removed, because the bytes of a shard must not differ from run to run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageLimits:
-    """Which images are decoded; judged by the size that the header announces."""
+    """Limits on the size that the header of an image declares."""
 
     # largest width times height, in pixels; larger images are not decoded
     max_pixels: int = 60_000_000
@@ -66,8 +65,8 @@ class ImageLimits:
         check_range(self, "max_pixels", "min_side_px", "max_aspect_ratio", least=1)
 
 
-class ImageRejected(Exception):  # noqa: N818 (a verdict on the input, no error of the program)
-    """The bytes are no image to keep: `reason` from schemas.status, `detail` the figure behind it."""
+class ImageRejected(Exception):  # noqa: N818 (a property of the input, not an error of the program)
+    """The bytes are not a usable image: `reason` from schemas.status, `detail` with the number or message behind it."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -77,7 +76,10 @@ class ImageRejected(Exception):  # noqa: N818 (a verdict on the input, no error 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Pixels and what the file was: sizes upright, before any reduction; `is_plain` for an upright RGB JPEG."""
+    """Pixels of an image with its original format and size (in pixels, upright, before any reduction).
+
+    `is_plain` is true for an RGB JPEG without an orientation tag.
+    """
 
     pixels: Image
     original_width: int
@@ -87,22 +89,23 @@ class Decoded:
 
 
 def decode(data: bytes, limits: ImageLimits | None = None) -> Image:
-    """The upright RGB pixels of an encoded image; transparent parts on white, first frame of an animation.
+    """Decode an image to upright RGB pixels: transparent parts on white, first frame of an animation.
 
-    Raises ImageRejected if it breaks a limit or is damaged.
+    Raises ImageRejected if the image exceeds a limit or is damaged.
     """
     return decode_reduced(data, limits or ImageLimits(), None).pixels
 
 
 def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> Decoded:
-    """As `decode`; with `short_side`, a large JPEG may come at 1/2, 1/4 or 1/8, never below twice that short side.
+    """Decode like `decode`, a large JPEG at a reduced size if `short_side` is given.
 
-    libjpeg then leaves out the high frequencies in the DCT itself, which the final resize would remove anyway.
+    The size is 1/2, 1/4 or 1/8, such that the shorter side is still at least twice `short_side`. libjpeg then skips the
+    high frequencies of the DCT, which the final resize would remove anyway.
     """
     try:
         with PIL.Image.open(io.BytesIO(data), formats=FORMATS) as file:
-            check_header(*file.size, limits)  # first of all: a PNG is decoded to look for its orientation
-            # Pillow turns a TIFF upright itself.
+            check_header(*file.size, limits)  # before getexif, which decodes a PNG
+            # Pillow itself applies the orientation of a TIFF.
             orientation = 1 if file.format == "TIFF" else file.getexif().get(ORIENTATION_TAG, 1)
             width, height = file.size[::-1] if orientation in (5, 6, 7, 8) else file.size
             is_jpeg = file.format in ("JPEG", "MPO")
@@ -110,7 +113,8 @@ def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> 
             if is_jpeg and short_side is not None:
                 scale = 2 * short_side / min(file.size)
                 file.draft(file.mode, (int(file.size[0] * scale), int(file.size[1] * scale)))
-            # OpenCV fills up what a truncated file lacks; one without its end marker goes to Pillow, which complains.
+            # Pillow raises an error for a truncated file, but OpenCV fills the missing part silently. So Pillow decodes
+            # the files without an end marker.
             if is_plain and file.size == (width, height) and data.endswith(JPEG_END):
                 pixels = _decode_jpeg(data)
             else:
@@ -128,11 +132,11 @@ def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> 
 
 
 STORED = ImageLimits(max_pixels=2**31, max_aspect_ratio=float("inf"))
-"""No limits: for bytes that passed those of the configuration in `download`."""
+"""No limits, for stored images: `download` has checked them against the limits of the configuration."""
 
 
 def _decode_jpeg(data: bytes) -> Image:
-    """A whole, upright RGB JPEG at full size: libjpeg-turbo as in Pillow, the same pixels, in three quarters of the time."""
+    """Decode a complete, upright RGB JPEG at full size: the same pixels as Pillow, in three quarters of the time."""
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
     if pixels is None:
         raise ValueError("broken JPEG")
@@ -140,7 +144,7 @@ def _decode_jpeg(data: bytes) -> Image:
 
 
 def check_header(width: int, height: int, limits: ImageLimits) -> None:
-    """Raises ImageRejected for an image whose size breaks a limit."""
+    """Raise ImageRejected if the size of an image exceeds a limit."""
     short, long = min(width, height), max(width, height)
     if width * height > limits.max_pixels:
         raise ImageRejected("too_many_pixels", f"{width} x {height} px")
@@ -151,7 +155,7 @@ def check_header(width: int, height: int, limits: ImageLimits) -> None:
 
 
 def _to_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Any mode as RGB: 16 bits lose their lower 8, alpha is laid on white."""
+    """Convert any mode to RGB: the upper 8 of 16 bits, transparency on white. Raises ValueError for modes I and F."""
     if image.mode == "RGB" and "transparency" not in image.info:
         image.load()
         return image

@@ -1,4 +1,4 @@
-"""JSON files that say what lies beside them: a model's configuration, a run's state."""
+"""JSON files that hold one object, such as the configuration of a model."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,10 @@ from common.disk import atomic_write
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a file. Raises OSError if it cannot be opened, and ValueError that begins with its path if it holds none."""
+    """Read the object in a JSON file.
+
+    Raises OSError if the file cannot be opened, and ValueError that begins with its path if it does not hold an object.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -20,6 +23,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def write_object(values: Mapping[str, Any], path: Path) -> None:
-    """Whole or not at all, in the order given."""
+    """Write an object to a JSON file atomically, keys in the given order.
+
+    Raises TypeError for a value that JSON cannot represent.
+    """
     with atomic_write(path) as draft:
         draft.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")

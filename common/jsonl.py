@@ -1,4 +1,4 @@
-"""The rows that a training run writes down: JSON, one a line, each with its `step`."""
+"""The metrics file of a training run: JSON Lines, each row with its `step`."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,11 @@ from common.disk import atomic_write
 
 
 def truncate(path: Path, step: int, last: str = "") -> None:
-    """Drop the rows after `step`, the step of the checkpoint that a run goes on from: the run will write them again.
+    """Remove the rows after `step`, the step of the checkpoint from which a run resumes: the run writes them again.
 
-    `last` names a field. If given, of the rows of `step` itself only those with this field stay: the others were written after the
-    checkpoint (such as the evaluation that follows the last step), and will be written again too.
+    `last` is the name of a field. If given, only the rows of `step` itself that have this field are kept; the other
+    rows of that step were written after the checkpoint, such as the evaluation after the last step, and are written
+    again too. A missing file is left missing.
     """
     if not path.is_file():
         return
@@ -18,7 +19,7 @@ def truncate(path: Path, step: int, last: str = "") -> None:
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
-        except ValueError:  # the last line of a killed run
+        except ValueError:  # the process was killed while it wrote the last line
             break
         if row["step"] > step or (row["step"] == step and last and last not in row):
             break

@@ -18,10 +18,11 @@ def warmup_cosine(
     first_step: int = 0,
     decay_start: int | None = None,
 ) -> float:
-    """The factor of the peak learning rate at `step`, counted from 0: linear warm-up, then half a cosine down to `final_ratio`.
+    """The learning rate at `step` (from 0) as a fraction of its peak: linear warm-up, then half a cosine.
 
-    `first_step=0` starts at a rate of 0, as MERU's released code does, `first_step=1` at 1 / warmup_steps. The cosine spans the steps
-    from `decay_start` (default: the end of the warm-up) to `steps`.
+    The cosine ends at `final_ratio`. With `first_step=0` the warm-up starts at a rate of 0, as in MERU's released code,
+    with `first_step=1` at 1 / warmup_steps. It spans the steps from `decay_start` (default: the end of the warm-up) to
+    `steps`.
     """
     start = warmup_steps if decay_start is None else decay_start
     warmup = (step + first_step) / warmup_steps if step < warmup_steps else 1.0
@@ -30,7 +31,7 @@ def warmup_cosine(
 
 
 def is_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """True for parameters with more than one axis: all but gains, biases and scalars."""
+    """True for parameters with more than one axis, so not for gains, biases and scalars."""
     return parameter.ndim > 1
 
 
@@ -42,12 +43,11 @@ def parameter_groups(
     decays: Callable[[str, nn.Parameter], bool] = is_matrix,
     lr_ratios: Mapping[str, float] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """The trainable parameters of a model as groups of one optimizer, in order of their first parameter.
+    """The trainable parameters of a model as groups of one optimizer, in the order of their first parameter.
 
-    `decays(name, parameter)` selects those with weight decay; `lr_ratios` maps the prefix of a name to a
-    learning rate as a multiple of `lr`. Sharded
-    (DTensor) and ordinary parameters get groups of their own: a fused AdamW cannot update them together. `initial_lr` keeps the peak
-    rate of a group, which a schedule multiplies.
+    `decays(name, parameter)` selects the parameters with weight decay; `lr_ratios` maps a name prefix to a learning
+    rate as a multiple of `lr`. Sharded (DTensor) and ordinary parameters are in separate groups because a fused AdamW
+    cannot mix them. `initial_lr` of a group is its peak learning rate, which a schedule multiplies.
     """
     members: dict[tuple[bool, str, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():

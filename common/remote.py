@@ -1,4 +1,4 @@
-"""Folders and files by path or fsspec URL, and what their stores answer."""
+"""Files and folders by path or fsspec URL, and the errors of their stores."""
 
 import io
 import sys
@@ -17,56 +17,59 @@ from common.errors import UserError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-BUFFER: Final = 1 << 20  # bytes; without it a remote file copies its whole block, 50 MB on S3, for every line
-THREADS: Final = 16  # requests to a store at a time
-FOREIGN: Final = {"botocore.exceptions": ("BotoCoreError", "ClientError"), "aiohttp": ("ClientError",)}
-"""Module -> exceptions that fsspec lets through as they are. All else that it raises for a failed request is an OSError."""
+# Size of the read buffer in bytes. Without a buffer, a remote file copies its block (50 MB on S3) for every line read.
+BUFFER: Final = 1 << 20
+# Number of concurrent requests to a store.
+THREADS: Final = 16
+CLIENT_ERRORS: Final = {"botocore.exceptions": ("BotoCoreError", "ClientError"), "aiohttp": ("ClientError",)}
+"""Module -> exceptions of HTTP clients that fsspec does not convert to OSError."""
 
 
 def open_store(url: str, **options: Any) -> tuple[AbstractFileSystem, str]:
-    """The file system of `url` and the path in it. Nothing is sent yet.
+    """Return the file system of `url` and the path in it; no request is sent.
 
-    Raises UserError for a protocol that fsspec does not know or lacks a package for, naming the package.
+    Raises UserError if fsspec does not support the protocol, or naming the package that has to be installed for it.
     """
     try:
         fs, path = url_to_fs(url, **options)
     except ImportError as error:
         package = known_implementations.get(get_protocol(url), {}).get("class", "").partition(".")[0]
-        # Where the protocol is implemented in fsspec itself, its message already names the package that is missing.
-        mend = f"; pip install '{package}'" if package not in ("", "fsspec") else ""
-        raise UserError(f"{url}: {error}{mend}") from error
+        # For protocols that fsspec implements itself, its message already names the missing package.
+        fix = f"; pip install '{package}'" if package not in ("", "fsspec") else ""
+        raise UserError(f"{url}: {error}{fix}") from error
     except store_errors(ValueError) as error:
         raise UserError(f"{url}: {one_line(error)}") from error
     return fs, str(path)
 
 
 def open_file(url: str) -> IO[bytes]:
-    """A file opened for reading. Raises UserError as `open_store` does, and any of `store_errors` if it cannot be opened."""
+    """Open a file for reading. Raises UserError like `open_store`, or any of `store_errors` if opening fails."""
     fs, path = open_store(url)
     file = fs.open(path, "rb")
     return cast(IO[bytes], file if isinstance(fs, LocalFileSystem) else io.BufferedReader(file, BUFFER))
 
 
 def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """What to catch around requests to a store: `except store_errors() as error`. `others` are caught too.
+    """Return the exceptions of a failed request to a store, followed by `others`: `except store_errors() as error`.
 
-    Pass ValueError where nothing but fsspec is called: so it reports an endpoint that is no URL. Packages that were not imported
-    are left out, as they can have raised nothing; importing them here would take seconds.
+    Pass ValueError if the `try` block calls only fsspec, which raises it for a malformed endpoint. Exceptions of
+    packages that are not imported yet are not included: such a package cannot have raised one, and importing it takes
+    seconds.
     """
-    modules = {name: sys.modules[name] for name in FOREIGN if name in sys.modules}
-    foreign = [getattr(module, name) for module_name, module in modules.items() for name in FOREIGN[module_name]]
-    return OSError, *foreign, *others
+    modules = {name: sys.modules[name] for name in CLIENT_ERRORS if name in sys.modules}
+    errors = [getattr(module, name) for module_name, module in modules.items() for name in CLIENT_ERRORS[module_name]]
+    return OSError, *errors, *others
 
 
 def one_line(error: BaseException) -> str:
-    """The message of `error` without its line breaks."""
+    """The message of `error` without line breaks, or the name of its type if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def map_concurrently(request: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
-    """`request(item)` for each item, in their order, several at a time: a remote store takes its time to answer each.
+    """Yield `request(item)` for each item, in order; up to `THREADS` requests run at the same time.
 
-    Who has seen enough closes the iterator: requests that have not begun are then never made.
+    Close the iterator to cancel requests that have not started.
     """
     with ThreadPoolExecutor(THREADS) as pool:
         yield from pool.map(request, items)

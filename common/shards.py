@@ -24,10 +24,11 @@ def natural_key(text: str) -> list[tuple[int, str]]:
 
 
 def list_shards(shards: str, formats: Sequence[str] = ("train",), suffixes: Sequence[str] = (".tar",)) -> list[str]:
-    """The files of `shards`, in numeric order, each once: a folder, a glob or a file, or several separated by commas.
+    """List the files of a folder, a glob or a file, or several separated by commas: each once, in numeric order.
 
-    Of a folder without such files, the first of its subfolders `formats` that has some is listed. Files of a pipeline output are listed
-    only if a manifest commits them. Raises UserError if nothing is found; `common.errors.prefixed` adds the key.
+    Of a folder, the files with the first of `suffixes` that occurs are listed; a folder without such files is replaced
+    by the first of its subfolders `formats` that has some. Files of a pipeline output are listed only if a manifest
+    commits them. Raises UserError if nothing is found; `common.errors.prefixed` adds the key.
     """
     urls: dict[str, None] = {}
     for pattern in filter(None, (part.strip() for part in shards.split(","))):
@@ -60,29 +61,32 @@ def _list_pattern(pattern: str, formats: Sequence[str], suffixes: Sequence[str])
 
 
 def _files_in(fs: AbstractFileSystem, folder: str, suffixes: Sequence[str]) -> list[str]:
-    """The files of a folder that end in the first of `suffixes` that any file ends in."""
+    """The files of a folder with the first of `suffixes` that any file has."""
     names = [str(name) for name in fs.ls(folder, detail=False)] if fs.isdir(folder) else []
     by_suffix = ([name for name in names if name.endswith(suffix)] for suffix in suffixes)
     return next((found for found in by_suffix if found), [])
 
 
 def _drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:
-    """`paths` without files of a pipeline output that no manifest names: their job is still running, or was killed."""
+    """Remove files of a pipeline output that have no manifest: their job is still running, or was killed."""
     kept: list[str] = []
     manifests: dict[str, set[str] | None] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")
         root, _, kind = folder.rpartition("/")
         if kind in FILES and root not in manifests:
-            listed = f"{root}/{MANIFEST_FOLDER}"
-            names = {str(file).rpartition("/")[2] for file in fs.ls(listed, detail=False)} if fs.isdir(listed) else None
-            manifests[root] = names
-        known = manifests.get(root) if kind in FILES else None
-        if known is None or f"{name.rpartition('.')[0]}.json" in known:
+            manifests[root] = _names_in(fs, f"{root}/{MANIFEST_FOLDER}")
+        committed = manifests.get(root) if kind in FILES else None
+        if committed is None or f"{name.rpartition('.')[0]}.json" in committed:
             kept.append(path)
         else:
-            logger.warning("%s has no manifest: its job has not finished it; skipped", path)
+            logger.warning("%s has no manifest and is skipped: its shard is not finished", path)
     return kept
+
+
+def _names_in(fs: AbstractFileSystem, folder: str) -> set[str] | None:
+    """The file names in a folder, None if it does not exist."""
+    return {str(file).rpartition("/")[2] for file in fs.ls(folder, detail=False)} if fs.isdir(folder) else None
 
 
 def is_local(fs: AbstractFileSystem) -> bool:
@@ -92,7 +96,7 @@ def is_local(fs: AbstractFileSystem) -> bool:
 
 @contextmanager
 def read_errors_explained(url: str) -> Iterator[None]:
-    """Raise UserError, naming `url`, for any error of its store."""
+    """Convert any error of the store of `url` to a UserError that names `url`."""
     try:
         yield
     except store_errors(ValueError) as error:

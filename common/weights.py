@@ -1,4 +1,4 @@
-"""Weight files: the one reader of them, whoever wrote them, and a writer that is whole or not at all."""
+"""Read and write weight files: no pickle, atomic writes."""
 
 import pickle
 import re
@@ -14,48 +14,49 @@ from torch import Tensor
 from common.disk import atomic_write
 
 WRAPPERS = ("model", "state_dict")
-"""Where a training checkpoint has the weights: GLIP, MERU, HyCoCLIP and PHyCLIP; open_clip."""
-DDP = "module."
+"""Keys of the weights in training checkpoints: `model` in GLIP, MERU, HyCoCLIP, PHyCLIP; `state_dict` in open_clip."""
+DDP_PREFIX = "module."
 
 
 def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The weights of a safetensors file, or of torch's: at its top or in a training checkpoint, without what DDP puts before names.
+    """Read the weights in a safetensors file, or in a torch file: a state dict or a training checkpoint with one.
 
-    Nothing is unpickled but tensors and plain containers. Raises OSError for a file that cannot be opened, and ValueError that begins
-    with its path for one that is damaged or holds anything else.
+    The name prefix of DistributedDataParallel is removed. Only tensors and plain containers are unpickled. Raises
+    OSError if the file cannot be opened, and ValueError that begins with its path if it is damaged or has other
+    contents.
     """
-    contents = _safetensors(path, device) if path.suffix == ".safetensors" else _torch(path, device)
+    contents = _load_safetensors(path, device) if path.suffix == ".safetensors" else _load_torch(path, device)
     if isinstance(contents, Mapping):
         contents = next((contents[key] for key in WRAPPERS if isinstance(contents.get(key), Mapping)), contents)
     if not isinstance(contents, Mapping) or not contents or not all(map(_is_entry, contents.items())):
-        raise ValueError(f"{path} holds no state dict, neither at its top nor under {' or '.join(WRAPPERS)}")
+        raise ValueError(f"{path} holds no state dict, neither at its top level nor under {' or '.join(WRAPPERS)}")
     if odd := [key for key, value in contents.items() if not _is_dense(value)]:
         raise ValueError(
-            f"{path} has {len(odd)} sparse, quantised or empty tensors, such as {odd[0]!a:.80}; save plain ones"
+            f"{path} has {len(odd)} sparse, quantised or meta tensors, such as {odd[0]!a:.80}; save dense tensors"
         )
-    prefix = DDP if all(key.startswith(DDP) for key in contents) else ""
+    prefix = DDP_PREFIX if all(key.startswith(DDP_PREFIX) for key in contents) else ""
     return {key.removeprefix(prefix): value for key, value in contents.items()}
 
 
-def _safetensors(path: Path, device: torch.device | str) -> dict[str, Tensor]:
+def _load_safetensors(path: Path, device: torch.device | str) -> dict[str, Tensor]:
     try:
         return load_file(path, str(device))
     except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file, or is damaged ({error}); copy it again") from error
+        raise ValueError(f"{path} is no safetensors file, or it is damaged ({error}); copy it again") from error
 
 
-def _torch(path: Path, device: torch.device | str) -> object:
-    """Said without torch's advice to unpickle it all the same."""
+def _load_torch(path: Path, device: torch.device | str) -> object:
+    """Load a file of torch.save; the error message omits torch's advice to disable the protection."""
     try:
-        # Mapped, what lies beside the weights in a training checkpoint is never read; torch maps its zip files alone.
+        # With mmap, parts of a training checkpoint other than the weights are never read. torch maps only zip files.
         return torch.load(path, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(path))
     except OSError:
         raise
-    except Exception as error:  # damaged bytes make torch's reader fail in any way, TypeError and AssertionError too
-        asked = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
-        why = f"it asks for {asked[1]}" if asked else "it is something else, cut short or damaged"
+    except Exception as error:  # damaged bytes raise many types in torch's reader, TypeError and AssertionError too
+        found = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        why = f"it refers to {found[1]}" if found else "it is truncated, damaged, or of another format"
         raise ValueError(
-            f"{path} is not a file of tensors alone ({why}), which is all that is read; save its state dict as safetensors"
+            f"{path} is not a file of tensors alone ({why}); nothing else is loaded: save its state dict as safetensors"
         ) from error
 
 
@@ -64,14 +65,14 @@ def _is_entry(item: tuple[object, object]) -> bool:
 
 
 def _is_dense(value: Tensor) -> bool:
-    """Whether it holds numbers as a weight does, one beside the other."""
+    """True for a strided tensor with data, not quantised."""
     return value.layout == torch.strided and not (value.is_quantized or value.is_meta)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """A safetensors file, whole or not at all, that others may read where the umask lets them.
+    """Write a safetensors file atomically, with the permissions of the umask.
 
-    safetensors itself makes every file its owner's alone, also on a disk that a group shares.
+    safetensors itself creates files that only their owner may read, even on a disk that a group shares.
     """
     with atomic_write(path) as draft:
         draft.touch()

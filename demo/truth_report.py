@@ -12,6 +12,7 @@ import pyarrow as pa
 from demo.make_input import EARLY_STAGES, INPUT
 from demo.world.sprites import HELD_OUT_STYLE
 from demo.world.truth import Prediction, Tally, Truth, prediction_of, tally
+from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS
 
 FILTERS = tuple(BOX_REMOVALS)  # in the order in which they act
@@ -109,7 +110,7 @@ def table_of(truth: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def unexpected_drops(stats: dict[str, Any], expected: dict[str, dict[str, int]]) -> list[str]:
+def unexpected_drops(stats: Statistics, expected: dict[str, dict[str, int]]) -> list[str]:
     """One line for each early drop reason whose count is not the one the input was made for."""
     lines = []
     for stage in EARLY_STAGES:

@@ -1,4 +1,4 @@
-"""The configuration of the pipeline: the groups of all stages, loaded from YAML files and `key=value` arguments."""
+"""The configuration of the pipeline, loaded from YAML files and `key=value` arguments."""
 
 import hashlib
 import json
@@ -27,12 +27,12 @@ KEYS: Final = Keys(
         "score.device": {None: "auto"},
     },
 )
-"""Key names of the pipeline; `renamed` and `revalued` are those of version 0.1."""
+"""Key names of the pipeline; `renamed` and `revalued` refer to version 0.1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayConfig:
-    """How the work is spread over a cluster (pipeline/on_ray.py)."""
+    """How the work is distributed over a cluster (pipeline/on_ray.py)."""
 
     # ray; or local: run the stages in a plain loop in this process
     runner: Literal["ray", "local"] = "ray"
@@ -54,13 +54,13 @@ class RayConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """The configuration of a run."""
+    """The complete configuration of a job."""
 
     # file, folder, glob or URL: parquet, JSONL, CSV, TSV, or tars of image-text pairs
     input: str = ""
     # folder or URL for train/, grit/, arrow/, stats.json and report.html
     output: str = ""
-    # input rows that become one set of output files: the unit of work and of resumption
+    # input rows per shard; a shard is the unit of work, and of resuming
     rows_per_shard: int = 1000
     # read only the first `limit` input rows; null: all
     limit: int | None = None
@@ -82,7 +82,7 @@ class PipelineConfig:
 
 
 def load_config(arguments: Sequence[str]) -> PipelineConfig:
-    """The configuration of a command line: the defaults, then YAML files, then `key=value` arguments.
+    """Load the configuration of a command line: the defaults, then YAML files, then `key=value` arguments.
 
     Raises UserError naming the file or argument, the key and the fix.
     """
@@ -92,10 +92,10 @@ def load_config(arguments: Sequence[str]) -> PipelineConfig:
 
 
 def content_hash(config: PipelineConfig) -> str:
-    """SHA-256 of the settings that decide what a shard holds.
+    """SHA-256 of the settings that decide the content of a shard.
 
-    Left out are the settings that decide which rows are in it (its plan records them), where it is written, and everything marked
-    as `runtime`.
+    It excludes settings marked as `runtime`, the output, and the settings that select the rows, which the plan of a
+    shard records.
     """
     content, _ = split_runtime(config)
     for key in ("input", "output", "limit", "rows_per_shard"):
@@ -104,11 +104,11 @@ def content_hash(config: PipelineConfig) -> str:
 
 
 def runtime_settings(config: PipelineConfig) -> dict[str, Any]:
-    """The `runtime` settings that can change the bytes of a shard, which its manifest records: all but those of Ray and the report."""
+    """The `runtime` settings of the stages, which manifests record; those of Ray and the report are not included."""
     _, settings = split_runtime(config)
     return {group: values for group, values in settings.items() if group not in ("report", "ray")}
 
 
 def repository_root() -> Path:
-    """The folder that holds `pipeline/`."""
+    """The folder that contains `pipeline/`."""
     return Path(__file__).resolve().parent.parent

@@ -1,4 +1,4 @@
-"""What becomes of decoded images: resized, cropped and encoded. An image is uint8 RGB [h, w, 3]."""
+"""Resizing, cropping and encoding of decoded images. An image is uint8 RGB [h, w, 3]."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from common.images import Image
 ResizeMode = Literal["keep_ratio", "border", "none"]
 
 MAX_SIDE_PX: Final = 65_500
-"""Longest side of a JPEG that libjpeg accepts."""
+"""Longest side that libjpeg can encode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class ResizeConfig:
 
 
 def resize(image: Image, height: int, width: int) -> Image:
-    """`image` at another size, bicubic, averaged over the pixels it loses, by torch's fast uint8 kernel."""
-    # Imported here: torch takes seconds, and those who only crop and encode do without it.
+    """Resize an image to `height` x `width` pixels: bicubic with antialiasing, by torch's fast uint8 kernel."""
+    # torch takes seconds to import, and callers that only crop and encode do not need it.
     import torch
     from torch.nn.functional import interpolate
 
@@ -48,7 +48,7 @@ def resize(image: Image, height: int, width: int) -> Image:
 
 
 def resize_as(image: Image, config: ResizeConfig) -> Image:
-    """`image` as the config wants it stored."""
+    """Resize an image for storage, as `config` specifies."""
     match config.mode:
         case "none":
             return image
@@ -63,22 +63,25 @@ def resize_as(image: Image, config: ResizeConfig) -> Image:
 
 
 def encode_jpeg(image: Image, quality: int = 95) -> bytes:
-    """JPEG bytes, 4:2:0, without metadata: equal pixels give equal bytes."""
+    """Encode an image as JPEG, 4:2:0, without metadata: equal pixels give equal bytes.
+
+    Raises ValueError if a side is longer than `MAX_SIDE_PX`.
+    """
     is_encoded, data = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, quality])
     if not is_encoded:
-        raise ValueError(f"no JPEG of shape {image.shape}")
+        raise ValueError(f"an image of shape {image.shape} cannot be encoded as JPEG")
     return data.tobytes()
 
 
 def corners(box: Mapping[str, Any]) -> tuple[float, float, float, float]:
-    """A box by name (schemas.rows.BOX and GIVEN_BOX) as x_min, y_min, x_max, y_max."""
+    """The corners (x_min, y_min, x_max, y_max) of a schemas.rows.BOX or GIVEN_BOX."""
     return box["x_min"], box["y_min"], box["x_max"], box["y_max"]
 
 
 def crop_box(image: Image, xyxy: Sequence[float]) -> Image:
-    """The part of `image` in the box (fractions of width and height), corners cut to whole pixels as HyCoCLIP does.
+    """Cut out a box, given in fractions of width and height; corners are truncated to whole pixels like in HyCoCLIP.
 
-    A view; empty where the box rounds to nothing.
+    Returns a view; it is empty if the truncated box contains no pixel.
     """
     height, width = image.shape[:2]
     x_min, y_min, x_max, y_max = (min(max(value, 0.0), 1.0) for value in xyxy)
@@ -86,7 +89,10 @@ def crop_box(image: Image, xyxy: Sequence[float]) -> Image:
 
 
 def border_square(image: Image, size: int = 224) -> Image:
-    """The image centred in a white square, as HyCoCLIP's training data: cv2 area to shrink, Lanczos to enlarge."""
+    """Fit an image into a white square of side `size`, centred, as in the training data of HyCoCLIP.
+
+    OpenCV's area interpolation shrinks, its Lanczos interpolation enlarges.
+    """
     long = max(image.shape[:2])
     height, width = (max(1, round(side * size / long)) for side in image.shape[:2])
     if long != size:

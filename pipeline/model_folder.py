@@ -1,4 +1,4 @@
-"""The config.json of a model folder, and the threshold that it may hold."""
+"""The config.json of a model folder, and the calibrated threshold in it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,25 +9,28 @@ from common.json_file import read_object
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """A model folder's config.json, {} without one."""
+    """Read the config.json of a model folder, {} if it has none. Raises UserError if the file is damaged."""
     try:
         return read_object(folder / "config.json")
-    except (FileNotFoundError, NotADirectoryError):  # a weight file has none
+    except (FileNotFoundError, NotADirectoryError):  # NotADirectoryError: `folder` is a weight file
         return {}
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
 def calibrated_threshold(
-    config: dict[str, Any], places: Sequence[tuple[str, str]], *, otherwise: float, most: float, model: str
+    config: dict[str, Any], keys: Sequence[tuple[str, str]], *, otherwise: float, most: float, model: str
 ) -> float:
-    """The model's own calibration: what its config.json has at the first of `places` (group, key), `otherwise` without one.
+    """The calibrated threshold in the config.json of a model, or `otherwise` if it has none.
 
-    Raises UserError if that is no number from 0 to `most`.
+    The first of `keys` (group, key) that is set counts. Raises UserError, naming the `model`, if its value is not a
+    number from 0 to `most`.
     """
-    groups = [(config.get(group), key) for group, key in places]
+    groups = [(config.get(group), key) for group, key in keys]
     found = [group[key] for group, key in groups if isinstance(group, dict) and group.get(key) is not None]
     value = found[0] if found else otherwise
     if not isinstance(value, int | float) or not 0 <= value <= most:
-        raise UserError(f"the config.json of {model} has {value!r} as score threshold; from 0 to {most:g} it must be")
+        raise UserError(
+            f"the config.json of {model} has the score threshold {value!r}; change it to a number from 0 to {most:g}"
+        )
     return float(value)

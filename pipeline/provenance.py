@@ -1,18 +1,18 @@
-"""What made a shard: versions, models by the hash of their weights, thresholds, and the configuration."""
+"""The provenance of a shard: versions, models, thresholds and the hash of the configuration."""
 
-import dataclasses
 import hashlib
 import tomllib
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pipeline.config import PipelineConfig, content_hash, repository_root
 from pipeline.ground.load import grounder_path
 from pipeline.parse.stage import spacy_package
 from pipeline.score.scorers import scorer_path
 from pipeline.score.stage import resolve_thresholds
+from schemas.manifest import ModelIdentity, Provenance, ThresholdValues
 from schemas.rows import VERSION
 
 PACKAGES: Final = (
@@ -29,13 +29,15 @@ PACKAGES: Final = (
 
 
 def hypergrit_version() -> str:
-    """The version that pyproject.toml declares: HyperGRIT runs from its checkout and is no installed package."""
-    text = (repository_root() / "pyproject.toml").read_text(encoding="utf-8")
-    return str(tomllib.loads(text)["project"]["version"])
+    """The version in the pyproject.toml of this checkout, or of the installed package if there is no checkout."""
+    file = repository_root() / "pyproject.toml"
+    if not file.is_file():
+        return package_version("hypergrit")
+    return str(tomllib.loads(file.read_text(encoding="utf-8"))["project"]["version"])
 
 
 def package_version(name: str) -> str:
-    """Installed version of a distribution, or 'absent'."""
+    """The installed version of a distribution, or 'absent'."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -44,7 +46,10 @@ def package_version(name: str) -> str:
 
 @cache
 def folder_hash(path: str) -> str:
-    """SHA-256 over the names and contents of the files below `path`, or of the file itself."""
+    """SHA-256 over the relative paths, sizes and contents of the files in a folder, or of one file.
+
+    Cached, since weights take seconds to read. Raises OSError if a file cannot be read.
+    """
     root, digest = Path(path), hashlib.sha256()
     for file in sorted(root.rglob("*")) if root.is_dir() else [root]:
         if file.is_file():
@@ -55,14 +60,18 @@ def folder_hash(path: str) -> str:
     return digest.hexdigest()
 
 
-def model_identity(name: str, path: str) -> dict[str, str]:
-    """Name of a model and, where its weights are local, their hash; a hub name stands for itself."""
+def model_identity(name: str, path: str) -> ModelIdentity:
+    """The name of a model, and the hash of its files if they are local."""
     return {"name": name, "sha256": folder_hash(path)} if Path(path).exists() else {"name": name}
 
 
-def make_provenance(config: PipelineConfig) -> dict[str, Any]:
-    """The part of a manifest that must agree before a finished shard may be kept: see write.is_finished."""
+def make_provenance(config: PipelineConfig) -> Provenance:
+    """Collect everything that decides the content of a shard: a finished shard is reused only if all of it is equal.
+
+    Raises UserError if a model or its calibrated threshold cannot be read.
+    """
     grounder, scorer = config.ground.grounder, config.score.scorer
+    thresholds = resolve_thresholds(config.score, grounder)
     return {
         "hypergrit": hypergrit_version(),
         "schema": VERSION,
@@ -73,5 +82,10 @@ def make_provenance(config: PipelineConfig) -> dict[str, Any]:
             "grounder": model_identity(grounder, grounder_path(grounder)),
             "scorer": model_identity(scorer, scorer_path(scorer)),
         },
-        "thresholds": dataclasses.asdict(resolve_thresholds(config.score, grounder)),
+        "thresholds": ThresholdValues(
+            min_side_px=thresholds.min_side_px,
+            size_rule=thresholds.size_rule,
+            min_score=thresholds.min_score,
+            min_clip_score=thresholds.min_clip_score,
+        ),
     }

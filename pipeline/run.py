@@ -1,16 +1,16 @@
-"""The order of the stages, and one shard's way through them. A reader learns the pipeline from this file.
+"""The order of the stages, and the three steps that compute one shard.
 
-    read -> download -> captions -> parse  |  ground -> score  |  write
-              CPU, waits for the network   |  models            |  CPU
+    Prepare: read -> download -> captions -> parse     CPU, waits for the network
+    Infer:   ground -> score                           models
+    write:   write                                     CPU
 
-Nothing here knows Ray; on_ray.py takes the same three steps and gives each its resources.
+This module does not use Ray; on_ray.py runs the same three steps on a cluster.
 """
 
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 import torch
@@ -27,16 +27,15 @@ from pipeline.stored_images import StoredImages
 from pipeline.write.stage import write_shard
 from pipeline.write.store import Store
 from schemas.files import TIMINGS_FILE
+from schemas.manifest import Manifest, Provenance, Timings
 from schemas.rows import BOUNDARIES
 from schemas.table import kept_indices
 
 Stage = Callable[[pa.Table], pa.Table]
-Timings = dict[str, dict[str, float]]
-"""Stage -> {"seconds": wall time the stage took, "rows": rows that came to it undropped}."""
 
 
 class Prepare:
-    """The CPU half: a plan becomes a table of parsed rows."""
+    """The CPU step: read, download and parse the rows of a shard."""
 
     def __init__(self, config: PipelineConfig) -> None:
         self.config = config
@@ -49,14 +48,14 @@ class Prepare:
     def __call__(self, plan: ShardPlan) -> tuple[pa.Table, Timings]:
         start = time.perf_counter()
         table = read_shard(plan, self.config.read)
-        timings = {"read": {"seconds": time.perf_counter() - start, "rows": float(table.num_rows)}}
+        timings: Timings = {"read": {"seconds": time.perf_counter() - start, "rows": float(table.num_rows)}}
         return run_stages(self.stages, table, timings, plan)
 
 
 class Infer:
-    """The model half: boxes for the phrases, scores for the boxes.
+    """The model step: boxes for the phrases, scores for the boxes.
 
-    On a CPU at one thread, since sums differ in their last bits with the number of threads: more workers make it faster.
+    On a CPU it uses one thread, since the last bits of sums depend on the number of threads; more workers are faster.
     """
 
     def __init__(self, config: PipelineConfig) -> None:
@@ -77,42 +76,44 @@ class Infer:
 def run_stages(
     stages: Sequence[tuple[str, Stage]], table: pa.Table, timings: Timings, plan: ShardPlan
 ) -> tuple[pa.Table, Timings]:
-    """`table` through `stages`, each held to its schema and to handing on every row.
+    """Apply `stages` to a table one after the other; add the time of each to `timings`.
 
-    Raises RuntimeError when a stage loses a row or breaks its schema: a bug, never data.
+    Raises RuntimeError if a stage loses a row or returns another schema than its own, which is a bug. Exceptions of a
+    stage get a note with the stage and the rows.
     """
     for name, stage in stages:
-        kept, n, start = len(kept_indices(table)), table.num_rows, time.perf_counter()
+        n_kept, n_rows, start = len(kept_indices(table)), table.num_rows, time.perf_counter()
         try:
             table = stage(table)
         except Exception as error:
-            error.add_note(
-                f"in stage {name!r}, shard {plan.index} (rows {plan.first_row} to {plan.first_row + plan.n_rows - 1})"
-            )
+            last_row = plan.first_row + plan.n_rows - 1
+            error.add_note(f"in stage {name!r}, shard {plan.index} (rows {plan.first_row} to {last_row})")
             raise
-        if table.num_rows != n:
-            raise RuntimeError(f"stage {name!r} got {n} rows and handed on {table.num_rows}")
+        if table.num_rows != n_rows:
+            raise RuntimeError(f"stage {name!r} received {n_rows} rows and returned {table.num_rows}")
         if not table.schema.equals(BOUNDARIES[name]):
-            raise RuntimeError(f"stage {name!r} handed on columns that are not its schema's: {table.schema.names}")
-        timings[name] = {"seconds": time.perf_counter() - start, "rows": float(kept)}
+            raise RuntimeError(f"stage {name!r} returned columns that differ from its schema: {table.schema.names}")
+        timings[name] = {"seconds": time.perf_counter() - start, "rows": float(n_kept)}
     return table, timings
 
 
 def write(
-    plan: ShardPlan, table: pa.Table, timings: Timings, config: PipelineConfig, provenance: dict[str, Any]
-) -> dict[str, Any]:
-    """Commit the shard and return its manifest; timings go to a file of their own, since they differ from run to run."""
-    start, kept = time.perf_counter(), len(kept_indices(table))
+    plan: ShardPlan, table: pa.Table, timings: Timings, config: PipelineConfig, provenance: Provenance
+) -> Manifest:
+    """Write and commit a shard; return its manifest.
+
+    The timings are in a separate file because they differ from run to run. Raises UserError if the output cannot be
+    written.
+    """
+    start, n_kept = time.perf_counter(), len(kept_indices(table))
     manifest = write_shard(table, plan, config.write, config.output, provenance, runtime_settings(config))
-    timings = {**timings, "write": {"seconds": time.perf_counter() - start, "rows": float(kept)}}
+    timings = {**timings, "write": {"seconds": time.perf_counter() - start, "rows": float(n_kept)}}
     Store(config.output).write(TIMINGS_FILE.format(plan.index), json.dumps(timings, sort_keys=True))
     return manifest
 
 
-def run_local(
-    plans: Sequence[ShardPlan], config: PipelineConfig, provenance: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """All shards in a for loop in this process; yields each manifest once it is committed."""
+def run_local(plans: Sequence[ShardPlan], config: PipelineConfig, provenance: Provenance) -> Iterator[Manifest]:
+    """Compute the shards one after the other in this process; yield each manifest once it is committed."""
     prepare, infer = Prepare(config), Infer(config)
     for plan in plans:
         yield write(plan, *infer(plan, *prepare(plan)), config, provenance)

@@ -1,29 +1,29 @@
-"""Decoded images, shared by the stages of one process."""
+"""A cache of decoded images for the stages of one process."""
 
 from common.images import STORED, Image, decode
 
 
 class StoredImages:
-    """Pixels of the images that `download` stored, for stages of one process that look at the same ones.
+    """Decode stored images and cache up to `max_bytes` of pixels.
 
-    Decoded images are kept until `max_bytes` of pixels are held; what comes after is decoded anew each time.
+    `ground` and `score` decode the same images. When the cache is full, further images are decoded at every call.
     """
 
     def __init__(self, max_bytes: int = 256_000_000) -> None:
         self.max_bytes = max_bytes
-        self._held: dict[bytes, Image] = {}
-        self._free = max_bytes
+        self._cache: dict[bytes, Image] = {}
+        self._free_bytes = max_bytes
 
     def __call__(self, data: bytes) -> Image:
-        pixels = self._held.get(data)
+        pixels = self._cache.get(data)
         if pixels is None:
             pixels = decode(data, STORED)
-            if pixels.nbytes <= self._free:
-                self._held[data] = pixels
-                self._free -= pixels.nbytes
+            if pixels.nbytes <= self._free_bytes:
+                self._cache[data] = pixels
+                self._free_bytes -= pixels.nbytes
         return pixels
 
     def clear(self) -> None:
-        """Hold nothing: the shard they belong to is done."""
-        self._held.clear()
-        self._free = self.max_bytes
+        """Empty the cache at the end of a shard."""
+        self._cache.clear()
+        self._free_bytes = self.max_bytes

@@ -1,1 +1,1 @@
-"""What a row is after each stage, and why a row may end early. Imports nothing of ours."""
+"""Declarations of the tables, drop reasons and files of the pipeline. Imports no other package of this repository."""

@@ -1,13 +1,26 @@
-"""Writes docs/schemas.md from the schemas: `python -m schemas.docs`."""
+"""Write docs/schemas.md from the schemas: `python -m schemas.docs`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
 
 import pyarrow as pa
 
-from schemas.files import FILES, MANIFEST, MANIFEST_FILE, TIMINGS_FILE, TRAIN_JSON, TRAIN_MEMBERS, grit_schema
+from schemas.files import (
+    FILES,
+    GRIT_MEMBERS,
+    MANIFEST_FILE,
+    RUN_TIMINGS_FILE,
+    STATS_FILE,
+    TIMINGS_FILE,
+    TRAIN_MEMBERS,
+    TrainAnnotations,
+    grit_schema,
+)
+from schemas.manifest import Manifest, StageTiming
 from schemas.rows import BOUNDARIES, BOX, BOX_SCORE, CHUNK, GIVEN_BOX, REF_EXP, TOKEN, VERSION
+from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, REASONS
 
 TARGET: Final = Path(__file__).resolve().parent.parent / "docs" / "schemas.md"
@@ -19,14 +32,36 @@ STRUCTS: Final = {
     "BOX_SCORE": BOX_SCORE,
     "GIVEN_BOX": GIVEN_BOX,
 }
+JSON_FILES: Final[tuple[type, ...]] = (TrainAnnotations, Manifest, Statistics)
+"""Types of JSON files with a table of their own; the types that they mention follow at the end of the document."""
+JSON_NAMES: Final = {str: "string", int: "integer", float: "number", NoneType: "null", Any: "any"}
 INTRO: Final = f"""\
 # Schemas
 
-Version {VERSION}. Made from `schemas/` by `python -m schemas.docs`; edit the fields' descriptions there.
+Version {VERSION}. Generated from `schemas/` by `python -m schemas.docs`; edit the descriptions there.
 
-A row passes through the stages as one row of an Arrow table. Each stage adds columns; no stage removes a row. A row that a stage gives
-up on gets `status` = `dropped` with `stage`, `reason` and `detail`, and loses its image; its later columns are null. Character offsets
-count Unicode code points, half open [start, end), in `caption`. Boxes are xyxy, fractions of the stored image in [0, 1].
+A row passes through the stages as one row of an Arrow table. Each stage adds columns; no stage
+removes a row. If a stage drops a row, it sets `status` to `dropped`, fills `stage`, `reason` and
+`detail`, and removes the image; the columns of later stages are null. Character offsets count
+Unicode code points in `caption`, half-open [start, end). Boxes are xyxy, as fractions of the stored
+image in [0, 1].
+"""
+TRAIN_NOTE: Final = """\
+One sample for each kept row, in the layout of HyCoCLIP. Members, each named `<key>.<member>`, in
+this order:
+"""
+GRIT_NOTE: Final = """\
+The parquet has one row for each input row. The similarity column is called `clip_similarity_vitb32`
+or `clip_similarity_vitl14` for the models of OpenAI, `clip_similarity_<scorer>` for others.
+"""
+ARROW_NOTE: Final = """\
+Every input row with all columns of the `score` stage, as an Arrow IPC file with zstd buffers. `image`
+is null unless `write.image_bytes=true`. The metadata of the schema holds `hypergrit_schema` and
+`hypergrit_provenance`.
+"""
+TIMINGS_NOTE: Final = """\
+Times of the stages of a shard, {stage: [StageTiming](#stagetiming)}, and of the last run,
+[RunTimings](#runtimings). They differ from run to run; the other files of a shard do not.
 """
 
 
@@ -37,19 +72,24 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def type_name(type_: pa.DataType) -> str:
-    """A type in short: `list<BOX>`, `int32`."""
+    """The short name of an Arrow type: `list of BOX`, `int32`."""
     for name, struct in STRUCTS.items():
         if type_ == struct:
-            return f"[{name}](#{name.lower()})"
+            return link(name)
     if pa.types.is_list(type_):
         return f"list of {type_name(type_.value_type)}"
     return str(type_)
 
 
+def link(name: str) -> str:
+    """A link to the section with this title."""
+    return f"[{name}](#{name.lower()})"
+
+
 def field_table(fields: Iterable[pa.Field]) -> str:
-    """Name, type, nullability and description of each field."""
+    """Name, type, nullability and description of each Arrow field."""
     return table(
-        ("field", "type", "null", "what it is"),
+        ("field", "type", "null", "description"),
         (
             (
                 f"`{item.name}`",
@@ -63,12 +103,60 @@ def field_table(fields: Iterable[pa.Field]) -> str:
 
 
 def mapping_table(header: Sequence[str], rows: Mapping[str, str]) -> str:
-    """Two columns: a name and what it means."""
+    """A table of names and their descriptions."""
     return table(header, ((f"`{name}`", doc) for name, doc in rows.items()))
 
 
+def json_fields(kind: type) -> Iterator[tuple[str, Any, str]]:
+    """(name, type, description) of each field of a TypedDict."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        hint = get_args(hint)[0] if get_origin(hint) is NotRequired else hint
+        assert get_origin(hint) is Annotated, f"{kind.__name__}.{name} has no description"
+        inner, doc = get_args(hint)
+        yield name, inner, doc
+
+
+def json_type_name(hint: Any) -> str:
+    """The short name of a JSON type: `list of Parent`, `{string: integer}`, `string or null`."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if is_typeddict(hint):
+        return link(hint.__name__)
+    if origin is Literal:
+        return " or ".join(f'"{value}"' for value in arguments)
+    if origin is dict and arguments[1] is Any:
+        return "object"
+    names = [json_type_name(argument) for argument in arguments]
+    if origin is list:
+        return f"list of {names[0]}"
+    if origin is tuple:
+        return f"[{', '.join(names)}]"
+    if origin is dict:
+        return f"{{{names[0]}: {names[1]}}}"
+    if origin is UnionType:
+        return " or ".join(names)
+    return JSON_NAMES[hint]
+
+
+def json_table(kind: type) -> str:
+    """Name, type and description of each field of a TypedDict."""
+    return table(
+        ("field", "type", "description"),
+        ((f"`{name}`", json_type_name(hint), doc) for name, hint, doc in json_fields(kind)),
+    )
+
+
+def nested_types(hint: Any) -> Iterator[type]:
+    """The TypedDicts that a type mentions, with those that they mention themselves."""
+    if is_typeddict(hint):
+        yield hint
+        for _, inner, _ in json_fields(hint):
+            yield from nested_types(inner)
+    for argument in get_args(hint):
+        yield from nested_types(argument)
+
+
 def render() -> str:
-    """The whole document."""
+    """The complete document."""
     parts = [INTRO, "## A row after each stage\n"]
     before: set[str] = set()
     for stage, schema in BOUNDARIES.items():
@@ -77,46 +165,46 @@ def render() -> str:
     parts.append("## Nested types\n")
     for name, struct in STRUCTS.items():
         parts += [f"### {name}\n", field_table(struct.field(i) for i in range(struct.num_fields))]
-    parts += ["## Why a row is dropped\n", "A closed list; numbers and messages are in `detail`.\n"]
+    parts += ["## Reasons to drop a row\n", "A closed list; numbers and messages are in `detail`.\n"]
     parts.append(
         table(
             ("stage", "reason", "meaning"),
             ((stage, f"`{name}`", doc) for stage, reasons in REASONS.items() for name, doc in reasons.items()),
         )
     )
-    parts += ["## Why a phrase is not grounded\n", mapping_table(("`removed`", "meaning"), PHRASE_REMOVALS)]
-    parts += ["## Why a box is not kept\n", mapping_table(("`removed`", "meaning"), BOX_REMOVALS)]
-    parts += ["## Files\n", "Below the output folder; the number is the shard's.\n", *files()]
+    parts += ["## Reasons to remove a phrase\n", mapping_table(("`removed`", "meaning"), PHRASE_REMOVALS)]
+    parts += ["## Reasons to remove a box\n", mapping_table(("`removed`", "meaning"), BOX_REMOVALS)]
+    parts += ["## Files\n", "Paths are relative to the output folder; 00000 is the index of the shard.\n", *files()]
+    parts.append("## Types of JSON fields\n")
+    for kind in dict.fromkeys(kind for file in (StageTiming, *JSON_FILES) for kind in nested_types(file)):
+        if kind not in JSON_FILES:
+            parts += [f"### {kind.__name__}\n", f"{kind.__doc__}\n", json_table(kind)]
     return "\n".join(parts)
 
 
 def files() -> list[str]:
-    """What each output file holds."""
+    """One section for each output file."""
     names = {name: " and ".join(f"`{file.format(0)}`" for file in files) for name, files in FILES.items()}
-    grit_note = (
-        "One sample a kept row: `<key>.jpg` (the stored image), `<key>.txt` (the caption) and `<key>.json` (these columns without `extra`, "
-        "and the input's other columns beside them). The parquet has every input row. The similarity column is called "
-        "`clip_similarity_vitb32` or `clip_similarity_vitl14` for OpenAI's models, `clip_similarity_<scorer>` for others.\n"
-    )
-    arrow_note = (
-        "Every input row with all the columns of the last stage (`score`), as an Arrow IPC file with zstd buffers; `image` is null unless "
-        "`write.image_bytes=true`. The schema's metadata holds `hypergrit_schema` and `hypergrit_provenance`.\n"
-    )
     return [
         f"### train: {names['train']}\n",
-        "One sample a kept row, readable by HyCoCLIP's loader. Members in this order:\n",
+        TRAIN_NOTE,
         mapping_table(("member", "content"), TRAIN_MEMBERS),
-        mapping_table(("field of the JSON", "what it is"), TRAIN_JSON),
+        f"{TrainAnnotations.__doc__}\n",
+        json_table(TrainAnnotations),
         f"### grit: {names['grit']}\n",
-        grit_note,
+        "The tar has one sample for each kept row. Members, each named `<key>.<member>`:\n",
+        mapping_table(("member", "content"), GRIT_MEMBERS),
+        GRIT_NOTE,
         field_table(grit_schema("clip_similarity_<scorer>")),
         f"### arrow: {names['arrow']}\n",
-        arrow_note,
+        ARROW_NOTE,
         f"### manifest: `{MANIFEST_FILE.format(0)}`\n",
-        "JSON, written last: a shard without it does not exist, and readers take only files it names.\n",
-        mapping_table(("field", "what it is"), MANIFEST),
-        f"### timings: `{TIMINGS_FILE.format(0)}`\n",
-        "`{stage: {seconds, rows}}`: the one file of a shard that differs from run to run.\n",
+        "Written last. Readers ignore files that no manifest lists.\n",
+        json_table(Manifest),
+        f"### timings: `{TIMINGS_FILE.format(0)}` and `{RUN_TIMINGS_FILE}`\n",
+        TIMINGS_NOTE,
+        f"### statistics: `{STATS_FILE}`\n",
+        json_table(Statistics),
     ]
 
 

@@ -1,7 +1,11 @@
-"""The files a shard becomes: their names, the members of a training sample, GRIT's columns, and the manifest that commits them."""
+"""The files of an output folder: their paths, the members of a sample, and the columns of GRIT's parquet.
+
+Writers and readers, the trainer included, take every name from here. The JSON files are declared in `schemas.manifest`
+and `schemas.stats`.
+"""
 
 from types import MappingProxyType
-from typing import Final
+from typing import Annotated, Any, Final, Literal, TypedDict
 
 import pyarrow as pa
 
@@ -14,56 +18,101 @@ FILES: Final = MappingProxyType(
         "arrow": ("arrow/{:05d}.arrow",),
     }
 )
-"""Files of each format below the output folder; the number is the shard's."""
+"""Paths of each format relative to the output folder; the number is the index of the shard."""
 MANIFEST_FOLDER: Final = "_manifests"
 MANIFEST_FILE: Final = f"{MANIFEST_FOLDER}/{{:05d}}.json"
 TIMINGS_FILE: Final = "_timings/{:05d}.json"
+RUN_TIMINGS_FILE: Final = "_timings/run.json"
+STATS_FILE: Final = "stats.json"
+REPORT_FILE: Final = "report.html"
 
+TRAIN_IMAGE: Final = "child.jpg"
+TRAIN_CAPTION: Final = "child.txt"
+TRAIN_N_PARENTS: Final = "numparents.txt"
+TRAIN_BOX_IMAGE: Final = "parent{:03d}.jpg"
+TRAIN_BOX_PHRASE: Final = "parent{:03d}.txt"
+TRAIN_ANNOTATIONS: Final = "json"
 TRAIN_MEMBERS: Final = MappingProxyType(
     {
-        "child.jpg": "the whole image, longest side 224, centred on a white 224 x 224 square",
-        "child.txt": "the caption, UTF-8",
-        "numparents.txt": "how many box-phrase pairs follow, decimal, 1 or more",
-        "parent000.jpg": "a box cut out of the stored image and padded as child.jpg; then parent001.jpg and so on",
-        "parent000.txt": "its phrase: noun chunks first, then referring expressions, each text once, with its best kept box",
-        "json": "what else is known of the sample (next table)",
+        TRAIN_IMAGE: "the full image, longest side 224, centred on a white 224 x 224 square",
+        TRAIN_CAPTION: "the caption, UTF-8",
+        TRAIN_N_PARENTS: "number of box-phrase pairs that follow, decimal, at least 1",
+        TRAIN_BOX_IMAGE.format(0): "the first box, cut out of the stored image and padded like child.jpg; "
+        "the next ones are parent001.jpg, parent002.jpg, ...",
+        TRAIN_BOX_PHRASE.format(0): "the phrase of that box: noun chunks first, then referring expressions; "
+        "each distinct text once, with its best kept box",
+        TRAIN_ANNOTATIONS: "boxes, parse and provenance of the sample (TrainAnnotations)",
     }
 )
-"""Members of one sample of train/NNNNN.tar, each named `<key>.<member>`, in this order: HyCoCLIP's keys, plus a JSON."""
-TRAIN_JSON: Final = MappingProxyType(
+"""Members of one sample of train/NNNNN.tar, named `<key>.<member>`, in this order: those of HyCoCLIP and a JSON."""
+
+GRIT_IMAGE: Final = "jpg"
+GRIT_CAPTION: Final = "txt"
+GRIT_JSON: Final = "json"
+GRIT_MEMBERS: Final = MappingProxyType(
     {
-        "key": "the row's key, as everywhere",
-        "caption": "the caption; every offset counts in it",
-        "parents": "for each parentNNN: `box` (index in `boxes`), `start`, `end`, `kind` ('noun_chunk' or 'ref_exp')",
-        "boxes": "the kept boxes: fields of BOX and BOX_SCORE without `removed`",
-        "tokens": "the parse, as in arrow/",
-        "noun_chunks": "as in arrow/, removed ones included",
-        "ref_exps": "as in arrow/",
-        "clip_similarity": "cosine of image and caption, as in arrow/",
-        "width, height": "pixels of the stored image the fractions refer to (child.jpg is a padded copy of it)",
-        "provenance": "`config_hash` of the run (the manifest holds the rest), `source`, `source_row`, `id`, `url`, `sha256`",
+        GRIT_IMAGE: "the stored image",
+        GRIT_CAPTION: "the caption, UTF-8",
+        GRIT_JSON: "the columns below without `extra`, and the other columns of the input",
     }
 )
-"""Fields of `<key>.json` in train/; keys sorted, UTF-8, float32 values in their shortest form."""
+"""Members of one sample of grit/NNNNN.tar, named `<key>.<member>`; the same as in tars of img2dataset."""
+
+
+class Parent(TypedDict):
+    """One box-phrase pair of a training sample: parentNNN.jpg and parentNNN.txt."""
+
+    kind: Annotated[Literal["noun_chunk", "ref_exp"], "kind of the phrase"]
+    start: Annotated[int, "first character of the phrase in `caption`"]
+    end: Annotated[int, "one past its last character"]
+    box: Annotated[int, "index in `boxes`"]
+
+
+class SampleProvenance(TypedDict):
+    """Origin of a training sample."""
+
+    config_hash: Annotated[str, "hash of the settings that decide the content; the manifest holds the rest"]
+    source: Annotated[str, "input file of the row"]
+    source_row: Annotated[int, "index of the row in that file, from 0"]
+    id: Annotated[str | None, "identifier of the row in the input"]
+    url: Annotated[str | None, "address of the image"]
+    sha256: Annotated[str, "hex SHA-256 of the image bytes that were received"]
+
+
+class TrainAnnotations(TypedDict):
+    """`<key>.json` of train/: keys sorted, UTF-8, float32 values in their shortest decimal form."""
+
+    key: Annotated[str, "key of the row"]
+    caption: Annotated[str, "the caption; all offsets count in it"]
+    parents: Annotated[list[Parent], "phrase and box of each parentNNN"]
+    boxes: Annotated[list[dict[str, Any]], "the kept boxes: fields of BOX and BOX_SCORE without `removed`"]
+    tokens: Annotated[list[dict[str, Any]], "the parse, as in arrow/"]
+    noun_chunks: Annotated[list[dict[str, Any]], "as in arrow/, removed ones included"]
+    ref_exps: Annotated[list[dict[str, Any]], "as in arrow/"]
+    clip_similarity: Annotated[float | None, "cosine of image and caption, as in arrow/"]
+    width: Annotated[int, "width in pixels of the stored image, to which the box fractions refer"]
+    height: Annotated[int, "its height in pixels"]
+    provenance: Annotated[SampleProvenance, "origin of the sample"]
+
 
 _SPAN: Final = pa.list_(pa.list_(pa.float64()))
 
 
 def grit_schema(similarity: str) -> pa.Schema:
-    """Columns of grit/NNNNN.parquet; `similarity` names the column of the scorer's image-caption cosine."""
+    """Columns of grit/NNNNN.parquet; `similarity` is the name of the column with the image-caption cosine."""
     return pa.schema(
         [
-            field("key", pa.string(), "the row's key; names its tar members"),
-            field("id", pa.string(), "the input's own identifier", True),
+            field("key", pa.string(), "key of the row; its tar members begin with it"),
+            field("id", pa.string(), "identifier of the row in the input", True),
             field("url", pa.string(), "address of the image", True),
             field(
-                "caption", pa.string(), "cleaned caption (as given, where the row was dropped before cleaning)", True
+                "caption", pa.string(), "cleaned caption; the original one if the row was dropped before cleaning", True
             ),
-            field("width", pa.int32(), "pixels across of the stored image", True),
-            field("height", pa.int32(), "pixels down of the stored image", True),
-            field("original_width", pa.int32(), "pixels across before resizing", True),
-            field("original_height", pa.int32(), "pixels down before resizing", True),
-            field(similarity, pa.float32(), "cosine of image and caption by the scorer the name ends in", True),
+            field("width", pa.int32(), "width of the stored image in pixels", True),
+            field("height", pa.int32(), "height of the stored image in pixels", True),
+            field("original_width", pa.int32(), "width in pixels before resizing", True),
+            field("original_height", pa.int32(), "height in pixels before resizing", True),
+            field(similarity, pa.float32(), "cosine of image and caption by the scorer that the name ends with", True),
             field(
                 "noun_chunks",
                 _SPAN,
@@ -71,30 +120,13 @@ def grit_schema(similarity: str) -> pa.Schema:
                 True,
             ),
             field("ref_exps", _SPAN, "the same boxes with the spans of their referring expressions", True),
-            field("sha256", pa.string(), "hex SHA-256 of the bytes that arrived", True),
+            field("sha256", pa.string(), "hex SHA-256 of the image bytes that were received", True),
             field(
-                "status", pa.string(), "success, failed_to_download (img2dataset's words), or dropped: by a later stage"
+                "status",
+                pa.string(),
+                "success or failed_to_download as in img2dataset, or dropped if a later stage dropped the row",
             ),
-            field("error_message", pa.string(), "`stage: reason: detail` of a row without a sample", True),
-            field("extra", pa.string(), "the input's other columns, as a JSON object with sorted keys", True),
+            field("error_message", pa.string(), "`stage: reason: detail` of a dropped row", True),
+            field("extra", pa.string(), "the other columns of the input, as a JSON object with sorted keys", True),
         ]
     )
-
-
-MANIFEST: Final = MappingProxyType(
-    {
-        "schema": "version of the schemas (VERSION)",
-        "shard": "number of the shard",
-        "plan": "the input rows it was made of (ShardPlan)",
-        "formats": "which of train, grit and arrow were written",
-        "files": "for each file: `bytes`, `sha256`, `rows`",
-        "counts": "`read`, `kept`, `dropped` {stage: {reason: n}}; read = kept + all dropped, or there is no manifest",
-        "boxes": "kept boxes of the kept rows",
-        "phrases": "noun chunks of the kept rows with at least one kept box",
-        "asked": "noun chunks of all rows that the grounder was asked for, or that came with boxes",
-        "removed": "`phrases` and `boxes`, of all rows: each {why: n}, as in their lists above",
-        "provenance": "versions, models by the hash of their weights, the thresholds that decided, and `config_hash`",
-        "runtime": "settings that may change between shards of one output: devices, batch sizes, concurrency, time limits",
-    }
-)
-"""Fields of _manifests/NNNNN.json, which is written last: a shard without it does not exist."""

@@ -1,8 +1,10 @@
-"""The Arrow schema of a row after each stage: each is the one before plus columns, so their difference is what a stage does.
+"""The Arrow schema of the table after each stage.
 
-Every field's metadata holds its description (unit, range, origin); docs/schemas.md is made from it (`python -m schemas.docs`).
-Character offsets count Unicode code points, half open [start, end), in `caption`. Boxes are xyxy, fractions of the stored image
-in [0, 1]. A dropped row keeps its light columns and has `image` set to null.
+Each schema is the previous one plus the columns that the stage adds. The metadata of a field holds its description
+(unit, range, origin), from which `python -m schemas.docs` generates docs/schemas.md.
+
+Character offsets count Unicode code points in `caption`, half-open [start, end). Boxes are xyxy, as fractions of the
+stored image in [0, 1]. A dropped row keeps all columns but `image`, which becomes null.
 """
 
 from typing import Final
@@ -10,11 +12,11 @@ from typing import Final
 import pyarrow as pa
 
 VERSION: Final = "1.2"
-"""MAJOR.MINOR: a change that breaks readers raises the major number, an added column the minor one."""
+"""MAJOR.MINOR: a change that breaks readers increases the major number, a new column the minor one."""
 
 
 def field(name: str, type_: pa.DataType, doc: str, nullable: bool = False) -> pa.Field:
-    """A field that explains itself: `doc` travels in the schema as metadata."""
+    """An Arrow field whose metadata holds its description `doc`."""
     return pa.field(name, type_, nullable, {"doc": doc})
 
 
@@ -31,32 +33,32 @@ TOKEN: Final = pa.struct(
     [
         field("start", pa.int32(), "first character of the token in `caption`"),
         field("end", pa.int32(), "one past its last character"),
-        field("head", pa.int32(), "index of the head token; the root points at itself"),
+        field("head", pa.int32(), "index of the head token; the root is its own head"),
         field("dep", pa.string(), "dependency label (spaCy `dep_`)"),
         field("pos", pa.string(), "universal part of speech (spaCy `pos_`)"),
         field("tag", pa.string(), "fine-grained tag (spaCy `tag_`)"),
-        field("lemma", pa.string(), "base form; lower-cased text where the model has no lemmatizer"),
+        field("lemma", pa.string(), "base form; the lower-case text if the model has no lemmatizer"),
     ]
 )
 CHUNK: Final = pa.struct(
     [
         field("start", pa.int32(), "first character of the noun chunk in `caption`"),
         field("end", pa.int32(), "one past its last character"),
-        field("root", pa.int32(), "index of the chunk's head noun in `tokens`; -1 where no parse exists"),
+        field("root", pa.int32(), "index of the head noun of the chunk in `tokens`; -1 without a parse"),
         field(
             "removed",
             pa.string(),
-            "why the grounder was not asked for the chunk (PHRASE_REMOVALS; `ground` adds its own), null if it was",
+            "reason why the chunk was not grounded (PHRASE_REMOVALS), set by `parse` or `ground`; null if it was",
             True,
         ),
     ]
 )
 REF_EXP: Final = pa.struct(
     [
-        field("chunk", pa.int32(), "index in `noun_chunks` of the chunk that is expanded"),
+        field("chunk", pa.int32(), "index in `noun_chunks` of the chunk that the expression extends"),
         field("start", pa.int32(), "first character of the expression in `caption`"),
         field("end", pa.int32(), "one past its last character"),
-        field("is_maximal", pa.bool_(), "true unless the expression lies inside another one of this caption"),
+        field("is_maximal", pa.bool_(), "true unless another expression of the caption contains this one"),
     ]
 )
 BOX: Final = pa.struct(
@@ -75,80 +77,87 @@ BOX_SCORE: Final = pa.struct(
         field(
             "clip_cosine",
             pa.float32(),
-            "cosine of crop and phrase in [-1, 1]; null where an earlier filter removed the box",
+            "cosine of crop and phrase in [-1, 1]; null if an earlier filter removed the box",
             True,
         ),
-        field("removed", pa.string(), "why the box is not kept (BOX_REMOVALS), null if it is", True),
+        field("removed", pa.string(), "reason why the box was removed (BOX_REMOVALS), null if it is kept", True),
     ]
 )
 GIVEN_BOX: Final = pa.struct(
     [
-        field("start", pa.int32(), "first character of the phrase in the caption as given"),
+        field("start", pa.int32(), "first character of the phrase in `caption_original`"),
         field("end", pa.int32(), "one past its last character"),
         *[f for f in BOX if f.name != "phrase"],
     ]
 )
-"""GRIT's positional list [start, end, x_min, y_min, x_max, y_max, score], by name."""
+"""A list [start, end, x_min, y_min, x_max, y_max, score] of GRIT, with field names."""
 
 READ: Final = extend(
     pa.schema([]),
-    field("key", pa.string(), "name of the row everywhere: its number in the input, 12 digits; set once, by `read`"),
-    field("source", pa.string(), "input file the row came from"),
-    field("source_row", pa.int64(), "number of the row in that file, from 0"),
-    field("id", pa.string(), "the input's own identifier, if it has one", True),
+    field(
+        "key", pa.string(), "identifier of the row in all outputs: its index in the input as 12 digits, set by `read`"
+    ),
+    field("source", pa.string(), "input file of the row"),
+    field("source_row", pa.int64(), "index of the row in that file, from 0"),
+    field("id", pa.string(), "identifier of the row in the input, if any", True),
     field("url", pa.string(), "address of the image", True),
-    field("caption_original", pa.string(), "caption exactly as the input had it", True),
-    field("extra", pa.string(), "the input's other columns, as a JSON object with sorted keys", True),
+    field("caption_original", pa.string(), "caption exactly as in the input", True),
+    field("extra", pa.string(), "the other columns of the input, as a JSON object with sorted keys", True),
     field(
         "image",
         pa.binary(),
-        "encoded image bytes: the input's own (tars) after `read`, as stored after `download`",
+        "encoded image bytes: after `read` those of the input (tars), after `download` the stored image",
         True,
     ),
     field(
         "given_noun_chunks",
         _list(GIVEN_BOX),
-        "GRIT's noun_chunks where the input carries them; grounding is then skipped",
+        "GRIT's noun_chunks, if the input has them; grounding is then skipped",
         True,
     ),
-    field("given_ref_exps", _list(GIVEN_BOX), "GRIT's ref_exps where the input carries them", True),
+    field("given_ref_exps", _list(GIVEN_BOX), "GRIT's ref_exps, if the input has them", True),
     field("status", pa.string(), "'kept' or 'dropped'"),
-    field("stage", pa.string(), "the stage that dropped the row, null while it is kept", True),
-    field("reason", pa.string(), "why, from the closed list of that stage (REASONS), null while it is kept", True),
+    field("stage", pa.string(), "stage that dropped the row, null while the row is kept", True),
+    field("reason", pa.string(), "drop reason of that stage (REASONS), null while the row is kept", True),
     field("detail", pa.string(), "the number or message behind the reason (404, 27 px)", True),
 )
 DOWNLOADED: Final = extend(
     READ,
-    field("width", pa.int32(), "pixels across of the stored image", True),
-    field("height", pa.int32(), "pixels down of the stored image", True),
-    field("original_width", pa.int32(), "pixels across before resizing, after orientation was applied", True),
-    field("original_height", pa.int32(), "pixels down before resizing, after orientation was applied", True),
-    field("original_format", pa.string(), "format that arrived: jpeg, png, gif, webp, ...", True),
-    field("sha256", pa.string(), "hex SHA-256 of the bytes that arrived", True),
+    field("width", pa.int32(), "width of the stored image in pixels", True),
+    field("height", pa.int32(), "height of the stored image in pixels", True),
+    field("original_width", pa.int32(), "width in pixels before resizing, in upright orientation", True),
+    field("original_height", pa.int32(), "height in pixels before resizing, in upright orientation", True),
+    field("original_format", pa.string(), "format of the downloaded image: jpeg, png, gif, webp, ...", True),
+    field("sha256", pa.string(), "hex SHA-256 of the image bytes that were received", True),
 )
 CAPTIONED: Final = extend(
     DOWNLOADED,
-    field("caption", pa.string(), "cleaned caption; every offset below counts in it", True),
+    field("caption", pa.string(), "cleaned caption; all offsets below count in it", True),
 )
 PARSED: Final = extend(
     CAPTIONED,
-    field("tokens", _list(TOKEN), "the parse: one entry a token, in order", True),
+    field("tokens", _list(TOKEN), "the parse: one entry per token, in order", True),
     field(
         "noun_chunks",
         _list(CHUNK),
-        "noun chunks in order of the caption, removed ones included; `ground` removes those it cannot ask for",
+        "noun chunks in the order of the caption, removed ones included; `ground` may remove more",
         True,
     ),
     field("ref_exps", _list(REF_EXP), "referring expression of each chunk that `parse` did not remove", True),
 )
 GROUNDED: Final = extend(
     PARSED,
-    field("boxes", _list(BOX), "boxes above the grounder's floor, after non-maximum suppression, best first", True),
+    field(
+        "boxes",
+        _list(BOX),
+        "boxes of the grounder (score at least `ground.floor`, after non-maximum suppression) or the input, best first",
+        True,
+    ),
 )
 SCORED: Final = extend(
     GROUNDED,
-    field("box_scores", _list(BOX_SCORE), "measurements and verdict of each box, in the order of `boxes`", True),
-    field("clip_similarity", pa.float32(), "cosine of the whole image and the whole caption in [-1, 1]", True),
+    field("box_scores", _list(BOX_SCORE), "measurements and filter result of each box, in the order of `boxes`", True),
+    field("clip_similarity", pa.float32(), "cosine of the full image and the full caption in [-1, 1]", True),
 )
 
 BOUNDARIES: Final = {
@@ -159,6 +168,6 @@ BOUNDARIES: Final = {
     "ground": GROUNDED,
     "score": SCORED,
 }
-"""Schema of the table each stage hands on."""
+"""Stage -> schema of its output table."""
 HEAVY: Final = ("image",)
-"""Columns that a dropped row gives up."""
+"""Columns that become null when a row is dropped."""

@@ -1,4 +1,4 @@
-"""Small tools every stage needs to honour the row contract: rows in, the same rows out, some of them dropped by name."""
+"""Functions by which a stage adds columns and drops rows: every row stays in the table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,27 +13,27 @@ from schemas.status import DROPPED, KEPT, check_reason
 
 @dataclass(frozen=True)
 class Drop:
-    """A row's end: why (from the closed list of the stage) and the figure behind it."""
+    """The reason to drop a row (schemas.status.REASONS) and the number or message behind it."""
 
     reason: str
     detail: str = ""
 
 
 def kept_indices(table: pa.Table) -> list[int]:
-    """Positions of the rows that are still kept."""
+    """Positions of the rows that no stage has dropped."""
     return pc.indices_nonzero(pc.equal(table["status"], KEPT)).to_pylist()
 
 
 def set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """`table` with column `name` replaced; type and description stay."""
+    """Replace column `name`; its type and description stay."""
     index = table.schema.get_field_index(name)
     return table.set_column(index, table.schema.field(index), values)
 
 
 def drop_rows(table: pa.Table, stage: str, drops: Mapping[int, Drop]) -> pa.Table:
-    """Mark rows (position -> Drop) as dropped by `stage` and empty their heavy columns.
+    """Mark rows (position -> Drop) as dropped by `stage` and set their heavy columns to null.
 
-    Raises ValueError for a reason that is not on the stage's list.
+    Raises ValueError for a reason that is not a drop reason of the stage.
     """
     if not drops:
         return table
@@ -53,9 +53,9 @@ def drop_rows(table: pa.Table, stage: str, drops: Mapping[int, Drop]) -> pa.Tabl
 
 
 def add_columns(table: pa.Table, schema: pa.Schema, values: Mapping[int, Mapping[str, Any]]) -> pa.Table:
-    """`table` with the columns that `schema` adds; `values` maps a row's position to its new fields, others are null.
+    """Add the columns of `schema` that `table` lacks; `values` maps positions to new fields, others are null.
 
-    Raises ValueError if the result is not `schema`, ArrowInvalid if a value does not fit its type.
+    Raises ValueError if the result does not have `schema`, ArrowInvalid if a value does not fit its type.
     """
     n = table.num_rows
     columns: dict[str, Sequence[Any] | pa.ChunkedArray] = {name: table[name] for name in table.schema.names}
@@ -66,17 +66,18 @@ def add_columns(table: pa.Table, schema: pa.Schema, values: Mapping[int, Mapping
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Cast `table` to `schema`, field for field, which also gives it the schema's descriptions.
+    """Cast `table` to `schema`; the result also has the descriptions of the schema.
 
-    Raises ValueError for columns that are missing, unknown or in another order, and for nulls where the schema promises none;
-    ArrowInvalid for a value that does not fit its type.
+    Raises ValueError for columns that are missing, unknown or in another order, and for nulls in a column that is not
+    nullable; ArrowInvalid for a value that does not fit its type.
     """
     if table.schema.names != schema.names:
         missing, extra = set(schema.names) - set(table.schema.names), set(table.schema.names) - set(schema.names)
         raise ValueError(
-            f"table does not fit the schema: missing {sorted(missing)}, unknown {sorted(extra)}, or another order"
+            f"the table does not have the columns of the schema: missing {sorted(missing)}, unknown {sorted(extra)}, "
+            "or in another order"
         )
     for item in schema:
         if not item.nullable and table[item.name].null_count:
-            raise ValueError(f"column {item.name!r} has {table[item.name].null_count} nulls; the schema promises none")
+            raise ValueError(f"column {item.name!r} has {table[item.name].null_count} nulls, but is not nullable")
     return table.cast(schema)

@@ -1,4 +1,4 @@
-"""What tests of every part need."""
+"""Fixtures of all tests."""
 
 import pytest
 import torch
@@ -6,5 +6,8 @@ import torch
 
 @pytest.fixture(scope="session", autouse=True)
 def autograd_before_compilers() -> None:
-    """torch.compile announces devices that are none; autograd, first used after that, keeps a thread for each, and tests cannot fork."""
+    """Start autograd before torch.compile registers its pseudo-devices.
+
+    Otherwise autograd starts a thread for each of them, and tests that fork processes hang.
+    """
     torch.ones(1, requires_grad=True).backward()

@@ -1,1 +1,1 @@
-"""The download stage: images over HTTP, verified, resized, and accounted for row by row."""
+"""Stage `download`: fetch images over HTTP, verify, resize and encode them."""

@@ -1,4 +1,4 @@
-"""Whom we may connect to: public addresses only, decided on what a name resolved to, never on the name alone."""
+"""Restriction of downloads to public addresses; the addresses that a host name resolves to are checked."""
 
 import ipaddress
 import socket
@@ -12,20 +12,23 @@ NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class PrivateAddressError(Exception):
-    """A host stands for an address that no public web server has. (As an OSError aiohttp would take it for a DNS error.)"""
+    """The host of a URL has an address that is not public.
+
+    This is not a subclass of OSError, because aiohttp would convert that to a DNS error.
+    """
 
 
 class NumericHostError(ValueError):
-    """A host written as a number (2130706433, 0x7f.1), which no link of good faith does."""
+    """The host is a public address in a legacy numeric spelling (2130706433, 0x7f.1), which can evade filters."""
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is a public unicast one, by itself and by every IPv4 address packed into it."""
+    """True for a public unicast address whose embedded IPv4 addresses, if any, are public too."""
     if isinstance(address, ipaddress.IPv6Address):
-        packed = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+        embedded = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
         if address in NAT64 or int(address) >> 32 == 0:
-            packed.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        if address.is_site_local or not all(is_public(inner) for inner in packed if inner is not None):
+            embedded.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        if address.is_site_local or not all(is_public(inner) for inner in embedded if inner is not None):
             return False
         if address.ipv4_mapped or address in NAT64:
             return True
@@ -33,7 +36,11 @@ def is_public(address: Address) -> bool:
 
 
 def literal_address(host: str) -> Address | None:
-    """The address that `host` spells out, None if it is a name. Raises NumericHostError for legacy spellings."""
+    """The address in `host`, None if it is a name.
+
+    For an address in a legacy numeric spelling, raises PrivateAddressError if it is private, NumericHostError
+    otherwise.
+    """
     try:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
@@ -48,7 +55,11 @@ def literal_address(host: str) -> Address | None:
 
 
 def check_host(host: str, allowed: Collection[str]) -> None:
-    """Raise PrivateAddressError if `host` spells out an address that is not public and not allowed by the config."""
+    """Check a host if it is an address; host names and `allowed` hosts are accepted.
+
+    Raises PrivateAddressError if the address is not public, NumericHostError for a public one in a legacy numeric
+    spelling.
+    """
     if host.lower().strip("[]") in allowed:
         return
     address = literal_address(host)
@@ -57,7 +68,10 @@ def check_host(host: str, allowed: Collection[str]) -> None:
 
 
 class PublicResolver(AbstractResolver):
-    """Names to addresses; refuses a name with any private address. aiohttp connects to exactly what this returns."""
+    """A DNS resolver for aiohttp, which connects only to the addresses that this returns.
+
+    `resolve` raises PrivateAddressError for a name with a private address, unless the name is in `allowed`.
+    """
 
     def __init__(self, allowed: Collection[str]) -> None:
         self.inner = ThreadedResolver()

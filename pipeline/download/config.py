@@ -10,7 +10,7 @@ from pipeline.images import ResizeConfig
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadConfig:
-    """How images are fetched, and which are rejected."""
+    """Settings of HTTP requests, limits on images, and the stored size."""
 
     # maximum number of requests that one worker has in flight
     concurrency: int = runtime(64)
@@ -26,9 +26,9 @@ class DownloadConfig:
     retries: int = runtime(2)
     # pause before the first retry, in seconds; doubles with each retry; a longer Retry-After wins
     backoff_s: float = runtime(0.5)
-    # redirects followed for one row; each address is checked like the first
+    # maximum number of redirects followed for one row; each address is checked like the first
     max_redirects: int = 5
-    # largest response body, in bytes; reading stops there
+    # largest response body, in bytes; larger ones are dropped
     max_bytes: int = 32_000_000
     # name of this client in the User-Agent header and in X-Robots-Tag lines that address it
     user_agent_token: str = "hypergrit"
@@ -36,7 +36,7 @@ class DownloadConfig:
     contact: str = runtime("")
     # X-Robots-Tag directives by which a server opts out; such images are dropped
     disallowed_header_directives: tuple[str, ...] = ("noai", "noimageai", "noindex", "noimageindex")
-    # host names or addresses, as written in URLs, that may be fetched although they are private
+    # private host names or addresses, as written in URLs, from which images may be fetched
     allowed_private_hosts: tuple[str, ...] = ()
     # decoding threads of one worker; with 1, small images are decoded on the event loop
     decode_threads: int = runtime(1)
@@ -44,7 +44,7 @@ class DownloadConfig:
     resize: ResizeConfig = field(default_factory=ResizeConfig)
 
     def __post_init__(self) -> None:
-        # A limit of 0 requests would wait without end.
+        # With a limit of 0 requests, the stage would wait indefinitely.
         check_range(self, "concurrency", "concurrency_per_host", "decode_threads", "max_bytes", least=1)
         check_range(self, "retries", "backoff_s", "max_redirects", least=0)
         check_positive(self, "connect_timeout_s", "timeout_s", "deadline_s")

@@ -1,4 +1,4 @@
-"""One URL to bytes: redirects by hand, limits while streaming, every failure by its name on the closed list."""
+"""Fetching of one URL: explicit redirects, limits during streaming, and a drop reason for every failure."""
 
 import asyncio
 import errno
@@ -23,7 +23,7 @@ INFLATE_WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
 class FetchError(Exception):
-    """A URL that gave no image: the row's end, and whether and when another attempt may help."""
+    """A failed download: the drop of the row, and whether and when a retry may succeed."""
 
     def __init__(self, reason: str, detail: str, is_transient: bool = False, retry_after_s: float = 0.0) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -37,8 +37,8 @@ class Request:
     """The next request to send for a row."""
 
     url: URL
-    left_s: float  # seconds until the row's deadline
-    n_redirects: int = 0  # that were followed to get to this URL
+    remaining_s: float  # seconds until the deadline of the row
+    n_redirects: int = 0  # redirects followed to reach this URL
 
     @property
     def host(self) -> str:
@@ -47,12 +47,12 @@ class Request:
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """One context for the whole process: making one costs 20 ms, more than all the rest of an image."""
+    """The TLS context of this process. Creating one takes 20 ms, longer than the rest of the work for an image."""
     return ssl.create_default_context()
 
 
 def new_session(config: DownloadConfig) -> aiohttp.ClientSession:
-    """Connections kept alive, no cookies, no proxies from the environment, bodies as they travel."""
+    """Open an HTTP session: persistent connections, no cookies, no proxies from the environment, no decompression."""
     connector = aiohttp.TCPConnector(
         limit=config.concurrency,
         resolver=PublicResolver(config.allowed_private_hosts),
@@ -74,35 +74,39 @@ def new_session(config: DownloadConfig) -> aiohttp.ClientSession:
 
 
 async def fetch(session: aiohttp.ClientSession, request: Request, config: DownloadConfig) -> bytes | Request:
-    """The body of the image, after as many attempts as the config and the time left allow.
+    """Fetch the body of an image, with the retries of the configuration, within the remaining time.
 
-    Where the server redirects to another host, the Request to send there instead, with the time that is then left. Sending it is
-    the caller's: that host may be busy with other rows, and waiting for it must not count against any time limit.
-    Raises FetchError.
+    If the server redirects to another host, return the Request for it, with the remaining time. The caller sends it:
+    that host may be busy with other rows, and the wait for a slot must not count against a time limit. Raises
+    FetchError.
     """
     start_s = asyncio.get_running_loop().time()
     error = FetchError("timeout", f"{config.deadline_s:g} s in all")
     try:
-        async with asyncio.timeout(request.left_s):
+        async with asyncio.timeout(request.remaining_s):
             for attempt in range(config.retries + 1):
                 try:
                     found = await attempt_fetch(session, request, config)
-                except FetchError as failed:
-                    error = failed
+                except FetchError as failure:
+                    error = failure
                 else:
                     spent_s = asyncio.get_running_loop().time() - start_s
-                    return replace(found, left_s=request.left_s - spent_s) if isinstance(found, Request) else found
+                    return (
+                        replace(found, remaining_s=request.remaining_s - spent_s)
+                        if isinstance(found, Request)
+                        else found
+                    )
                 wait_s = max(config.backoff_s * 2**attempt, error.retry_after_s)
                 if not error.is_transient or attempt == config.retries or wait_s > config.deadline_s:
                     break
                 await asyncio.sleep(wait_s)
     except TimeoutError:
-        pass  # the deadline: the last attempt's own failure says more, if there was one
+        pass  # the deadline passed: the error of the last attempt, if any, is more informative
     raise error
 
 
 async def attempt_fetch(session: aiohttp.ClientSession, request: Request, config: DownloadConfig) -> bytes | Request:
-    """One attempt, with the exceptions of aiohttp and the system turned into FetchError."""
+    """Make one attempt. Raises FetchError, also for the exceptions of aiohttp and the operating system."""
     try:
         async with asyncio.timeout(config.timeout_s):
             return await follow(session, request, config)
@@ -121,19 +125,19 @@ async def attempt_fetch(session: aiohttp.ClientSession, request: Request, config
         raise FetchError("invalid_url", str(error)) from error
     except (aiohttp.ClientError, OSError) as error:
         number = getattr(error, "errno", None)
-        what = errno.errorcode.get(number, "") if isinstance(number, int) else ""
-        raise FetchError("connection_error", what or type(error).__name__, is_transient=True) from error
+        name = errno.errorcode.get(number, "") if isinstance(number, int) else ""
+        raise FetchError("connection_error", name or type(error).__name__, is_transient=True) from error
 
 
 async def follow(session: aiohttp.ClientSession, request: Request, config: DownloadConfig) -> bytes | Request:
-    """The body behind the request and its redirects on this host, or the first request to another one.
+    """Send a request and follow its redirects on the same host: return the body, or the first Request to another host.
 
-    The address of every hop is checked before it is contacted.
+    The address of each redirect is checked before the request is sent. Raises FetchError and the exceptions of aiohttp.
     """
     url = request.url
     for n in range(request.n_redirects, config.max_redirects + 1):
         if url.raw_host != request.url.raw_host:
-            return Request(url, request.left_s, n)
+            return Request(url, request.remaining_s, n)
         check_url(url, config)
         async with session.get(url, allow_redirects=False) as response:
             if response.status in REDIRECTS and "Location" in response.headers:
@@ -151,7 +155,7 @@ async def follow(session: aiohttp.ClientSession, request: Request, config: Downl
 
 
 def parse_url(text: str, base: URL | None = None) -> URL:
-    """`text`, relative to `base`, as an http(s) URL. Raises FetchError for anything else."""
+    """Parse an http(s) URL, which may be relative to `base`. Raises FetchError for anything else."""
     try:
         url = URL(text.strip())
         url = base.join(url) if base is not None else url
@@ -163,7 +167,7 @@ def parse_url(text: str, base: URL | None = None) -> URL:
 
 
 def check_url(url: URL, config: DownloadConfig) -> None:
-    """Refuse a host that spells out a private address, or any address as a number."""
+    """Raise PrivateAddressError if the host is a private address, FetchError if it is one in a numeric spelling."""
     try:
         check_host(url.raw_host or "", config.allowed_private_hosts)
     except ValueError as error:
@@ -171,7 +175,7 @@ def check_url(url: URL, config: DownloadConfig) -> None:
 
 
 def retry_after_s(value: str, now: datetime) -> float:
-    """Seconds that a Retry-After header asks to wait: a number, or a date (RFC 9110, section 10.2.3); 0 for anything else."""
+    """The wait in seconds of a Retry-After header: a number, or a date (RFC 9110, section 10.2.3); else 0."""
     if value.isascii() and value.strip().isdigit():
         return float(value)
     try:
@@ -183,9 +187,9 @@ def retry_after_s(value: str, now: datetime) -> float:
 
 
 def opt_out(values: Iterable[str], config: DownloadConfig) -> str | None:
-    """The first disallowed directive among X-Robots-Tag lines that concern us, read as img2dataset reads them.
+    """The first disallowed directive in the X-Robots-Tag lines that apply to this client, parsed like in img2dataset.
 
-    A line `bot: noai` concerns that bot alone, a line without a name everybody.
+    A line `bot: noai` applies to that bot only, a line without a name to everyone.
     """
     for value in values:
         agent, colon, rest = value.partition(":")
@@ -198,7 +202,10 @@ def opt_out(values: Iterable[str], config: DownloadConfig) -> str | None:
 
 
 async def read_body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """The body, unpacked where the server packed it unasked; never more than `max_bytes` of either are held."""
+    """Read a body, and decompress it if the server compressed it although that was not requested.
+
+    Raises FetchError if the compressed or the decompressed body has more than `max_bytes`; reading stops there.
+    """
     too_large = FetchError("too_many_bytes", f"more than {max_bytes}")
     if (response.content_length or 0) > max_bytes:
         raise too_large
@@ -212,11 +219,11 @@ async def read_body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     wbits = INFLATE_WBITS.get(response.headers.get("Content-Encoding", "").strip().lower())
     if wbits is None:
         return body
-    unpacker = zlib.decompressobj(wbits)
+    decompressor = zlib.decompressobj(wbits)
     try:
-        body = unpacker.decompress(body, max_bytes)
+        body = decompressor.decompress(body, max_bytes)
     except zlib.error as error:
         raise FetchError("undecodable", f"content encoding: {error}") from error
-    if unpacker.unconsumed_tail:
+    if decompressor.unconsumed_tail:
         raise too_large
     return body

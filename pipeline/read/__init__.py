@@ -1,1 +1,1 @@
-"""The read stage: files of image-text pairs, in any common format, as numbered rows."""
+"""Stage `read`: rows of image-text pairs from files in any common format."""

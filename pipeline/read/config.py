@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ReadConfig:
-    """Which columns of the input hold URL, caption and identifier."""
+    """The columns of the input that hold URL, caption and identifier."""
 
     # column with the image URL; null: url, image_url or link, in any letter case
     url_column: str | None = None

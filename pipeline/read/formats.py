@@ -1,4 +1,4 @@
-"""Each input format as a stream of records with their places; none is ever held in memory whole."""
+"""Reading of each input format as a stream of records; no file is ever completely in memory."""
 
 import csv
 import gzip
@@ -18,6 +18,7 @@ from common.errors import UserError
 from common.remote import one_line, open_file, store_errors
 from pipeline.read.parquet import TextColumns, parquet_records
 from pipeline.read.types import BadRecord, Piece, Record
+from schemas.files import GRIT_CAPTION, GRIT_JSON
 
 Format = Literal["parquet", "jsonl", "csv", "tsv", "tar"]
 SUFFIXES: Final[dict[str, Format]] = {
@@ -37,13 +38,14 @@ UNREADABLE: Final[tuple[type[Exception], ...]] = (
     UnicodeDecodeError,
     csv.Error,
 )
+"""Exceptions of the parsers for a damaged file."""
 IMAGE: Final = "__image__"
-"""Key of a record under which a tar's encoded image travels; no column has that name."""
+"""Key of the encoded image in a record of a tar; chosen so that no column has this name."""
 
 
 @dataclass(frozen=True)
-class Raw:
-    """A row found but not parsed: where it starts, and what the format's parser needs."""
+class RawRow:
+    """A row before parsing: its position (byte and line) and the input of the format's parser."""
 
     offset: int
     line: int
@@ -51,32 +53,35 @@ class Raw:
 
 
 def format_of(path: str) -> Format | None:
-    """Format by the file's name; text may be packed (.gz)."""
+    """The format by the suffix of a file name, None if unknown. Text formats may be compressed (.gz)."""
     name = path.lower()
-    packed = name.endswith(".gz")
+    is_compressed = name.endswith(".gz")
     for suffix, format_ in SUFFIXES.items():
-        if name.removesuffix(".gz").endswith(suffix) and not (packed and format_ in ("parquet", "tar")):
+        if name.removesuffix(".gz").endswith(suffix) and not (is_compressed and format_ in ("parquet", "tar")):
             return format_
     return None
 
 
 @contextmanager
-def opened(path: str) -> Iterator[IO[bytes]]:
-    """The file as unpacked bytes. Raises UserError, naming the file, if opening or reading it fails."""
+def open_input(path: str) -> Iterator[IO[bytes]]:
+    """Open a file as decompressed bytes. Raises UserError, naming the file, if opening or reading it fails."""
     try:
         with open_file(path) as file:
             if not path.lower().endswith(".gz"):
                 yield file
                 return
-            with gzip.open(file) as unpacked:
-                yield unpacked  # type: ignore[misc]  # a GzipFile reads as any file
+            with gzip.open(file) as decompressed:
+                yield decompressed  # type: ignore[misc]  # a GzipFile has the methods of IO[bytes]
     except store_errors(*UNREADABLE) as error:
-        mend = "replace the file or take it out of the input"
-        raise UserError(f"cannot read input file {path}: {one_line(error)}; {mend}") from error
+        fix = "replace the file, or remove it from the input"
+        raise UserError(f"cannot read input file {path}: {one_line(error)}; {fix}") from error
 
 
-def raw_rows(format_: Format, file: IO[bytes], offset: int = 0, line: int = 1) -> Iterator[Raw]:
-    """Rows of a text file or tar from `offset` on, cheaply: lines are counted, members are skipped over."""
+def raw_rows(format_: Format, file: IO[bytes], offset: int = 0, line: int = 1) -> Iterator[RawRow]:
+    """Find the rows of a text file or tar from byte `offset`, without parsing them; only the headers of a tar are read.
+
+    `line` is the line number at `offset`.
+    """
     file.seek(offset)
     match format_:
         case "jsonl":
@@ -87,14 +92,15 @@ def raw_rows(format_: Format, file: IO[bytes], offset: int = 0, line: int = 1) -
             return _samples(file)
 
 
-def records(piece: Piece, text_columns: TextColumns) -> Iterator[tuple[int, Record | BadRecord]]:
-    """(line, record) of each row of the piece; line 0 where the format has none.
+def read_records(piece: Piece, text_columns: TextColumns) -> Iterator[tuple[int, Record | BadRecord]]:
+    """Read the rows of a piece as (line, record); line is 0 for formats without lines.
 
-    Of a parquet's columns of bytes only `text_columns` are read: old writers store text without saying that it is one.
+    Binary columns of a parquet file are skipped, except `text_columns`: some writers store text in binary columns.
+    Raises UserError if the file cannot be read.
     """
     format_ = format_of(piece.path)
-    assert format_ is not None, "plan_shards takes known formats only"
-    with opened(piece.path) as file:
+    assert format_ is not None, "plan_shards uses only files of known formats"
+    with open_input(piece.path) as file:
         if format_ == "parquet":
             yield from ((0, record) for record in parquet_records(file, piece.first_row, piece.n_rows, text_columns))
             return
@@ -103,10 +109,10 @@ def records(piece: Piece, text_columns: TextColumns) -> Iterator[tuple[int, Reco
             yield raw.line, _parse(format_, raw.payload, header, file)
 
 
-def columns(file: IO[bytes], format_: Format) -> list[str] | None:
-    """Column names of a text file, of JSONL those of its first good row; None where there are none (tars, empty files).
+def column_names(file: IO[bytes], format_: Format) -> list[str] | None:
+    """The column names of a text file; of JSONL those of the first valid row. None for tars and empty files.
 
-    Leaves the file of a CSV behind its header.
+    Moves the position in a CSV file to the end of its header.
     """
     match format_:
         case "csv" | "tsv":
@@ -119,7 +125,7 @@ def columns(file: IO[bytes], format_: Format) -> list[str] | None:
 
 
 def csv_header(file: IO[bytes], format_: Format) -> list[str]:
-    """The first line's names; leaves `file` behind it."""
+    """Read the column names in the first line."""
     first = file.readline().decode("utf-8-sig")
     return next(csv.reader(io.StringIO(first), delimiter=_delimiter(format_)), [])
 
@@ -128,16 +134,16 @@ def _delimiter(format_: Format) -> str:
     return "\t" if format_ == "tsv" else ","
 
 
-def _lines(file: IO[bytes], offset: int, line: int) -> Iterator[Raw]:
+def _lines(file: IO[bytes], offset: int, line: int) -> Iterator[RawRow]:
     for text in file:
         if not text.isspace():
-            yield Raw(offset, line, text)
+            yield RawRow(offset, line, text)
         offset += len(text)
         line += 1
 
 
-def _csv_rows(file: IO[bytes], delimiter: str, offset: int, line: int) -> Iterator[Raw]:
-    """Rows of a CSV; one may span several lines. Bytes that are no UTF-8 become surrogates, which no row may hold."""
+def _csv_rows(file: IO[bytes], delimiter: str, offset: int, line: int) -> Iterator[RawRow]:
+    """Rows of a CSV file, which may span lines. Invalid UTF-8 becomes surrogates; `read` drops such rows."""
 
     def lines() -> Iterator[str]:
         nonlocal offset, line
@@ -154,30 +160,30 @@ def _csv_rows(file: IO[bytes], delimiter: str, offset: int, line: int) -> Iterat
         except StopIteration:
             return
         except csv.Error as error:
-            yield Raw(*start, BadRecord(str(error)))
+            yield RawRow(*start, BadRecord(str(error)))
             continue
         if values:
-            yield Raw(*start, values)
+            yield RawRow(*start, values)
 
 
-def _samples(file: IO[bytes]) -> Iterator[Raw]:
-    """Samples of a tar: neighbouring files whose names agree up to the first dot, as WebDataset groups them."""
+def _samples(file: IO[bytes]) -> Iterator[RawRow]:
+    """Samples of a tar: consecutive files with the same name up to the first dot, like in WebDataset."""
     key, start, members = "", 0, dict[str, tarfile.TarInfo]()
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
-            tar.members = []  # type: ignore[attr-defined]  # else every header ever seen stays in memory
+            tar.members = []  # type: ignore[attr-defined]  # otherwise every header stays in memory
             if not member.isreg():
                 continue
             folder, _, name = member.name.rpartition("/")
             stem, _, suffix = name.partition(".")
             if members and f"{folder}/{stem}" != key:
-                yield Raw(start, 0, members)
+                yield RawRow(start, 0, members)
                 members = {}
             if not members:
                 key, start = f"{folder}/{stem}", member.offset
             members[suffix.lower()] = member
         if members:
-            yield Raw(start, 0, members)
+            yield RawRow(start, 0, members)
 
 
 def _parse(format_: Format, payload: Any, header: list[str], file: IO[bytes]) -> Record | BadRecord:
@@ -203,21 +209,21 @@ def _parse_json(text: bytes) -> Record | BadRecord:
 
 
 def _parse_sample(members: dict[str, tarfile.TarInfo], file: IO[bytes]) -> Record | BadRecord:
-    """json gives the columns, txt the caption if json has none, and the image its bytes."""
+    """The record of a tar sample: the columns of its json, its image, and its txt if the json has no caption."""
 
     def content(member: tarfile.TarInfo) -> bytes:
         file.seek(member.offset_data)
         return file.read(member.size)
 
     record: Record = {}
-    if "json" in members:
-        parsed = _parse_json(content(members["json"]))
+    if GRIT_JSON in members:
+        parsed = _parse_json(content(members[GRIT_JSON]))
         if isinstance(parsed, BadRecord):
             return parsed
         record = parsed
-    if "txt" in members and record.get("caption") is None:
+    if GRIT_CAPTION in members and record.get("caption") is None:
         try:
-            record["caption"] = content(members["txt"]).decode()
+            record["caption"] = content(members[GRIT_CAPTION]).decode()
         except UnicodeDecodeError as error:
             return BadRecord(f"the caption is not UTF-8: {error.reason}")
     image = next((members[suffix] for suffix in IMAGE_SUFFIXES if suffix in members), None)

@@ -1,10 +1,10 @@
-"""The input cut into shards of equal length: names, counts and places only."""
+"""Planning: divide the rows of the input into shards, without reading their contents."""
 
 import logging
 from contextlib import closing
 from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from common.errors import UserError
 from common.remote import map_concurrently, one_line, open_store, store_errors
 from pipeline.read.config import ReadConfig
-from pipeline.read.formats import SUFFIXES, columns, format_of, opened, raw_rows
+from pipeline.read.formats import SUFFIXES, column_names, format_of, open_input, raw_rows
 from pipeline.read.stage import check_columns
 from pipeline.read.types import Piece, ShardPlan
 
@@ -20,38 +20,54 @@ logger = logging.getLogger(__name__)
 
 KNOWN: Final = ", ".join(SUFFIXES)
 
-Cut = tuple[int, int, int]
-"""A row of a file, and the byte and the line at which it starts; the end of the file's rows has no place."""
+
+class Cut(NamedTuple):
+    """A row of a file at which a piece starts or ends."""
+
+    row: int  # index in the file, from 0
+    offset: int = 0  # byte at which the row starts; 0 for parquet and for the end of the file
+    line: int = 1  # line at which the row starts
 
 
 def plan_shards(input: str, rows_per_shard: int, limit: int | None, config: ReadConfig) -> list[ShardPlan]:
-    """Shards of `rows_per_shard` rows (the last may be shorter) over all files of `input`, in the order of their names.
+    r"""Divide the rows of all files of `input`, in the order of the file names, into shards of `rows_per_shard` rows.
 
-    Costs the metadata of a parquet, a count of lines of a text file, and the headers of a tar; each file is opened once.
-    Raises UserError for an input that is missing, empty, unreadable, or without the columns needed.
+    The last shard may be shorter; rows after the first `limit` are ignored. Each file is opened once: planning reads
+    the metadata of a parquet file, counts the lines of a text file, and reads the headers of a tar. Raises UserError
+    for an input that is missing, empty or unreadable, or that lacks a required column.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     file = Path(folder, "pairs.csv")
+    ...     _ = file.write_text("url,caption\n" + "http://example.org/dog.jpg,a dog\n" * 5)
+    ...     plans = plan_shards(str(file), rows_per_shard=2, limit=None, config=ReadConfig())
+    >>> [(plan.first_row, plan.n_rows) for plan in plans]
+    [(0, 2), (2, 2), (4, 1)]
     """
     files = list_files(input)
     parquets = [path for path, _ in files if format_of(path) == "parquet"]
     pieces: list[list[Piece]] = []
     total = 0
-    # Answers come in the order of the files, so those past the limit are never looked at, nor their errors raised.
+    # The results are in the order of the files. Those of files after the limit are never consumed, so that their errors
+    # are not raised.
     with closing(map_concurrently(partial(_parquet_rows, config=config), parquets)) as parquet_rows:
         for path, size in files:
-            most = None if limit is None else limit - total
+            max_rows = None if limit is None else limit - total
             if format_of(path) == "parquet":
-                cuts = _cut_parquet(next(parquet_rows), total, rows_per_shard, most)
+                cuts = _cut_parquet(next(parquet_rows), total, rows_per_shard, max_rows)
             else:
-                cuts = _cut_text(path, config, total, rows_per_shard, most)
-            for (row, *place), (end, *_) in pairwise(cuts):
+                cuts = _cut_text(path, config, total, rows_per_shard, max_rows)
+            for start, end in pairwise(cuts):
                 shard = total // rows_per_shard
                 if shard == len(pieces):
                     pieces.append([])
-                pieces[shard].append(Piece(path, row, end - row, size, *place))
-                total += end - row
+                pieces[shard].append(Piece(path, start.row, end.row - start.row, size, start.offset, start.line))
+                total += end.row - start.row
             if total == limit:
                 break
     if not total:
-        raise UserError(f"input {input!r} holds no row; give files with at least one")
+        raise UserError(f"input {input!r} holds no rows; give files with at least one row")
     return [
         ShardPlan(i, i * rows_per_shard, sum(piece.n_rows for piece in shard), tuple(shard))
         for i, shard in enumerate(pieces)
@@ -59,9 +75,10 @@ def plan_shards(input: str, rows_per_shard: int, limit: int | None, config: Read
 
 
 def list_files(input: str) -> list[tuple[str, int]]:
-    """(path, bytes) of the files that `input` means: a file, a folder, a glob, or any of them at an fsspec URL; sorted.
+    """List the files of a file, folder or glob, or of an fsspec URL of one, as sorted pairs (path, size in bytes).
 
-    In a folder that holds tars, only these count: img2dataset puts a parquet with the same rows beside each.
+    In a folder with tars, other files are ignored: img2dataset writes a parquet file with the same rows next to each
+    tar. Raises UserError if there are no input files, or if they cannot be listed.
     """
     fs, root = open_store(input)
     try:
@@ -73,32 +90,35 @@ def list_files(input: str) -> list[tuple[str, int]]:
             found = [root] if fs.exists(root) else []
         is_single = found == [root]
         if is_single and format_of(root) is None:
-            raise UserError(f"input file {input!r} is of no known format; its name must end in {KNOWN} (text also .gz)")
+            raise UserError(
+                f"input file {input!r} has no known format; its name must end in {KNOWN} (text files also in .gz)"
+            )
         files = sorted(path for path in found if format_of(path))
         tars = [path for path in files if format_of(path) == "tar"]
         if not found and not fs.isdir(root):
             raise UserError(f"input {input!r} does not exist; give a file, a folder, a glob or a URL")
         if not files:
             raise UserError(
-                f"input {input!r} holds no file of a known format; names must end in {KNOWN} (text also .gz)"
+                f"input {input!r} holds no file of a known format; names must end in {KNOWN} (text files also in .gz)"
             )
         is_local = isinstance(fs, LocalFileSystem)
-        warn_of_unread(tars, files)
+        warn_about_ignored(tars, files)
         return [(path if is_local else fs.unstrip_protocol(path), fs.size(path) or 0) for path in tars or files]
     except store_errors(ValueError) as error:
         raise UserError(
-            f"input {input!r} cannot be listed: {one_line(error)}; check the address, the credentials and their rights"
+            f"input {input!r} cannot be listed: {one_line(error)}; check the URL, the credentials and their permissions"
         ) from error
 
 
-def warn_of_unread(tars: list[str], files: list[str]) -> None:
-    """Name the files that tars beside them keep from being read, unless they belong to a tar by their name."""
-    own = {tar.removesuffix(".tar") for tar in tars}
-    unread = [path for path in files if tars and format_of(path) != "tar" and path.rsplit(".", 1)[0] not in own]
-    if unread:
+def warn_about_ignored(tars: list[str], files: list[str]) -> None:
+    """Log a warning about files that are ignored because of tars in the same folder, except files named like a tar."""
+    stems = {tar.removesuffix(".tar") for tar in tars}
+    ignored = [path for path in files if tars and format_of(path) != "tar" and path.rsplit(".", 1)[0] not in stems]
+    if ignored:
         logger.warning(
-            "only the %d tars of the input are read, not the %d files beside them (first: %s); give the others by a glob",
-            len(tars), len(unread), unread[0],
+            "only the %d tars of the input are read, not the %d files beside them (first: %s); "
+            "to read those, give input= as a glob that matches them",
+            len(tars), len(ignored), ignored[0],
         )  # fmt: skip
 
 
@@ -107,36 +127,36 @@ def _is_hidden(path: str) -> bool:
 
 
 def _parquet_rows(path: str, config: ReadConfig) -> int:
-    """Rows of a parquet that has the columns needed."""
-    with opened(path) as file:
+    """The number of rows of a parquet file. Raises UserError if it lacks a required column."""
+    with open_input(path) as file:
         parquet = pq.ParquetFile(file)
         check_columns(path, parquet.schema_arrow.names, config)
         return int(parquet.metadata.num_rows)
 
 
-def _cut_parquet(n_rows: int, n_before: int, rows_per_shard: int, most: int | None) -> list[Cut]:
-    """As `_cut_text`, for a parquet of `n_rows` rows."""
-    n = n_rows if most is None else min(n_rows, most)
+def _cut_parquet(n_rows: int, n_before: int, rows_per_shard: int, max_rows: int | None) -> list[Cut]:
+    """The cuts of a parquet file with `n_rows` rows; like `_cut_text`."""
+    n = n_rows if max_rows is None else min(n_rows, max_rows)
     starts = range(-n_before % rows_per_shard, n, rows_per_shard)
-    return [(row, 0, 1) for row in sorted({0, *starts, n})]
+    return [Cut(row) for row in sorted({0, *starts, n})]
 
 
-def _cut_text(path: str, config: ReadConfig, n_before: int, rows_per_shard: int, most: int | None) -> list[Cut]:
-    """The first row, the rows at which a shard of the whole input begins, and the end, `most` rows on at the most.
+def _cut_text(path: str, config: ReadConfig, n_before: int, rows_per_shard: int, max_rows: int | None) -> list[Cut]:
+    """The cuts of a text file or tar: its first row, the rows at which shards start, and its end.
 
-    `n_before` rows came before this file, a text file or a tar.
+    The input has `n_before` rows in previous files; rows after the first `max_rows` of this file are ignored.
     """
     format_ = format_of(path)
-    assert format_ is not None, "list_files gives known formats only"
+    assert format_ is not None, "list_files returns only files of known formats"
     cuts: list[Cut] = []
     n = 0
-    with opened(path) as file:
-        check_columns(path, columns(file, format_), config)
-        offset = file.tell() if format_ in ("csv", "tsv") else 0  # behind the header
+    with open_input(path) as file:
+        check_columns(path, column_names(file, format_), config)
+        offset = file.tell() if format_ in ("csv", "tsv") else 0  # the end of the header
         for raw in raw_rows(format_, file, offset, 2 if offset else 1):
-            if n == most:
+            if n == max_rows:
                 break
             if n == 0 or (n_before + n) % rows_per_shard == 0:
-                cuts.append((n, raw.offset, raw.line))
+                cuts.append(Cut(n, raw.offset, raw.line))
             n += 1
-    return [*cuts, (n, 0, 1)]
+    return [*cuts, Cut(n)]

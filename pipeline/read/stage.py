@@ -1,4 +1,4 @@
-"""Records of any format as rows of the READ schema."""
+"""Stage `read`: records of any format as rows of the READ schema."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from common.errors import UserError
 from pipeline.read.config import ReadConfig
-from pipeline.read.formats import IMAGE, records
+from pipeline.read.formats import IMAGE, read_records
 from pipeline.read.types import BadRecord, Record, ShardPlan
 from schemas.rows import GIVEN_BOX, READ
 from schemas.status import DROPPED, KEPT
@@ -24,40 +24,55 @@ GRIT_COLUMNS: Final = ("noun_chunks", "ref_exps")
 
 
 def read_shard(plan: ShardPlan, config: ReadConfig) -> pa.Table:
-    """The plan's rows, keyed by their number in the whole input; what cannot be read is a dropped row, not an error.
+    r"""Read the rows of a shard; a row that cannot be read is in the table as a dropped row.
 
-    Raises UserError if a file has gone, or holds fewer rows than when it was planned.
+    The key of a row is its index in the input. Raises UserError if a file no longer exists, cannot be read, or has
+    fewer rows than when it was planned.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from pipeline.read.plan import plan_shards
+    >>> with TemporaryDirectory() as folder:
+    ...     file = Path(folder, "pairs.jsonl")
+    ...     _ = file.write_text('{"url": "http://example.org/1.jpg", "caption": "a dog"}\n{"caption": "a cat"}\n')
+    ...     (plan,) = plan_shards(str(file), rows_per_shard=1000, limit=None, config=ReadConfig())
+    ...     table = read_shard(plan, ReadConfig())
+    >>> [(row["key"], row["status"], row["reason"]) for row in table.to_pylist()]
+    [('000000000000', 'kept', None), ('000000000001', 'dropped', 'missing_url')]
     """
     rows: list[dict[str, Any]] = []
     for piece in plan.pieces:
-        before = len(rows)
-        for i, (line, record) in enumerate(records(piece, partial(text_columns, config=config))):
+        n_before = len(rows)
+        for i, (line, record) in enumerate(read_records(piece, partial(text_columns, config=config))):
             key = f"{plan.first_row + len(rows):012d}"
-            place = {"key": key, "source": piece.path, "source_row": piece.first_row + i, "status": KEPT}
+            origin = {"key": key, "source": piece.path, "source_row": piece.first_row + i, "status": KEPT}
             try:
-                rows.append(place | _to_row(record, config))
+                rows.append(origin | _to_row(record, config))
             except BadRowError as error:
-                where = f"{piece.path}, line {line}" if line else f"{piece.path}, row {piece.first_row + i}"
-                rows.append(place | _dropped("bad_row", f"{where}: {error}"))
-        if len(rows) - before != piece.n_rows:
-            raise UserError(f"{piece.path} has changed while it was read; start again on a file that stays as it is")
+                location = f"{piece.path}, line {line}" if line else f"{piece.path}, row {piece.first_row + i}"
+                rows.append(origin | _dropped("bad_row", f"{location}: {error}"))
+        if len(rows) - n_before != piece.n_rows:
+            raise UserError(
+                f"{piece.path} has changed since the job was planned; run the same command again, and do not change "
+                "the input while it runs"
+            )
     return conform(pa.Table.from_pylist(rows, schema=READ), READ)
 
 
 class BadRowError(ValueError):
-    """A record that is no row: the message says what is wrong with it."""
+    """A record that cannot become a row; the message is the reason."""
 
 
-def find_column(names: Iterable[str], wanted: str | None, known: Sequence[str]) -> str | None:
-    """The wanted column if it is there, else the first of the known names, whatever its case."""
-    if wanted is not None:
-        return wanted if wanted in names else None
-    folded = {name.lower(): name for name in names}
-    return next((folded[name] for name in known if name in folded), None)
+def find_column(names: Iterable[str], configured: str | None, known: Sequence[str]) -> str | None:
+    """The configured column, or if none is configured, the first of `known` in any letter case; None if missing."""
+    if configured is not None:
+        return configured if configured in names else None
+    by_lower_case = {name.lower(): name for name in names}
+    return next((by_lower_case[name] for name in known if name in by_lower_case), None)
 
 
-def own_columns(names: Iterable[str], config: ReadConfig) -> dict[str, str | None]:
-    """Which of the columns `names` become our URL, caption and id."""
+def map_columns(names: Iterable[str], config: ReadConfig) -> dict[str, str | None]:
+    """Map the columns of READ for URL, caption and identifier to columns of the input; None for a missing one."""
     names = list(names)
     return {
         "url": find_column(names, config.url_column, URL_NAMES),
@@ -67,23 +82,22 @@ def own_columns(names: Iterable[str], config: ReadConfig) -> dict[str, str | Non
 
 
 def text_columns(names: Iterable[str], config: ReadConfig) -> set[str]:
-    """Of the columns `names` those that hold our URL, caption and id."""
-    return {name for name in own_columns(names, config).values() if name is not None}
+    """The columns among `names` that hold URL, caption and identifier."""
+    return {name for name in map_columns(names, config).values() if name is not None}
 
 
 def check_columns(path: str, names: list[str] | None, config: ReadConfig) -> None:
-    """Raise UserError unless `names` hold a URL and a caption column; None, for formats without columns, passes."""
+    """Raise UserError unless the file has a URL and a caption column. Tars, with `names=None`, pass."""
     if names is None:
         return
-    for role, wanted, known in (
+    for role, configured, known in (
         ("url", config.url_column, URL_NAMES),
         ("caption", config.caption_column, CAPTION_NAMES),
     ):
-        if find_column(names, wanted, known) is None:
-            looked = wanted or ", ".join(known)
+        if find_column(names, configured, known) is None:
             raise UserError(
-                f"{path} has no {role} column (looked for {looked}; it has {', '.join(names) or 'none'}); "
-                f"set read.{role}_column=NAME"
+                f"{path} has no {role} column (looked for {configured or ', '.join(known)}; it has "
+                f"{', '.join(names) or 'none'}); set read.{role}_column=NAME"
             )
 
 
@@ -91,19 +105,20 @@ def _to_row(record: Record | BadRecord, config: ReadConfig) -> dict[str, Any]:
     if isinstance(record, BadRecord):
         raise BadRowError(record.message)
     image = record.pop(IMAGE, None)
-    image = image if isinstance(image, bytes) else None  # JSON may use the name, but never for bytes
-    names = own_columns(record, config)
-    url, caption, own_id = (record[name] if name is not None else None for name in names.values())
+    if not isinstance(image, bytes):  # the value of a JSON key with the same name
+        image = None
+    names = map_columns(record, config)
+    url, caption, identifier = (record[name] if name is not None else None for name in names.values())
     row: dict[str, Any] = {
         "url": _text(url, "the URL") or None,
         "caption_original": _text(caption, "the caption"),
-        "id": str(own_id) if isinstance(own_id, int | float) else _text(own_id, "the id"),
+        "id": str(identifier) if isinstance(identifier, int | float) else _text(identifier, "the id"),
         "image": image,
         "given_noun_chunks": _given_boxes(record, "noun_chunks"),
         "given_ref_exps": _given_boxes(record, "ref_exps"),
     }
-    taken = {*names.values(), *GRIT_COLUMNS}
-    others = {name: value for name, value in record.items() if name not in taken}
+    used = {*names.values(), *GRIT_COLUMNS}
+    others = {name: value for name, value in record.items() if name not in used}
     try:
         row["extra"] = json.dumps(_json_value(others), sort_keys=True) if others else None
     except RecursionError:
@@ -116,7 +131,10 @@ def _dropped(reason: str, detail: str) -> dict[str, Any]:
 
 
 def _text(value: Any, what: str) -> str | None:
-    """`value` if it is text or null, or UTF-8 that its column calls bytes; lone surrogates are no text."""
+    """Return text or None unchanged, and UTF-8 bytes as text.
+
+    Raises BadRowError for other types and for invalid Unicode, lone surrogates included; `what` names the value.
+    """
     if value is None:
         return None
     if isinstance(value, bytes):
@@ -131,7 +149,7 @@ def _text(value: Any, what: str) -> str | None:
 
 
 def _given_boxes(record: Record, column: str) -> list[dict[str, Any]] | None:
-    """GRIT's lists of [start, end, x_min, y_min, x_max, y_max, score], also as JSON text (CSV), by name."""
+    """The boxes of a GRIT column: lists [start, end, x_min, y_min, x_max, y_max, score], or their JSON text."""
     value = record.get(column)
     try:
         entries = json.loads(value or "null") if isinstance(value, str) else value
@@ -141,9 +159,10 @@ def _given_boxes(record: Record, column: str) -> list[dict[str, Any]] | None:
 
 
 def _given_box(entry: Sequence[Any]) -> dict[str, Any]:
-    """One of GRIT's lists by name. Grounders put edges a little outside the image; pixels are far outside.
+    """Convert one list of GRIT to a schemas.rows.GIVEN_BOX.
 
-    Raises ValueError, TypeError or OverflowError.
+    Edges slightly outside the image are accepted because grounders predict them; edges in pixels are far outside and
+    are an error. Raises ValueError, TypeError or OverflowError for an invalid list.
     """
     box = dict(zip(BOX_FIELDS, map(float, entry), strict=True))
     start, end, x_min, y_min, x_max, y_max, score = box.values()
@@ -157,7 +176,7 @@ def _given_box(entry: Sequence[Any]) -> dict[str, Any]:
 
 
 def _json_value(value: Any) -> Any:
-    """`value` as strict JSON in UTF-8 can hold it: no NaN, no lone surrogates, no bytes, dates as text."""
+    """Convert a value to strict JSON in UTF-8: NaN becomes null, a lone surrogate "?", a date text."""
     match value:
         case float() if not math.isfinite(value):
             return None
@@ -172,5 +191,5 @@ def _json_value(value: Any) -> Any:
 
 
 def _utf8(text: str) -> str:
-    """`text` with a question mark for each lone surrogate, which JSON may spell (\\ud800) but UTF-8 lacks."""
+    """Replace each lone surrogate, which JSON can express (\\ud800) but UTF-8 cannot, by a question mark."""
     return text.encode(errors="replace").decode()

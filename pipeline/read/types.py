@@ -1,27 +1,27 @@
-"""The values that planning and reading exchange: records, pieces of files, and the plan of a shard."""
+"""Types shared by planning and reading: records, pieces of files, and the plan of a shard."""
 
 from dataclasses import dataclass
 from typing import Any
 
 Record = dict[str, Any]
-"""A row as its file holds it: values by column name."""
+"""A row of an input file: values by column name."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive rows of one file, with the position at which reading can begin."""
+    """Consecutive rows of one file, with the position at which reading starts."""
 
     path: str
-    first_row: int  # in this file, from 0
+    first_row: int  # index in this file, from 0
     n_rows: int
-    size: int  # bytes of the whole file when it was planned
+    size: int  # size of the complete file in bytes, at the time of planning
     offset: int = 0  # byte of the decompressed file at which the first row starts; 0 for parquet, which seeks by row
     line: int = 1  # line at which the first row starts, from 1; for messages
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Rows [first_row, first_row + n_rows) of the whole input, which become one set of output files."""
+    """Rows [first_row, first_row + n_rows) of the input, which become the output files of one shard."""
 
     index: int
     first_row: int
@@ -31,6 +31,6 @@ class ShardPlan:
 
 @dataclass(frozen=True)
 class BadRecord:
-    """A row that could not be read, with the reason."""
+    """A row that cannot be read, with the reason."""
 
     message: str

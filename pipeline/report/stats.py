@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from omegaconf import OmegaConf
 
@@ -13,6 +13,7 @@ from pipeline.report.totals import COLUMNS, Totals
 from pipeline.write.store import Store
 from schemas.files import TIMINGS_FILE
 from schemas.rows import VERSION
+from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, STAGES
 
 STATS_FILE: Final = "stats.json"
@@ -20,9 +21,7 @@ TOP: Final = 30
 """Length of the lists of most frequent phrases, heads and hosts."""
 
 
-def build_stats(
-    output: str, truth: dict[str, Any] | None = None, shards: Collection[int] | None = None
-) -> dict[str, Any]:
+def build_stats(output: str, truth: dict[str, Any] | None = None, shards: Collection[int] | None = None) -> Statistics:
     """Count the finished shards of `output` (only `shards`, where given), write stats.json and return what it holds.
 
     `truth` is what is known of the boxes' precision and recall, stored as it is. Raises UserError if no shard is finished, ValueError
@@ -44,7 +43,7 @@ def build_stats(
     if truth is not None:
         stats["truth"] = truth
     store.write(STATS_FILE, json.dumps(stats, ensure_ascii=False, indent=1))  # not sorted: stages keep their order
-    return stats
+    return cast(Statistics, stats)
 
 
 def content_of(totals: Totals) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
 
@@ -19,6 +19,7 @@ from pipeline.write.store import Staging, Store
 from pipeline.write.tar import TarWriter
 from pipeline.write.train import train_sample
 from schemas.files import FILES, MANIFEST_FILE
+from schemas.manifest import Manifest, Provenance
 from schemas.rows import SCORED, VERSION
 from schemas.status import DROPPED, KEPT, check_reason
 from schemas.table import conform
@@ -31,9 +32,9 @@ def write_shard(
     plan: ShardPlan,
     config: WriteConfig,
     output: str,
-    provenance: dict[str, Any],
+    provenance: Provenance,
     runtime: Mapping[str, Any] = MappingProxyType({}),
-) -> dict[str, Any]:
+) -> Manifest:
     """Write the files of one shard below `output` and commit them; returns the manifest (schemas.files.MANIFEST).
 
     `provenance` holds `config_hash` and `models.scorer.name`; `runtime` the settings that may differ between shards of one output.
@@ -67,11 +68,11 @@ def write_shard(
         with staging.open(manifest_file, rows=len(rows)) as file:
             file.write(json.dumps(manifest, sort_keys=True, ensure_ascii=False, indent=1).encode())
         staging.publish()
-    return manifest
+    return cast(Manifest, manifest)
 
 
 def stage_train(
-    staging: Staging, files: Sequence[str], rows: Sequence[Row], config: WriteConfig, provenance: dict[str, Any]
+    staging: Staging, files: Sequence[str], rows: Sequence[Row], config: WriteConfig, provenance: Provenance
 ) -> None:
     kept = kept_rows(rows)
     with staging.open(files[0], rows=len(kept)) as file, TarWriter(file) as tar:
@@ -80,7 +81,7 @@ def stage_train(
 
 
 def stage_grit(
-    staging: Staging, files: Sequence[str], rows: Sequence[Row], config: WriteConfig, provenance: dict[str, Any]
+    staging: Staging, files: Sequence[str], rows: Sequence[Row], config: WriteConfig, provenance: Provenance
 ) -> None:
     similarity = similarity_column(provenance["models"]["scorer"]["name"])
     columns = [grit_columns(row, config.ref_exps, similarity) for row in rows]
@@ -93,7 +94,7 @@ def stage_grit(
 
 
 def stage_arrow(
-    staging: Staging, files: Sequence[str], rows: Sequence[Row], config: WriteConfig, provenance: dict[str, Any]
+    staging: Staging, files: Sequence[str], rows: Sequence[Row], config: WriteConfig, provenance: Provenance
 ) -> None:
     with staging.open(files[0], rows=len(rows)) as file:
         write_arrow(file, rows, config.image_bytes, file_metadata(provenance))
@@ -107,7 +108,7 @@ def kept_rows(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["status"] == KEPT]
 
 
-def file_metadata(provenance: dict[str, Any]) -> dict[str, str]:
+def file_metadata(provenance: Provenance) -> dict[str, str]:
     """What parquet and Arrow files say of themselves."""
     return {"hypergrit_schema": VERSION, "hypergrit_provenance": to_json(provenance).decode()}
 
@@ -169,7 +170,7 @@ def read_manifest(output: str, index: int) -> dict[str, Any] | None:
         return None
 
 
-def is_finished(output: str, plan: ShardPlan, provenance: dict[str, Any]) -> bool:
+def is_finished(output: str, plan: ShardPlan, provenance: Provenance) -> bool:
     """Whether the shard is committed, was made from the same rows by the same configuration, and its files have their sizes."""
     manifest = read_manifest(output, plan.index)
     expected = {"schema": VERSION, "plan": plain(plan), "provenance": json.loads(to_json(provenance))}

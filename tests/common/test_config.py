@@ -59,7 +59,7 @@ def town(*arguments: str, kinds: dict[str, type] | None = None) -> Town:
     return merged
 
 
-def test_a_field_may_hold_a_subclass_with_further_keys() -> None:
+def test_kinds_replaces_the_type_of_a_group_by_a_subclass_with_more_keys() -> None:
     tall = town("tower.floors=9", "width=7", kinds={"tower": TallTower})
     assert tall.tower == TallTower(width=7, floors=9)
     with pytest.raises(UserError, match=r"tower\.floors"):
@@ -113,7 +113,7 @@ def test_a_configuration_that_an_earlier_version_saved_is_translated(tmp_path: P
     assert KEYS.translate({"name": "new", "tower": {"width": 3}}) == {"name": "new", "tower": {"width": 3}}
 
 
-def test_runtime_settings_are_told_apart() -> None:
+def test_runtime_settings_are_separated_from_the_others() -> None:
     assert runtime_keys(Town, {"tower": TallTower}) == {"tower.device", "log"}
     fixed, free = split_runtime(Town(name="a", tower=TallTower(floors=3)))
     assert fixed == {"name": "a", "tower": {"width": 4, "floors": 3}}
@@ -161,7 +161,7 @@ class Street:
     length_m: int = 9  # not part of --help
 
 
-def test_the_comment_lines_above_a_field_are_its_help() -> None:
+def test_help_of_a_field_is_the_comment_above_it() -> None:
     assert [key.comment for key in list_keys(Street)] == ["Length, in two lines."]
 
 
@@ -185,7 +185,7 @@ def test_help_lists_the_values_of_a_choice_that_its_comment_does_not_name() -> N
 
 @pytest.mark.parametrize("item", ["tower.width=", "name="])
 def test_an_argument_without_a_value_explains_null_and_the_empty_text(item: str) -> None:
-    with pytest.raises(UserError, match=rf"{item} gives no value; .*{item}null"):
+    with pytest.raises(UserError, match=rf"{item} has no value; .*{item}null"):
         town(item)
     assert town("name=town", 'name=""').name == ""
 
@@ -199,7 +199,7 @@ def test_an_argument_that_cannot_be_read_is_named(item: str, message: str) -> No
         town(item)
 
 
-def test_help_ends_quietly_when_its_pipe_is_closed() -> None:
+def test_help_into_a_closed_pipe_is_not_an_error() -> None:
     writer = [sys.executable, "-c", r"from common.config_help import print_text; print_text('line\n' * 100_000)"]
     with subprocess.Popen(writer, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic writes."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from common.disk import atomic_write
 
 
-def test_what_fails_half_way_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_text("old")
     with pytest.raises(UnicodeEncodeError), atomic_write(path) as draft:

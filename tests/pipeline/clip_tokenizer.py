@@ -1,4 +1,4 @@
-"""A CLIP tokenizer of a few pieces, in the files that transformers saves."""
+"""A tiny CLIP tokenizer, in the files of transformers."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ MERGES = ("a n", "d o", "do g</w>")
 
 
 def small_clip_tokenizer(folder: Path, extra: Sequence[str] = (), **options: Any) -> CLIPTokenizerFast:
-    """Letters, the word "dog" and the pieces of `extra`, for texts of 16 tokens; its files lie in `folder`."""
+    """Write and load a tokenizer of letters, the word "dog" and the tokens `extra`, for texts of up to 16 tokens."""
     letters = [chr(c) for c in range(97, 123)]
     merged = [merge.replace(" ", "") for merge in MERGES]
     pieces = [*letters, *(c + "</w>" for c in letters), *merged, *extra, "<|startoftext|>", "<|endoftext|>"]

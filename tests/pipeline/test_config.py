@@ -1,4 +1,4 @@
-"""The configuration: defaults, YAML, overrides, and what it refuses."""
+"""The configuration of the pipeline: layers, errors, the content hash, and --help."""
 
 import dataclasses
 import re
@@ -10,20 +10,20 @@ from omegaconf import OmegaConf
 from common.config import to_yaml
 from common.config_help import list_keys
 from common.errors import UserError
-from pipeline.config import KEYS, PipelineConfig, content_hash, load_config
-from pipeline.help import help_text
+from pipeline.config import KEYS, PipelineConfig, content_hash, load_config, runtime_settings
+from pipeline.grit import help_text
 
-PLACES = ["input=in.parquet", "output=out"]
+PATHS = ["input=in.parquet", "output=out"]
 
 
-def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
+def test_arguments_override_the_file_and_the_file_overrides_the_defaults(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("input: a\noutput: b\nrows_per_shard: 7\nlimit: 9\n")
     config = load_config([str(file), "limit=3"])
     assert (config.input, config.rows_per_shard, config.limit) == ("a", 7, 3)
 
 
-def test_short_keys_reach_the_stage_they_stand_for(tmp_path: Path) -> None:
+def test_short_keys_set_the_settings_of_their_stage(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("input: a\noutput: b\nscorer: some/clip\n")
     config = load_config([str(file), "grounder=glip_t", "formats=[arrow]"])
@@ -43,20 +43,20 @@ def test_short_keys_reach_the_stage_they_stand_for(tmp_path: Path) -> None:
         ("nonsense", "nonsense"),
     ],
 )
-def test_a_wrong_key_or_value_is_named(override: str, named: str) -> None:
+def test_an_error_names_the_wrong_key_or_value(override: str, named: str) -> None:
     with pytest.raises(UserError, match=named):
-        load_config([*PLACES, override])
+        load_config([*PATHS, override])
 
 
-def test_a_run_without_input_or_output_says_which_is_missing() -> None:
+def test_a_missing_input_or_output_is_named() -> None:
     with pytest.raises(UserError, match="output is not set"):
         load_config(["input=x"])
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "setting",
     [
-        "download.concurrency=0",  # would wait for ever
+        "download.concurrency=0",  # would wait indefinitely
         "download.concurrency_per_host=0",
         "download.decode_threads=0",
         "download.timeout_s=0",
@@ -71,43 +71,131 @@ def test_a_run_without_input_or_output_says_which_is_missing() -> None:
         "ray.retries=-1",
     ],
 )
-def test_a_number_that_cannot_work_is_named_before_anything_starts(wish: str) -> None:
-    with pytest.raises(UserError, match=re.escape(wish.split("=")[0].split(".")[-1])):
-        load_config([*PLACES, wish])
+def test_a_number_out_of_range_is_named_when_the_configuration_is_loaded(setting: str) -> None:
+    with pytest.raises(UserError, match=re.escape(setting.split("=")[0].split(".")[-1])):
+        load_config([*PATHS, setting])
 
 
 @pytest.mark.parametrize("text", ["just words", "a: [", "- 1\n- 2\n"])
-def test_a_broken_yaml_is_named(tmp_path: Path, text: str) -> None:
+def test_an_invalid_yaml_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "broken.yaml"
     file.write_text(text)
     with pytest.raises(UserError, match=r"broken\.yaml"):
-        load_config([str(file), *PLACES])
+        load_config([str(file), *PATHS])
 
 
-def test_a_yaml_that_is_not_there_is_named() -> None:
+def test_a_missing_yaml_is_named() -> None:
     with pytest.raises(UserError, match=r"nowhere\.yaml"):
-        load_config(["nowhere.yaml", *PLACES])
+        load_config(["nowhere.yaml", *PATHS])
 
 
-def test_the_resolved_config_loads_to_itself(tmp_path: Path) -> None:
-    config = load_config([*PLACES, "limit=5", "formats=[grit,arrow]"])
+def test_a_saved_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
+    config = load_config([*PATHS, "limit=5", "formats=[grit,arrow]"])
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(config))
     assert load_config([str(file)]) == config
 
 
-def test_the_hash_changes_with_the_content_and_not_with_the_place() -> None:
-    config = load_config(PLACES)
-    elsewhere = dataclasses.replace(config, input="x", output="y", limit=3)
-    other = load_config([*PLACES, "formats=[arrow]"])
-    assert content_hash(config) == content_hash(elsewhere)
-    assert content_hash(config) != content_hash(other)
+def test_the_hash_does_not_depend_on_input_output_and_rows() -> None:
+    config = load_config(PATHS)
+    moved = dataclasses.replace(config, input="x", output="y", limit=3, rows_per_shard=7)
+    assert content_hash(moved) == content_hash(config)
 
 
-def test_help_teaches_every_key_with_a_comment_and_its_default() -> None:
+RUNTIME = {
+    "download.concurrency": "8",
+    "download.concurrency_per_host": "2",
+    "download.connect_timeout_s": "9",
+    "download.timeout_s": "9",
+    "download.deadline_s": "99",
+    "download.retries": "0",
+    "download.backoff_s": "2",
+    "download.contact": "mail@example.org",
+    "download.decode_threads": "2",
+    "parse.batch_size": "9",
+    "ground.device": "cpu",
+    "ground.precision": "fp32",
+    "ground.compile": "true",
+    "ground.batch_size": "3",
+    "score.device": "cuda:1",
+    "score.batch_size": "3",
+}
+"""Runtime settings of the stages, each with a value other than its default."""
+CONTENT = {
+    "read.url_column": "address",
+    "read.caption_column": "words",
+    "read.id_column": "number",
+    "download.max_redirects": "1",
+    "download.max_bytes": "1000",
+    "download.user_agent_token": "somebody",
+    "download.disallowed_header_directives": "[noai]",
+    "download.allowed_private_hosts": "[localhost]",
+    "download.limits.max_pixels": "1000",
+    "download.limits.min_side_px": "9",
+    "download.limits.max_aspect_ratio": "3",
+    "download.resize.mode": "border",
+    "download.resize.size": "300",
+    "download.resize.enlarge": "true",
+    "download.resize.jpeg_quality": "90",
+    "captions.redcaps": "true",
+    "captions.max_characters": "99",
+    "parse.model": "en_core_web_md",
+    "parse.extra_abstract": "[idea]",
+    "parse.abstract_suffixes": "[ness]",
+    "parse.keep": "[city]",
+    "ground.grounder": "glip_t",
+    "ground.vocabulary": "vocab.txt",
+    "ground.floor": "0.2",
+    "ground.nms_iou": "0.5",
+    "ground.prompt": "phrases",
+    "score.scorer": "some/clip",
+    "score.min_side_px": "48",
+    "score.size_rule": "side",
+    "score.min_score": "0.6",
+    "score.min_clip_score": "0.7",
+    "write.formats": "[arrow]",
+    "write.image_bytes": "true",
+    "write.ref_exps": "maximal",
+    "write.jpeg_quality": "90",
+}
+"""All other settings of the stages, each with a value other than its default."""
+
+
+def test_the_lists_above_name_every_setting_of_the_stages() -> None:
+    keys = [
+        key for key in list_keys(PipelineConfig) if "." in key.name and not key.name.startswith(("ray.", "report."))
+    ]
+    assert {key.name for key in keys if key.is_runtime} == set(RUNTIME)
+    assert {key.name for key in keys if not key.is_runtime} == set(CONTENT)
+
+
+@pytest.mark.parametrize("key", RUNTIME)
+def test_a_runtime_setting_keeps_the_hash_and_is_recorded(key: str) -> None:
+    config, changed = load_config(PATHS), load_config([*PATHS, f"{key}={RUNTIME[key]}"])
+    assert content_hash(changed) == content_hash(config)
+    group, name = key.split(".")
+    assert runtime_settings(changed)[group][name] == getattr(getattr(changed, group), name)
+    assert runtime_settings(changed) != runtime_settings(config)
+
+
+@pytest.mark.parametrize("key", CONTENT)
+def test_any_other_setting_of_a_stage_changes_the_hash(key: str) -> None:
+    config, changed = load_config(PATHS), load_config([*PATHS, f"{key}={CONTENT[key]}"])
+    assert content_hash(changed) != content_hash(config)
+    assert runtime_settings(changed) == runtime_settings(config)
+
+
+@pytest.mark.parametrize("setting", ["ray.retries=0", "ray.model_workers=1", "report.pictures=3"])
+def test_settings_of_ray_and_the_report_keep_the_hash_and_are_not_recorded(setting: str) -> None:
+    config, changed = load_config(PATHS), load_config([*PATHS, setting])
+    assert content_hash(changed) == content_hash(config)
+    assert runtime_settings(changed) == runtime_settings(config)
+
+
+def test_help_lists_every_key_with_its_comment() -> None:
     text = help_text()
     for key, _, comment, _ in list_keys(PipelineConfig):
-        assert comment, f"{key} has no comment beside it"
+        assert comment, f"{key} has no comment above it"
         assert comment in text
         assert key in text
     for short in KEYS.short:

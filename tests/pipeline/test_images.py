@@ -1,4 +1,4 @@
-"""What arrives as an image, whatever its format and mode, and what is refused."""
+"""Images: decoding of every format and mode, limits, resizing, crops, and the cache of decoded images."""
 
 import io
 
@@ -16,7 +16,7 @@ from pipeline.stored_images import StoredImages
 from tests.pipeline.download.server import png_header
 
 
-def picture(height: int = 48, width: int = 64) -> np.ndarray:
+def gradient(height: int = 48, width: int = 64) -> np.ndarray:
     """A smooth gradient, so that JPEG changes it little."""
     y, x = np.mgrid[0:height, 0:width]
     return np.stack([x * 255 // width, y * 255 // height, (x + y) * 127 // (height + width)], -1).astype(np.uint8)
@@ -37,19 +37,19 @@ def rejection(data: bytes, **limits: float) -> str:
 @pytest.mark.parametrize("format_", ["PNG", "BMP", "TIFF", "JPEG", "GIF", "WEBP"])
 def test_every_format_decodes_to_the_same_picture(format_: str) -> None:
     options = {"JPEG": {"quality": 98}, "WEBP": {"lossless": True}}.get(format_, {})
-    decoded = decode(encoded(picture(), format_, **options))
+    decoded = decode(encoded(gradient(), format_, **options))
     assert decoded.shape == (48, 64, 3)
-    assert np.abs(decoded.astype(int) - picture()).mean() < 6
+    assert np.abs(decoded.astype(int) - gradient()).mean() < 6
 
 
-def test_fast_jpeg_path_gives_pillows_pixels() -> None:
-    data = encoded(picture(), "JPEG", quality=80)
+def test_the_fast_jpeg_path_gives_the_pixels_of_pillow() -> None:
+    data = encoded(gradient(), "JPEG", quality=80)
     np.testing.assert_array_equal(decode(data), np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB")))
 
 
 def test_cmyk_becomes_rgb() -> None:
-    decoded = decode(encoded(PIL.Image.fromarray(picture()).convert("CMYK"), "JPEG", quality=98))
-    assert np.abs(decoded.astype(int) - picture()).mean() < 6
+    decoded = decode(encoded(PIL.Image.fromarray(gradient()).convert("CMYK"), "JPEG", quality=98))
+    assert np.abs(decoded.astype(int) - gradient()).mean() < 6
 
 
 def test_sixteen_bits_keep_the_upper_eight() -> None:
@@ -63,7 +63,7 @@ def test_alpha_is_laid_on_white() -> None:
     assert (decode(encoded(clear.convert("P"), "PNG", transparency=0)) == 255).all()
 
 
-def test_first_frame_of_an_animation_counts() -> None:
+def test_an_animation_decodes_to_its_first_frame() -> None:
     frames = [PIL.Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
     data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
     assert decode(data)[0, 0].tolist() == [255, 0, 0]
@@ -73,10 +73,10 @@ def test_first_frame_of_an_animation_counts() -> None:
 def test_orientation_is_applied_and_sizes_are_upright(format_: str) -> None:
     exif = PIL.Image.Exif()
     exif[ORIENTATION_TAG] = 6
-    data = encoded(picture(), format_, exif=exif)
+    data = encoded(gradient(), format_, exif=exif)
     decoded = decode_reduced(data, ImageLimits(), None)
     assert (decoded.original_width, decoded.original_height, decoded.is_plain) == (48, 64, False)
-    assert np.abs(decoded.pixels.astype(int) - np.rot90(picture(), -1)).mean() < 6
+    assert np.abs(decoded.pixels.astype(int) - np.rot90(gradient(), -1)).mean() < 6
 
 
 @pytest.mark.parametrize("format_", ["JPEG", "PNG", "GIF", "WEBP", "TIFF"])
@@ -90,22 +90,22 @@ def test_html_is_not_an_image() -> None:
     assert rejection(b"") == "not_an_image"
 
 
-def test_bomb_is_refused_by_its_header() -> None:
+def test_a_decompression_bomb_is_rejected_by_its_header() -> None:
     assert rejection(png_header(9000, 9000)) == "too_many_pixels"
     assert rejection(png_header(60_000, 60_000)) == "too_many_pixels"
     assert rejection(png_header(60, 60)) == "undecodable"
-    assert rejection(encoded(picture(), "JPEG"), max_pixels=100) == "too_many_pixels"
+    assert rejection(encoded(gradient(), "JPEG"), max_pixels=100) == "too_many_pixels"
 
 
-def test_tiny_and_stretched_images_are_refused() -> None:
-    assert rejection(encoded(picture(5, 64), "PNG"), min_side_px=6) == "too_small"
-    assert rejection(encoded(picture(10, 64), "PNG"), max_aspect_ratio=6) == "extreme_aspect_ratio"
+def test_tiny_and_elongated_images_are_rejected() -> None:
+    assert rejection(encoded(gradient(5, 64), "PNG"), min_side_px=6) == "too_small"
+    assert rejection(encoded(gradient(10, 64), "PNG"), max_aspect_ratio=6) == "extreme_aspect_ratio"
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP"]), st.data())
 def test_damaged_bytes_are_rejected_or_decoded_but_never_crash(format_: str, data: st.DataObject) -> None:
-    raw = bytearray(encoded(picture(16, 16), format_))
+    raw = bytearray(encoded(gradient(16, 16), format_))
     for _ in range(data.draw(st.integers(1, 8))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
@@ -116,30 +116,30 @@ def test_damaged_bytes_are_rejected_or_decoded_but_never_crash(format_: str, dat
         pass
 
 
-def test_large_jpeg_is_reduced_in_decoding_never_below_twice_the_target() -> None:
-    data = encoded(picture(1000, 1400), "JPEG")
+def test_a_large_jpeg_is_reduced_while_decoding_to_at_least_twice_the_target() -> None:
+    data = encoded(gradient(1000, 1400), "JPEG")
     decoded = decode_reduced(data, ImageLimits(), 224)
     assert decoded.pixels.shape == (500, 700, 3)
     assert (decoded.original_width, decoded.original_height) == (1400, 1000)
     assert decode_reduced(data, ImageLimits(), 251).pixels.shape == (1000, 1400, 3)
 
 
-def test_keep_ratio_brings_the_shorter_side_to_size_and_never_enlarges() -> None:
+def test_keep_ratio_shrinks_the_shorter_side_to_size_and_enlarges_only_if_set() -> None:
     config = ResizeConfig(mode="keep_ratio", size=24)
-    assert images.resize_as(picture(48, 64), config).shape == (24, 32, 3)
-    assert images.resize_as(picture(20, 64), config).shape == (20, 64, 3)
-    assert images.resize_as(picture(12, 32), ResizeConfig(size=24, enlarge=True)).shape == (24, 64, 3)
-    assert images.resize_as(picture(), ResizeConfig(mode="none")).shape == (48, 64, 3)
+    assert images.resize_as(gradient(48, 64), config).shape == (24, 32, 3)
+    assert images.resize_as(gradient(20, 64), config).shape == (20, 64, 3)
+    assert images.resize_as(gradient(12, 32), ResizeConfig(size=24, enlarge=True)).shape == (24, 64, 3)
+    assert images.resize_as(gradient(), ResizeConfig(mode="none")).shape == (48, 64, 3)
 
 
 def test_resize_is_close_to_pillows_bicubic() -> None:
-    ours = images.resize(picture(200, 300), 80, 120).astype(int)
-    theirs = np.asarray(PIL.Image.fromarray(picture(200, 300)).resize((120, 80), PIL.Image.Resampling.BICUBIC))
+    ours = images.resize(gradient(200, 300), 80, 120).astype(int)
+    theirs = np.asarray(PIL.Image.fromarray(gradient(200, 300)).resize((120, 80), PIL.Image.Resampling.BICUBIC))
     assert np.abs(ours - theirs).max() <= 2
 
 
-def test_border_square_is_centred_on_white_by_area() -> None:
-    image = picture(448, 224)
+def test_border_square_shrinks_by_area_and_centres_on_white() -> None:
+    image = gradient(448, 224)
     square = images.border_square(image, 224)
     assert square.shape == (224, 224, 3)
     assert (square[:, :56] == 255).all()
@@ -148,27 +148,27 @@ def test_border_square_is_centred_on_white_by_area() -> None:
 
 
 def test_border_square_enlarges_by_lanczos() -> None:
-    image = picture(56, 112)
+    image = gradient(56, 112)
     expected = cv2.resize(image, (224, 112), interpolation=cv2.INTER_LANCZOS4)
     np.testing.assert_array_equal(images.border_square(image)[56:168], expected)
 
 
-def test_crop_box_cuts_corners_to_whole_pixels_inside_the_image() -> None:
-    image = picture(10, 20)
+def test_crop_box_truncates_corners_to_whole_pixels_inside_the_image() -> None:
+    image = gradient(10, 20)
     np.testing.assert_array_equal(images.crop_box(image, (0.1, 0.25, 0.99, 1.0)), image[2:10, 2:19])
     assert images.crop_box(image, (-0.5, 0, 2.0, 1)).shape == (10, 20, 3)
     assert images.crop_box(image, (0.5, 0.5, 0.5, 0.9)).size == 0
 
 
 def test_equal_pixels_give_equal_jpeg_bytes() -> None:
-    assert images.encode_jpeg(picture()) == images.encode_jpeg(picture().copy())
+    assert images.encode_jpeg(gradient()) == images.encode_jpeg(gradient().copy())
 
 
-def test_stored_images_are_decoded_once_while_there_is_room() -> None:
+def test_stored_images_are_decoded_once_while_the_cache_has_room() -> None:
     data = [images.encode_jpeg(np.full((10, 10, 3), grey, np.uint8)) for grey in (0, 100, 200)]
     decode = StoredImages(max_bytes=600)
-    first = [decode(one) for one in data]
-    again = [decode(bytes(bytearray(one))) for one in data]  # equal bytes, another object
+    first = [decode(jpeg) for jpeg in data]
+    again = [decode(bytes(bytearray(jpeg))) for jpeg in data]  # equal bytes in other objects
     assert [a is b for a, b in zip(first, again, strict=True)] == [True, True, False]
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     decode.clear()

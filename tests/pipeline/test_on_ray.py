@@ -1,4 +1,4 @@
-"""How work is spread over a cluster: plans that fit, refusals of those that would wait for ever, workers that die."""
+"""The pipeline on Ray: worker plans that fit the cluster, errors for those that do not, retries after worker deaths."""
 
 import os
 from collections.abc import Iterator
@@ -15,23 +15,24 @@ from pipeline.on_ray import Driver, Worker, WorkerPlan, plan_workers
 from pipeline.read.types import ShardPlan
 
 
-def needed(crew: WorkerPlan) -> tuple[float, float]:
-    cpus = crew.cpu_workers * crew.cpus_per_cpu_worker + crew.model_workers * crew.cpus_per_model_worker
-    return cpus, crew.model_workers * crew.gpus_per_model_worker
+def needed(plan: WorkerPlan) -> tuple[float, float]:
+    """The CPUs and GPUs of all workers."""
+    cpus = plan.cpu_workers * plan.cpus_per_cpu_worker + plan.model_workers * plan.cpus_per_model_worker
+    return cpus, plan.model_workers * plan.gpus_per_model_worker
 
 
 @pytest.mark.parametrize("cpus", [1, 2, 3, 8, 64])
 @pytest.mark.parametrize("gpus", [0, 1, 4])
 @pytest.mark.parametrize("n_shards", [1, 2, 1000])
-def test_the_default_crew_always_fits(cpus: int, gpus: int, n_shards: int) -> None:
+def test_the_default_plan_always_fits_the_cluster(cpus: int, gpus: int, n_shards: int) -> None:
     if gpus >= cpus:
-        pytest.skip("no cluster has as many GPUs as CPUs")
-    crew = plan_workers(cpus, gpus, n_shards, RayConfig())
-    need_cpus, need_gpus = needed(crew)
-    assert need_cpus <= cpus
-    assert need_gpus <= gpus
-    assert crew.cpu_workers >= 1
-    assert crew.model_workers >= 1
+        pytest.skip("clusters have more CPUs than GPUs")
+    plan = plan_workers(cpus, gpus, n_shards, RayConfig())
+    needed_cpus, needed_gpus = needed(plan)
+    assert needed_cpus <= cpus
+    assert needed_gpus <= gpus
+    assert plan.cpu_workers >= 1
+    assert plan.model_workers >= 1
 
 
 def test_each_gpu_gets_a_model_worker() -> None:
@@ -40,8 +41,8 @@ def test_each_gpu_gets_a_model_worker() -> None:
 
 
 def test_without_a_gpu_each_cpu_gets_a_model_worker() -> None:
-    crew = plan_workers(2, 0, 1000, RayConfig())
-    assert (crew.model_workers, crew.gpus_per_model_worker) == (2, 0)
+    plan = plan_workers(2, 0, 1000, RayConfig())
+    assert (plan.model_workers, plan.gpus_per_model_worker) == (2, 0)
 
 
 def test_few_shards_need_few_workers() -> None:
@@ -56,21 +57,21 @@ def test_few_shards_need_few_workers() -> None:
         RayConfig(gpus_per_model_worker=3.0),
     ],
 )
-def test_a_crew_that_would_wait_for_ever_is_refused_with_the_mend(config: RayConfig) -> None:
-    with pytest.raises(UserError, match=r"wait for ever|does not fit"):
+def test_a_request_that_the_cluster_cannot_satisfy_is_an_error_with_the_fix(config: RayConfig) -> None:
+    with pytest.raises(UserError, match=r"wait indefinitely; lower ray\.cpu_workers|does not fit .* give a number"):
         plan_workers(4, 2, 1000, config)
 
 
-class MortalWorker(Worker):
-    """Works on the number of a shard alone, and is killed when it first prepares shard 1."""
+class DyingWorker(Worker):
+    """A CPU worker that passes shard indices as tables, and dies while it prepares shard 1 unless `marker` exists."""
 
-    def __init__(self, config: PipelineConfig, grave: str) -> None:
-        self.grave = Path(grave)
+    def __init__(self, config: PipelineConfig, marker: str) -> None:
+        self.marker = Path(marker)
 
     @ray.method(num_returns=2)
     def prepare(self, plan: ShardPlan) -> tuple[int, None]:
-        if plan.index == 1 and not self.grave.exists():
-            self.grave.touch()
+        if plan.index == 1 and not self.marker.exists():
+            self.marker.touch()
             os._exit(1)
         return plan.index, None
 
@@ -78,7 +79,9 @@ class MortalWorker(Worker):
         return {"shard": table}
 
 
-class QuietWorker(Worker):
+class ModelStub(Worker):
+    """A model worker without models."""
+
     def __init__(self, config: PipelineConfig) -> None: ...
 
     @ray.method(num_returns=2)
@@ -86,7 +89,9 @@ class QuietWorker(Worker):
         return table, None
 
 
-class LameWorker(QuietWorker):
+class MissingWeights(ModelStub):
+    """A model worker that cannot start."""
+
     def __init__(self, config: PipelineConfig) -> None:
         raise FileNotFoundError("weights/glip is not on this machine")
 
@@ -99,25 +104,25 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def drive(grave: Path, monkeypatch: pytest.MonkeyPatch, model_worker: type[Worker]) -> list[dict[str, Any]]:
-    """The manifests of four shards, whose workers may die once."""
-    monkeypatch.setattr(on_ray, "CpuWorker", MortalWorker)
+def drive(marker: Path, monkeypatch: pytest.MonkeyPatch, model_worker: type[Worker]) -> list[dict[str, Any]]:
+    """The manifests of four shards, computed with one retry."""
+    monkeypatch.setattr(on_ray, "CpuWorker", DyingWorker)
     monkeypatch.setattr(on_ray, "ModelWorker", model_worker)
     config = PipelineConfig(input="in", output="out", ray=RayConfig(retries=1))
     plans = [ShardPlan(i, i, 1, ()) for i in range(4)]
-    return list(Driver(plans, config, str(grave), WorkerPlan(1, 1, 0.5, 0.5, 0.0)).run())  # type: ignore[arg-type]
+    return list(Driver(plans, config, str(marker), WorkerPlan(1, 1, 0.5, 0.5, 0.0)).run())  # type: ignore[arg-type]
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
-def test_a_worker_that_dies_once_costs_its_shard_one_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifests = drive(tmp_path / "grave", monkeypatch, QuietWorker)
+def test_the_shard_of_a_worker_that_died_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifests = drive(tmp_path / "marker", monkeypatch, ModelStub)
     assert sorted(manifest["shard"] for manifest in manifests) == [0, 1, 2, 3]
-    assert (tmp_path / "grave").exists()
+    assert (tmp_path / "marker").exists()
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
-def test_a_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_worker_that_cannot_start_has_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"cannot start.*weights/glip is not on this machine"):
-        drive(tmp_path, monkeypatch, LameWorker)
+        drive(tmp_path, monkeypatch, MissingWeights)

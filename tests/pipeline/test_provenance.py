@@ -1,34 +1,47 @@
-"""What must agree before a finished shard is kept: the same things hash alike, others do not."""
+"""Provenance: hashes of models, resolved thresholds, versions."""
 
 from pathlib import Path
 
+import pytest
+
+from pipeline import provenance
 from pipeline.config import load_config
-from pipeline.provenance import folder_hash, make_provenance
+from pipeline.provenance import folder_hash, hypergrit_version, make_provenance
 
 
-def weights(folder: Path, name: str, content: bytes) -> str:
-    """The hash of a folder that holds one file."""
+def hash_of(folder: Path, name: str, content: bytes) -> str:
+    """The hash of a new folder with one file."""
     folder.mkdir()
     (folder / name).write_bytes(content)
     return folder_hash(str(folder))
 
 
-def test_a_models_hash_is_that_of_its_files_names_and_contents_wherever_it_lies(tmp_path: Path) -> None:
-    first = weights(tmp_path / "a", "model.safetensors", b"one")
-    assert weights(tmp_path / "b", "model.safetensors", b"one") == first
-    assert weights(tmp_path / "c", "model.safetensors", b"two") != first
-    assert weights(tmp_path / "d", "other.safetensors", b"one") != first
+def test_the_hash_of_a_folder_depends_on_names_and_contents_but_not_on_its_path(tmp_path: Path) -> None:
+    first = hash_of(tmp_path / "a", "model.safetensors", b"one")
+    assert hash_of(tmp_path / "b", "model.safetensors", b"one") == first
+    assert hash_of(tmp_path / "c", "model.safetensors", b"two") != first
+    assert hash_of(tmp_path / "d", "other.safetensors", b"one") != first
 
 
-def test_a_threshold_that_the_model_brings_along_is_recorded_as_one_that_was_given() -> None:
-    own, given = (
+def test_a_calibrated_threshold_of_the_model_is_recorded_like_a_configured_one() -> None:
+    calibrated, configured = (
         make_provenance(load_config(["input=in", "output=out", *more])) for more in ((), ("score.min_score=0.7",))
     )
-    assert given["thresholds"]["min_score"] == 0.7
-    assert 0 < own["thresholds"]["min_score"] < 0.7
-    assert len(own["models"]["grounder"]["sha256"]) == 64
+    assert configured["thresholds"]["min_score"] == 0.7
+    assert 0 < calibrated["thresholds"]["min_score"] < 0.7
+    assert len(calibrated["models"]["grounder"]["sha256"]) == 64
 
 
-def test_no_package_of_the_environment_is_missing() -> None:
+def test_every_recorded_package_is_installed() -> None:
     packages = make_provenance(load_config(["input=in", "output=out"]))["packages"]
     assert "absent" not in packages.values()
+
+
+def test_without_a_checkout_the_version_is_that_of_the_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "repository_root", lambda: tmp_path)
+    monkeypatch.setattr(provenance, "package_version", {"hypergrit": "1.2.3"}.__getitem__)
+    assert hypergrit_version() == "1.2.3"
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "4.5.6"\n')
+    assert hypergrit_version() == "4.5.6"

@@ -1,4 +1,4 @@
-"""What holds for every stage: it hands on every row, in its schema, and its failure says where."""
+"""Checks on every stage: rows, schema, timings, and the note on an exception."""
 
 import pyarrow as pa
 import pytest
@@ -6,7 +6,8 @@ import pytest
 from pipeline.captions.config import CaptionsConfig
 from pipeline.captions.stage import clean_captions
 from pipeline.read.types import ShardPlan
-from pipeline.run import Stage, Timings, run_stages
+from pipeline.run import Stage, run_stages
+from schemas.manifest import Timings
 from schemas.rows import CAPTIONED
 from tests.pipeline.rows import table_after
 
@@ -22,7 +23,7 @@ def run(stage: Stage) -> tuple[pa.Table, Timings]:
     return run_stages([("captions", stage)], table_after("download", rows), {}, PLAN)
 
 
-def test_the_rows_still_kept_are_counted_beside_the_seconds() -> None:
+def test_timings_hold_seconds_and_the_number_of_kept_rows() -> None:
     table, timings = run(captions)
     assert table.schema.equals(CAPTIONED)
     assert table["caption"].to_pylist() == ["a dog", None]
@@ -30,17 +31,17 @@ def test_the_rows_still_kept_are_counted_beside_the_seconds() -> None:
     assert timings["captions"]["seconds"] > 0
 
 
-def test_a_stage_that_loses_a_row_is_named() -> None:
-    with pytest.raises(RuntimeError, match="'captions' got 2 rows and handed on 1"):
+def test_an_error_names_a_stage_that_loses_a_row() -> None:
+    with pytest.raises(RuntimeError, match="'captions' received 2 rows and returned 1"):
         run(lambda table: captions(table).slice(1))
 
 
-def test_a_stage_that_breaks_its_schema_is_named() -> None:
-    with pytest.raises(RuntimeError, match="'captions' handed on columns that are not its schema's"):
+def test_an_error_names_a_stage_with_another_schema() -> None:
+    with pytest.raises(RuntimeError, match="'captions' returned columns that differ from its schema"):
         run(lambda table: table)
 
 
-def test_an_error_within_a_stage_says_which_rows_it_had() -> None:
+def test_an_exception_in_a_stage_has_a_note_with_stage_and_rows() -> None:
     def fail(table: pa.Table) -> pa.Table:
         raise ZeroDivisionError
 

@@ -1,4 +1,4 @@
-"""An S3 server of moto on this machine."""
+"""A local S3 server (moto)."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from s3fs import S3FileSystem
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """An empty S3; what finds it is the environment, as at a user's."""
+    """The URL of an empty S3 server, which clients find by environment variables, as in production."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -31,6 +31,6 @@ def server() -> Iterator[str]:
             environment.setenv(name, value)
         S3FileSystem.clear_instance_cache()
         yield variables["AWS_ENDPOINT_URL"]
-        requests.post(f"{variables['AWS_ENDPOINT_URL']}/moto-api/reset", timeout=10)  # its memory is this process's
+        requests.post(f"{variables['AWS_ENDPOINT_URL']}/moto-api/reset", timeout=10)  # frees the memory of this process
     S3FileSystem.clear_instance_cache()
     server.stop()

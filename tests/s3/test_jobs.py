@@ -1,4 +1,4 @@
-"""The pipeline and the trainer with an S3 server of moto: input, output and shards in buckets."""
+"""The pipeline and the trainer with a local S3 server: input, output and shards in buckets."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ from pipeline.read.stage import read_shard
 from pipeline.report import __main__ as report
 from pipeline.write.store import Store
 from pipeline.write.tar import TarWriter
-from schemas.files import FILES
+from schemas.files import FILES, MANIFEST_FOLDER
 from tests.trainer.data.samples import TOKENIZER, jpeg
 from tests.trainer.small_run import overrides
 from trainer import train
@@ -32,7 +32,10 @@ CHEAP = ("rows_per_shard=2", "ray.runner=local", "score.min_clip_score=0")
 
 @pytest.fixture(scope="module")
 def bucket(server: str) -> S3FileSystem:
-    """pairs.tar: five pictures, each with GRIT's box around its left half; pairs.parquet and pairs.jsonl: rows of dead links."""
+    """A bucket with in/pairs.tar, rows/pairs.parquet and lines/pairs.jsonl.
+
+    The tar holds five images, each with one box of GRIT's form around its left half; the others hold dead links.
+    """
     fs = fsspec.filesystem("s3")
     fs.mkdir("mine")
     columns = {"caption": "a cat and a dog", "noun_chunks": [[0, 5, 0.0, 0.0, 0.5, 1.0, 0.9]], "ref_exps": []}
@@ -58,52 +61,54 @@ def finished(bucket: S3FileSystem) -> str:
 
 
 def etags(bucket: S3FileSystem) -> dict[str, tuple[str, str]]:
-    """Content and time of what a run promises to be the same, by name."""
+    """(ETag, time of modification) by name of the files that are the same in every run."""
     bucket.invalidate_cache()
     found = bucket.find("mine/out", detail=True)
     return {
         name: (facts["ETag"], str(facts["LastModified"]))
         for name, facts in found.items()
-        if name.split("/")[2] in (*FILES, "_manifests")
+        if name.split("/")[2] in (*FILES, MANIFEST_FOLDER)
     }
 
 
-def test_a_job_from_bucket_to_bucket_makes_shards_statistics_and_report(bucket: S3FileSystem, finished: str) -> None:
+def test_a_job_from_bucket_to_bucket_writes_shards_statistics_and_report(bucket: S3FileSystem, finished: str) -> None:
     stats = json.loads(bucket.cat_file("mine/out/stats.json"))
     assert (stats["rows"]["read"], stats["rows"]["kept"]) == (N_ROWS, N_ROWS)
     assert b"</html>" in bucket.cat_file("mine/out/report.html")
-    made = {name.removeprefix("mine/out/") for name in bucket.find("mine/out")}
-    assert {"train/00000.tar", "train/00002.tar", "grit/00001.parquet", "arrow/00002.arrow", "config.yaml"} <= made
-    assert not [name for name in made if "//" in name or ".tmp" in name or "writable" in name]
+    names = {name.removeprefix("mine/out/") for name in bucket.find("mine/out")}
+    assert {"train/00000.tar", "train/00002.tar", "grit/00001.parquet", "arrow/00002.arrow", "config.yaml"} <= names
+    assert not [name for name in names if "//" in name or ".tmp" in name or "writable" in name]
 
 
-def test_a_job_that_lost_a_shard_makes_that_one_alone(
+def test_a_job_computes_only_the_shard_without_a_manifest(
     bucket: S3FileSystem, finished: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = etags(bucket)
     bucket.rm_file("mine/out/_manifests/00001.json")
     with caplog.at_level("INFO", logger="hypergrit"):
         assert run("s3://mine/in", finished) == 0
-    assert "2 of them finished before" in caplog.text
+    assert "2 of them already finished" in caplog.text
     after = etags(bucket)
     assert {name: tag for name, (tag, _) in after.items()} == {name: tag for name, (tag, _) in before.items()}
     assert {name for name in after if after[name] != before[name]} == {name for name in after if "/00001." in name}
 
 
-def test_a_bucket_and_a_disk_get_the_same_bytes(bucket: S3FileSystem, finished: str, tmp_path: Path) -> None:
+def test_the_output_in_a_bucket_and_on_a_disk_has_the_same_bytes(
+    bucket: S3FileSystem, finished: str, tmp_path: Path
+) -> None:
     assert run("s3://mine/in/pairs.tar", str(tmp_path)) == 0
     for name in etags(bucket):
         assert (tmp_path / name.removeprefix("mine/out/")).read_bytes() == bucket.cat_file(name), name
 
 
-@pytest.mark.parametrize("place", ["rows/pairs.parquet", "rows", "*/*.jsonl", "lines/pairs.jsonl"])
-def test_rows_are_read_from_files_folders_and_globs(bucket: S3FileSystem, place: str) -> None:
-    plans = plan_shards(f"s3://mine/{place}", 2, None, ReadConfig())
+@pytest.mark.parametrize("path", ["rows/pairs.parquet", "rows", "*/*.jsonl", "lines/pairs.jsonl"])
+def test_rows_are_read_from_files_folders_and_globs(bucket: S3FileSystem, path: str) -> None:
+    plans = plan_shards(f"s3://mine/{path}", 2, None, ReadConfig())
     read = [caption for plan in plans for caption in read_shard(plan, ReadConfig())["caption_original"].to_pylist()]
     assert read == [f"a cat {i}" for i in range(N_ROWS)]
 
 
-@pytest.mark.timeout(20)  # a block copied for every line takes minutes
+@pytest.mark.timeout(20)  # without a buffer, copying a block for every line takes minutes
 def test_many_lines_are_read_as_fast_as_from_a_disk(bucket: S3FileSystem) -> None:
     line = json.dumps({"url": "http://127.0.0.1:9/a.jpg", "caption": "a cat " * 20}).encode() + b"\n"
     bucket.pipe_file("mine/many/pairs.jsonl", line * 100_000)
@@ -111,7 +116,7 @@ def test_many_lines_are_read_as_fast_as_from_a_disk(bucket: S3FileSystem) -> Non
     assert plan.n_rows == 100_000
 
 
-def test_shards_that_other_machines_write_are_seen(bucket: S3FileSystem) -> None:
+def test_files_that_other_machines_write_are_listed(bucket: S3FileSystem) -> None:
     store = Store("s3://mine/seen")
     store.write("_manifests/00000.json", "{}")
     assert store.names("_manifests") == ["00000.json"]
@@ -119,7 +124,7 @@ def test_shards_that_other_machines_write_are_seen(bucket: S3FileSystem) -> None
     assert store.names("_manifests") == ["00000.json", "00001.json"]
 
 
-def test_the_report_of_a_bucket_is_made_anew(
+def test_the_report_command_writes_the_report_of_a_bucket_again(
     bucket: S3FileSystem, finished: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.rm_file("mine/out/report.html")
@@ -150,27 +155,27 @@ def test_the_trainer_lists_folders_and_globs_of_a_bucket(finished: str) -> None:
         assert list_shards(shards) == expected
 
 
-def test_the_trainer_reads_a_bucket_as_a_disk_and_goes_on_where_it_was_killed(
+def test_the_trainer_reads_a_bucket_like_a_disk_and_resumes_at_the_same_position(
     bucket: S3FileSystem, finished: str, tmp_path: Path
 ) -> None:
     bucket.get("mine/out/train/", f"{tmp_path}/train/", recursive=True)
-    whole = keys(loader(finished), 6)
-    assert whole == keys(loader(f"{tmp_path}/train"), 6)
-    assert whole == keys(loader(finished, workers=1), 6)
+    expected = keys(loader(finished), 6)
+    assert expected == keys(loader(f"{tmp_path}/train"), 6)
+    assert expected == keys(loader(finished, workers=1), 6)
     first = loader(finished)
-    begun = iter(first)
+    batches = iter(first)
     for _ in range(3):
-        next(begun)
+        next(batches)
     state = json.loads(json.dumps(first.state_dict()))
     first.close()
-    again = loader(finished)
-    again.load_state_dict(state)
-    assert keys(again, 3) == whole[3:]
+    resumed = loader(finished)
+    resumed.load_state_dict(state)
+    assert keys(resumed, 3) == expected[3:]
 
 
-def test_a_model_trains_on_a_bucket_and_goes_on(finished: str, tmp_path: Path) -> None:
-    few = [f"shards={finished}", "batch_size=2", "log.every=1", "data.workers=0", "data.shuffle_buffer=2"]
-    assert train.main(overrides(tmp_path / "run", *few, "steps=2")) == 0
-    assert train.main(overrides(tmp_path / "run", *few, "steps=3", "resume=anyway")) == 0
+def test_a_model_trains_on_a_bucket_and_resumes(finished: str, tmp_path: Path) -> None:
+    settings = [f"shards={finished}", "batch_size=2", "log.every=1", "data.workers=0", "data.shuffle_buffer=2"]
+    assert train.main(overrides(tmp_path / "run", *settings, "steps=2")) == 0
+    assert train.main(overrides(tmp_path / "run", *settings, "steps=3", "resume=anyway")) == 0
     steps = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3]

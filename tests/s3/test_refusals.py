@@ -1,4 +1,4 @@
-"""What a user can do wrong with S3: one line, exit code 2."""
+"""User errors with S3: one line, exit code 2."""
 
 import sys
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from trainer import train
 
 @pytest.fixture(scope="module")
 def bucket(server: str) -> S3FileSystem:
-    """An empty one, "mine"."""
+    """An empty bucket, "mine"."""
     fs = fsspec.filesystem("s3")
     fs.mkdir("mine")
     return fs
@@ -32,38 +32,38 @@ def run(source: str, output: str) -> int:
 
 
 @pytest.fixture(params=["bucket", "key", "credentials", "endpoint", "package"])
-def trouble(
+def user_error(
     request: pytest.FixtureRequest, bucket: S3FileSystem, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, str]]:
-    """(URL, what the message says) of what a user can do wrong."""
-    url, said = "s3://mine/in", ""
+    """(URL, expected part of the message) of an error that a user can make."""
+    url, expected = "s3://mine/in", ""
     S3FileSystem.clear_instance_cache()
     match request.param:
         case "bucket":
-            url, said = "s3://yours/in", "s3://yours"
+            url, expected = "s3://yours/in", "s3://yours"
         case "key":
             requests.post(f"{server}/moto-api/reset-auth", data="0", timeout=10)
-            said = "Key Id you provided does not exist"
+            expected = "Key Id you provided does not exist"
         case "credentials":
             monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-            said = "credentials"
+            expected = "credentials"
         case "endpoint":
             monkeypatch.setenv("AWS_ENDPOINT_URL", "nonsense")
-            said = "nonsense"
+            expected = "nonsense"
         case "package":
             monkeypatch.delitem(_registry, "s3")
             monkeypatch.setitem(sys.modules, "s3fs", None)
-            said = "pip install 's3fs'"
-    yield url, said
+            expected = "pip install 's3fs'"
+    yield url, expected
     requests.post(f"{server}/moto-api/reset-auth", data="inf", timeout=10)
     monkeypatch.undo()
     S3FileSystem.clear_instance_cache()
 
 
 def test_a_wrong_input_output_or_shard_is_one_line_and_exit_code_2(
-    trouble: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    user_error: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url, said = trouble
+    url, expected = user_error
     pq.write_table(pa.table({"url": ["http://127.0.0.1:9/"], "caption": ["a cat"]}), tmp_path / "pairs.parquet")
     commands = (
         lambda: run(url, str(tmp_path / "out")),
@@ -74,10 +74,10 @@ def test_a_wrong_input_output_or_shard_is_one_line_and_exit_code_2(
         assert command() == 2
         (line,) = [line for line in capsys.readouterr().err.splitlines() if not line[:1].isdigit()]
         assert line.startswith("error: ")
-        assert said in line
+        assert expected in line
 
 
-def test_a_bucket_that_is_not_there_is_not_made(bucket: S3FileSystem, tmp_path: Path) -> None:
+def test_a_missing_bucket_is_not_created(bucket: S3FileSystem, tmp_path: Path) -> None:
     pq.write_table(pa.table({"url": ["http://127.0.0.1:9/"], "caption": ["a cat"]}), tmp_path / "pairs.parquet")
     assert run(str(tmp_path / "pairs.parquet"), "s3://theirs/out") == 2
     assert not bucket.exists("theirs")

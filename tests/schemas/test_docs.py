@@ -1,4 +1,4 @@
-"""docs/schemas.md says what schemas/ says."""
+"""docs/schemas.md is up to date and complete."""
 
 from itertools import pairwise
 
@@ -10,11 +10,11 @@ from schemas.rows import BOUNDARIES
 from schemas.status import REASONS, STAGES, check_reason
 
 
-def test_the_document_is_current() -> None:
+def test_the_document_is_up_to_date() -> None:
     assert TARGET.read_text(encoding="utf-8") == render(), "run `python -m schemas.docs`"
 
 
-def test_every_field_at_every_depth_explains_itself() -> None:
+def test_every_field_at_every_depth_has_a_description() -> None:
     def fields(items: list[pa.Field]) -> list[pa.Field]:
         found = []
         for item in items:
@@ -27,13 +27,13 @@ def test_every_field_at_every_depth_explains_itself() -> None:
         assert all(item.metadata and item.metadata[b"doc"] for item in fields(list(schema)))
 
 
-def test_each_boundary_only_adds_columns() -> None:
+def test_each_stage_only_adds_columns() -> None:
     schemas = list(BOUNDARIES.values())
     for before, after in pairwise(schemas):
         assert after.names[: len(before)] == before.names
 
 
-def test_every_stage_has_a_list_of_reasons_and_every_reason_is_in_the_document() -> None:
+def test_every_stage_has_drop_reasons_and_every_reason_is_in_the_document() -> None:
     assert tuple(REASONS) == STAGES
     text = render()
     for stage, reasons in REASONS.items():

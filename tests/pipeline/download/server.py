@@ -1,4 +1,4 @@
-"""A small web on 127.0.0.1 with everything the web holds."""
+"""A web server on 127.0.0.1 with images, errors, redirects, slow and hostile responses."""
 
 import asyncio
 import gzip
@@ -14,7 +14,7 @@ from aiohttp import web
 
 
 def jpeg(seed: int = 0, height: int = 60, width: int = 80) -> bytes:
-    """A picture that depends on `seed`."""
+    """A JPEG whose pixels depend on `seed`."""
     small = np.random.default_rng(seed).integers(0, 255, (6, 8, 3), np.uint8)
     out = io.BytesIO()
     PIL.Image.fromarray(small).resize((width, height)).save(out, "JPEG", quality=90)
@@ -22,18 +22,21 @@ def jpeg(seed: int = 0, height: int = 60, width: int = 80) -> bytes:
 
 
 def png_header(width: int, height: int) -> bytes:
-    """The start of a PNG of that size: enough to judge it by, nothing to decode."""
+    """The header of a PNG of this size, without pixels."""
     chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\1IDAT"
 
 
 class TinyWeb:
-    """Runs in a thread of its own until `close`; `hits` counts requests by path, `busiest` the most under /busy/ at once."""
+    """A server in a thread, until `close`.
+
+    `hits` counts the requests by path, `max_busy` is the maximum number of concurrent requests below /busy/.
+    """
 
     def __init__(self) -> None:
         self.hits: Counter[str] = Counter()
         self.bytes_sent = 0
-        self.busy = self.busiest = 0
+        self.busy = self.max_busy = 0
         self.loop = asyncio.new_event_loop()
         ready = threading.Event()
         self.thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
@@ -56,22 +59,22 @@ class TinyWeb:
 
     async def _start(self) -> None:
         app = web.Application()
-        app.router.add_get("/{path:.*}", self._answer)
+        app.router.add_get("/{path:.*}", self._respond)
         self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self.runner.setup()
         await web.TCPSite(self.runner, "127.0.0.1", 0).start()
         self.port = self.runner.addresses[0][1]
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
         kind, _, argument = request.match_info["path"].partition("/")
         self.hits[request.path] += 1
         match kind:
             case "image":
-                await asyncio.sleep(0.05 * (int(argument) % 3))  # so that answers come out of order
+                await asyncio.sleep(0.05 * (int(argument) % 3))  # so that responses are out of order
                 return web.Response(body=jpeg(int(argument)))
             case "busy":
                 self.busy += 1
-                self.busiest = max(self.busiest, self.busy)
+                self.max_busy = max(self.max_busy, self.busy)
                 await asyncio.sleep(0.05)
                 self.busy -= 1
                 return web.Response(body=jpeg(int(argument)))
@@ -82,7 +85,7 @@ class TinyWeb:
                 return web.Response(status=int(argument))
             case "flaky":  # fails twice
                 return web.Response(status=503) if self.hits[request.path] < 3 else web.Response(body=jpeg())
-            case "patience":
+            case "wait":
                 headers = {"Retry-After": argument}
                 return (
                     web.Response(status=429, headers=headers)

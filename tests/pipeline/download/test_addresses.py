@@ -1,4 +1,4 @@
-"""Which addresses are public, in every spelling an attacker may choose."""
+"""Public and private addresses, in every spelling that an attacker may use."""
 
 import ipaddress
 
@@ -45,17 +45,17 @@ def test_ordinary_addresses_are_public(address: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.1", "0x7f000001", "017700000001", "2130706433", "0", "fe80::1%eth0", "[::1]"])
-def test_private_address_is_found_in_any_spelling(host: str) -> None:
+def test_a_private_address_is_refused_in_any_spelling(host: str) -> None:
     with pytest.raises(PrivateAddressError):
         check_host(host, ())
 
 
-def test_public_address_written_as_a_number_is_no_host() -> None:
+def test_a_public_address_in_a_numeric_spelling_is_refused() -> None:
     with pytest.raises(NumericHostError):
         check_host("134744072", ())
 
 
-def test_host_named_by_the_config_is_let_through() -> None:
+def test_an_allowed_private_host_passes() -> None:
     check_host("127.0.0.1", ("127.0.0.1",))
     check_host("::1", ("::1",))
     with pytest.raises(PrivateAddressError):

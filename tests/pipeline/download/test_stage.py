@@ -1,4 +1,4 @@
-"""The download stage against a small web: one short test for every reason a row ends there."""
+"""The download stage with a local web server: one test for every drop reason."""
 
 import io
 import time
@@ -30,7 +30,7 @@ def web() -> Iterator[TinyWeb]:
 
 
 def download(*rows: str | bytes, captions: list[str] | None = None, **settings: Any) -> Rows:
-    """The stage's rows for URLs (or image bytes); captions differ unless given."""
+    """The output rows of the stage for URLs or image bytes; captions differ unless given."""
     table = pa.Table.from_pylist(
         [
             {
@@ -56,15 +56,15 @@ def download(*rows: str | bytes, captions: list[str] | None = None, **settings: 
     return result.to_pylist()
 
 
-def end(*rows: str | bytes, **settings: Any) -> tuple[str | None, str | None]:
-    """Reason and detail of the first row; a dropped one has lost its image."""
+def outcome(*rows: str | bytes, **settings: Any) -> tuple[str | None, str | None]:
+    """Reason and detail of the first row; checks that a dropped row has no image."""
     row = download(*rows, **settings)[0]
     assert (row["image"] is None) == (row["status"] == "dropped")
     assert row["reason"] is None or (row["stage"] == "download" and row["reason"] in REASONS["download"])
     return row["reason"], row["detail"]
 
 
-def test_image_arrives_resized_with_its_original_size(web: TinyWeb) -> None:
+def test_an_image_is_resized_and_its_original_size_recorded(web: TinyWeb) -> None:
     row = download(web.url("/size/300x400"))[0]
     assert (row["width"], row["height"]) == (43, 32)
     assert (row["original_width"], row["original_height"], row["original_format"]) == (400, 300, "jpeg")
@@ -72,12 +72,12 @@ def test_image_arrives_resized_with_its_original_size(web: TinyWeb) -> None:
     assert len(row["sha256"]) == 64
 
 
-def test_rows_keep_their_order_whatever_answers_first(web: TinyWeb) -> None:
+def test_rows_keep_their_order_whichever_response_is_first(web: TinyWeb) -> None:
     urls = [web.url(f"/image/{i}") for i in range(12)]
-    alone = [download(url)[0]["image"] for url in urls[:3]]
+    single = [download(url)[0]["image"] for url in urls[:3]]
     rows = download(*urls)
     assert [row["url"] for row in rows] == urls
-    assert [row["image"] for row in rows[:3]] == alone
+    assert [row["image"] for row in rows[:3]] == single
     assert rows == download(*urls, concurrency=1)
 
 
@@ -88,13 +88,13 @@ def test_dropped_rows_are_not_fetched(web: TinyWeb) -> None:
     assert web.hits["/image/77"] == 0
 
 
-def test_row_with_its_own_image_is_verified_without_a_request() -> None:
+def test_a_row_with_image_bytes_is_verified_without_a_request() -> None:
     rows = download(jpeg(0, 64, 64), b"no image")
     assert (rows[0]["width"], rows[0]["status"]) == (32, "kept")
     assert rows[1]["reason"] == "not_an_image"
 
 
-def test_plain_jpeg_that_needs_no_resizing_keeps_its_bytes(web: TinyWeb) -> None:
+def test_a_plain_jpeg_that_needs_no_resizing_keeps_its_bytes(web: TinyWeb) -> None:
     assert download(jpeg(0, 300, 400), resize=ResizeConfig(mode="none"))[0]["image"] == jpeg(0, 300, 400)
 
 
@@ -110,82 +110,82 @@ def test_plain_jpeg_that_needs_no_resizing_keeps_its_bytes(web: TinyWeb) -> None
         "http://[::1",
     ],
 )
-def test_anything_but_http_is_an_invalid_url(url: str) -> None:
-    assert end(url)[0] == "invalid_url"
+def test_a_url_that_is_not_http_is_invalid(url: str) -> None:
+    assert outcome(url)[0] == "invalid_url"
 
 
 @pytest.mark.parametrize(
     "host",
     ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "10.0.0.1", "169.254.169.254", "2130706433", "0x7f.1", "localhost"],
 )
-def test_private_address_is_refused(web: TinyWeb, host: str) -> None:
+def test_a_private_address_is_refused(web: TinyWeb, host: str) -> None:
     before = web.hits.total()
-    assert end(f"http://{host}:{web.port}/image/0", allowed_private_hosts=())[0] == "private_address"
+    assert outcome(f"http://{host}:{web.port}/image/0", allowed_private_hosts=())[0] == "private_address"
     assert web.hits.total() == before
 
 
-def test_redirect_to_a_private_address_is_refused(web: TinyWeb) -> None:
-    assert end(web.url("/to?url=http://127.0.0.2/x.jpg"))[0] == "private_address"
-    assert end(web.url("/to?url=http://localhost/x.jpg"))[0] == "private_address"
+def test_a_redirect_to_a_private_address_is_refused(web: TinyWeb) -> None:
+    assert outcome(web.url("/to?url=http://127.0.0.2/x.jpg"))[0] == "private_address"
+    assert outcome(web.url("/to?url=http://localhost/x.jpg"))[0] == "private_address"
 
 
-def test_redirect_to_a_file_is_an_invalid_url(web: TinyWeb) -> None:
-    assert end(web.url("/to?url=file:///etc/passwd"))[0] == "invalid_url"
+def test_a_redirect_to_a_file_is_an_invalid_url(web: TinyWeb) -> None:
+    assert outcome(web.url("/to?url=file:///etc/passwd"))[0] == "invalid_url"
 
 
-def test_relative_redirect_is_followed(web: TinyWeb) -> None:
-    assert end(web.url("/to?url=/image/0"))[0] is None
+def test_a_relative_redirect_is_followed(web: TinyWeb) -> None:
+    assert outcome(web.url("/to?url=/image/0"))[0] is None
 
 
-def test_endless_redirects_end(web: TinyWeb) -> None:
-    assert end(web.url("/loop/x"), max_redirects=3) == ("too_many_redirects", "more than 3")
+def test_endless_redirects_stop_at_the_limit(web: TinyWeb) -> None:
+    assert outcome(web.url("/loop/x"), max_redirects=3) == ("too_many_redirects", "more than 3")
 
 
-def test_unknown_name_is_a_dns_error() -> None:
-    assert end("http://no-such-host.invalid/x.jpg", retries=0)[0] == "dns_error"
+def test_an_unknown_host_is_a_dns_error() -> None:
+    assert outcome("http://no-such-host.invalid/x.jpg", retries=0)[0] == "dns_error"
 
 
-def test_closed_port_is_a_connection_error() -> None:
-    assert end("http://127.0.0.1:1/x.jpg", retries=0) == ("connection_error", "ECONNREFUSED")
+def test_a_closed_port_is_a_connection_error() -> None:
+    assert outcome("http://127.0.0.1:1/x.jpg", retries=0) == ("connection_error", "ECONNREFUSED")
 
 
-def test_broken_connection_is_retried_and_then_named(web: TinyWeb) -> None:
-    assert end(web.url("/cut/1"), retries=2)[0] == "connection_error"
+def test_an_aborted_connection_is_retried_and_then_a_connection_error(web: TinyWeb) -> None:
+    assert outcome(web.url("/cut/1"), retries=2)[0] == "connection_error"
     assert web.hits["/cut/1"] >= 3  # aiohttp may repeat a GET by itself
 
 
-def test_plain_http_behind_https_is_a_tls_error(web: TinyWeb) -> None:
-    assert end(web.url("/image/0").replace("http:", "https:"), retries=0)[0] == "tls_error"
+def test_plain_http_at_an_https_url_is_a_tls_error(web: TinyWeb) -> None:
+    assert outcome(web.url("/image/0").replace("http:", "https:"), retries=0)[0] == "tls_error"
 
 
 @pytest.mark.parametrize("path", ["/hang", "/trickle"])
-def test_slow_server_is_a_timeout(web: TinyWeb, path: str) -> None:
+def test_a_slow_server_is_a_timeout(web: TinyWeb, path: str) -> None:
     start = time.monotonic()
-    assert end(web.url(path), timeout_s=0.3, retries=0) == ("timeout", "0.3 s")
+    assert outcome(web.url(path), timeout_s=0.3, retries=0) == ("timeout", "0.3 s")
     assert time.monotonic() - start < 3
 
 
-def test_deadline_bounds_all_attempts_together(web: TinyWeb) -> None:
+def test_the_deadline_limits_all_attempts_together(web: TinyWeb) -> None:
     start = time.monotonic()
-    assert end(web.url("/hang"), timeout_s=0.2, retries=1000, deadline_s=0.6)[0] == "timeout"
+    assert outcome(web.url("/hang"), timeout_s=0.2, retries=1000, deadline_s=0.6)[0] == "timeout"
     assert time.monotonic() - start < 3
 
 
-def test_missing_page_is_an_http_error_and_not_retried(web: TinyWeb) -> None:
-    assert end(web.url("/status/404"), retries=3) == ("http_error", "404")
+def test_a_missing_page_is_an_http_error_without_retries(web: TinyWeb) -> None:
+    assert outcome(web.url("/status/404"), retries=3) == ("http_error", "404")
     assert web.hits["/status/404"] == 1
 
 
-def test_server_trouble_is_retried_until_it_passes(web: TinyWeb) -> None:
-    assert end(web.url("/flaky/a"), retries=2)[0] is None
-    assert end(web.url("/flaky/b"), retries=1) == ("http_error", "503")
+def test_a_server_error_is_retried(web: TinyWeb) -> None:
+    assert outcome(web.url("/flaky/a"), retries=2)[0] is None
+    assert outcome(web.url("/flaky/b"), retries=1) == ("http_error", "503")
 
 
-def test_retry_after_is_waited_for_unless_it_passes_the_deadline(web: TinyWeb) -> None:
+def test_a_retry_waits_for_retry_after_unless_that_exceeds_the_deadline(web: TinyWeb) -> None:
     start = time.monotonic()
-    assert end(web.url("/patience/1"))[0] is None
+    assert outcome(web.url("/wait/1"))[0] is None
     assert time.monotonic() - start >= 1
-    assert end(web.url("/patience/3600")) == ("http_error", "429")
+    assert outcome(web.url("/wait/3600")) == ("http_error", "429")
 
 
 @pytest.mark.parametrize(
@@ -204,16 +204,16 @@ def test_retry_after_is_a_number_or_a_date(value: str, seconds: float) -> None:
     assert retry_after_s(value, datetime(2000, 1, 1, tzinfo=UTC)) == seconds
 
 
-def test_a_host_is_not_overrun_by_redirects_from_other_hosts(web: TinyWeb) -> None:
-    there = [f"http://localhost:{web.port}/busy/{i}" for i in range(8)]
+def test_redirects_from_other_hosts_count_in_the_limit_of_a_host(web: TinyWeb) -> None:
+    targets = [f"http://localhost:{web.port}/busy/{i}" for i in range(8)]
     rows = download(
-        *there[:4],
-        *[web.url(f"/to?url={url}") for url in there[4:]],
+        *targets[:4],
+        *[web.url(f"/to?url={url}") for url in targets[4:]],
         allowed_private_hosts=("127.0.0.1", "localhost"),
         concurrency_per_host=2,
     )
     assert {row["status"] for row in rows} == {"kept"}
-    assert web.busiest == 2
+    assert web.max_busy == 2
 
 
 @pytest.mark.parametrize(
@@ -226,51 +226,51 @@ def test_a_host_is_not_overrun_by_redirects_from_other_hosts(web: TinyWeb) -> No
         ("nofollow", None),
     ],
 )
-def test_opt_out_is_honoured(web: TinyWeb, tag: str, reason: str | None) -> None:
-    assert end(web.url(f"/robots?tag={tag}"))[0] == reason
+def test_an_opt_out_drops_the_row(web: TinyWeb, tag: str, reason: str | None) -> None:
+    assert outcome(web.url(f"/robots?tag={tag}"))[0] == reason
 
 
-def test_endless_body_is_cut_off(web: TinyWeb) -> None:
+def test_an_endless_body_is_read_up_to_the_limit(web: TinyWeb) -> None:
     before = web.bytes_sent
-    assert end(web.url("/endless"), max_bytes=100_000) == ("too_many_bytes", "more than 100000")
+    assert outcome(web.url("/endless"), max_bytes=100_000) == ("too_many_bytes", "more than 100000")
     assert web.bytes_sent - before < 10_000_000
 
 
-def test_announced_size_is_enough_to_refuse(web: TinyWeb) -> None:
-    assert end(web.url("/image/0"), max_bytes=100)[0] == "too_many_bytes"
-    assert end(jpeg(), max_bytes=100)[0] == "too_many_bytes"
+def test_a_declared_size_above_the_limit_is_refused(web: TinyWeb) -> None:
+    assert outcome(web.url("/image/0"), max_bytes=100)[0] == "too_many_bytes"
+    assert outcome(jpeg(), max_bytes=100)[0] == "too_many_bytes"
 
 
-def test_gzip_bomb_is_cut_off_but_a_packed_image_is_read(web: TinyWeb) -> None:
-    assert end(web.url("/bomb"), max_bytes=1_000_000)[0] == "too_many_bytes"
-    assert end(web.url("/gzipped"))[0] is None
+def test_a_gzip_bomb_is_refused_but_a_compressed_image_is_read(web: TinyWeb) -> None:
+    assert outcome(web.url("/bomb"), max_bytes=1_000_000)[0] == "too_many_bytes"
+    assert outcome(web.url("/gzipped"))[0] is None
 
 
-def test_web_page_is_not_an_image(web: TinyWeb) -> None:
-    assert end(web.url("/text"))[0] == "not_an_image"
+def test_a_web_page_is_not_an_image(web: TinyWeb) -> None:
+    assert outcome(web.url("/text"))[0] == "not_an_image"
 
 
-def test_truncated_jpeg_is_undecodable(web: TinyWeb) -> None:
-    assert end(web.url("/truncated"))[0] == "undecodable"
+def test_a_truncated_jpeg_is_undecodable(web: TinyWeb) -> None:
+    assert outcome(web.url("/truncated"))[0] == "undecodable"
 
 
-def test_decompression_bomb_has_too_many_pixels(web: TinyWeb) -> None:
-    assert end(web.url("/png_bomb"))[0] == "too_many_pixels"
+def test_a_decompression_bomb_has_too_many_pixels(web: TinyWeb) -> None:
+    assert outcome(web.url("/png_bomb"))[0] == "too_many_pixels"
 
 
-def test_tiny_and_stretched_images_are_dropped(web: TinyWeb) -> None:
-    assert end(web.url("/size/8x80"), limits=ImageLimits(min_side_px=16)) == ("too_small", "8 px")
-    assert end(web.url("/size/20x500"), limits=ImageLimits(max_aspect_ratio=8))[0] == "extreme_aspect_ratio"
+def test_tiny_and_elongated_images_are_dropped(web: TinyWeb) -> None:
+    assert outcome(web.url("/size/8x80"), limits=ImageLimits(min_side_px=16)) == ("too_small", "8 px")
+    assert outcome(web.url("/size/20x500"), limits=ImageLimits(max_aspect_ratio=8))[0] == "extreme_aspect_ratio"
 
 
-def test_image_longer_than_a_jpeg_can_be_is_dropped(web: TinyWeb) -> None:
+def test_an_image_longer_than_a_jpeg_can_be_is_dropped(web: TinyWeb) -> None:
     strip = io.BytesIO()
     PIL.Image.new("L", (70_000, 4)).save(strip, "PNG")
     limits, resize = ImageLimits(max_aspect_ratio=1e6), ResizeConfig(mode="none")
-    assert end(strip.getvalue(), limits=limits, resize=resize)[0] == "too_many_pixels"
+    assert outcome(strip.getvalue(), limits=limits, resize=resize)[0] == "too_many_pixels"
 
 
-def test_same_image_with_the_same_caption_is_a_duplicate(web: TinyWeb) -> None:
+def test_a_repeated_image_with_the_same_caption_is_a_duplicate(web: TinyWeb) -> None:
     urls = [web.url("/image/1"), web.url("/image/2"), web.url("/to?url=/image/1"), web.url("/image/1")]
     rows = download(*urls, captions=["a", "a", "a", "b"])
     assert [row["reason"] for row in rows] == [None, None, "duplicate", None]

@@ -1,4 +1,4 @@
-"""Parquet as others write it: text without its type, columns of bytes, values that Python cannot hold."""
+"""Parquet files of other writers: text in binary columns, columns of bytes, values that Python cannot represent."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.pipeline.read.test_stage import read_all
 URLS = [f"http://x.org/{i}.jpg" for i in range(3)]
 
 
-def test_text_that_its_column_calls_bytes_is_text(tmp_path: Path) -> None:
+def test_text_in_a_binary_column_is_read_as_text(tmp_path: Path) -> None:
     table = pa.table(
         {
             "url": pa.array([url.encode() for url in URLS], pa.binary()),
@@ -24,7 +24,7 @@ def test_text_that_its_column_calls_bytes_is_text(tmp_path: Path) -> None:
     assert [row["reason"] for row in rows] == [None, "bad_row", None]
 
 
-def test_columns_with_bytes_in_them_are_left_out(tmp_path: Path) -> None:
+def test_columns_that_contain_bytes_are_not_read(tmp_path: Path) -> None:
     image = {"bytes": b"\xff\xd8" * 999, "path": None}
     pictures = {"plain": [b"x"] * 3, "image": [image] * 3, "images": [[image]] * 3, "coded": pa.array([b"x"] * 3)}
     pictures["coded"] = pictures["coded"].dictionary_encode()
@@ -32,7 +32,7 @@ def test_columns_with_bytes_in_them_are_left_out(tmp_path: Path) -> None:
     assert [json.loads(row["extra"]) for row in read_all(tmp_path / "a.parquet")] == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
-def test_value_that_python_cannot_hold_makes_one_bad_row(tmp_path: Path) -> None:
+def test_a_value_that_python_cannot_represent_makes_one_bad_row(tmp_path: Path) -> None:
     dates = pa.array([0, 2**50, None], pa.timestamp("ms"))
     pq.write_table(pa.table({"url": URLS, "caption": URLS, "seen": dates}), tmp_path / "a.parquet")
     rows = read_all(tmp_path / "a.parquet")

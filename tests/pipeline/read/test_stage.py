@@ -1,4 +1,4 @@
-"""Reading: every format gives the same rows, keys never move, bad rows are counted, bad files explained."""
+"""The read stage: equal rows from every format, stable keys, bad rows as dropped rows, clear errors for bad files."""
 
 import dataclasses
 import gzip
@@ -30,7 +30,7 @@ def read_all(input: Path | str, rows_per_shard: int = 4, limit: int | None = Non
 
 
 def write(path: Path, rows: list[dict]) -> Path:
-    """`rows` in the format of the file's name."""
+    """Write `rows` in the format that the file name has."""
     quoted = [['"' + str(value).replace('"', '""') + '"' for value in row.values()] for row in rows]
     match path.name.partition(".")[2]:
         case "parquet":
@@ -57,7 +57,7 @@ def write_tar(path: Path, members: dict[str, bytes]) -> Path:
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.jsonl.gz", "a.csv", "a.tsv"])
 @pytest.mark.parametrize("rows_per_shard", [1, 4, 100])
-def test_every_format_gives_the_same_rows_for_any_shard_length(tmp_path: Path, name: str, rows_per_shard: int) -> None:
+def test_every_format_gives_the_same_rows_at_any_shard_size(tmp_path: Path, name: str, rows_per_shard: int) -> None:
     rows = read_all(write(tmp_path / name, ROWS), rows_per_shard)
     assert [row["key"] for row in rows] == [f"{i:012d}" for i in range(10)]
     assert [(row["url"], row["caption_original"]) for row in rows] == [(row["url"], row["caption"]) for row in ROWS]
@@ -82,7 +82,7 @@ def test_shards_span_files_in_the_order_of_their_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
-def test_limit_takes_the_first_rows(tmp_path: Path, name: str) -> None:
+def test_limit_reads_only_the_first_rows(tmp_path: Path, name: str) -> None:
     assert len(read_all(write(tmp_path / name, ROWS), limit=5)) == 5
 
 
@@ -97,7 +97,7 @@ def test_planning_opens_each_file_once_and_stops_at_the_limit(
 
     def open_counted(path: str) -> IO[bytes]:
         opened.append(path)
-        time.sleep(0.005)  # as a store's answer: none has come when the first are asked for
+        time.sleep(0.005)  # latency of a store: several files are requested before the first response
         return open_file(path)
 
     monkeypatch.setattr("pipeline.read.formats.open_file", open_counted)
@@ -107,15 +107,15 @@ def test_planning_opens_each_file_once_and_stops_at_the_limit(
     assert len(opened) == n_files if limit is None else len(opened) < n_files / 2
 
 
-def test_first_bad_file_is_named_but_none_past_the_limit(tmp_path: Path) -> None:
+def test_the_first_bad_file_is_named_unless_it_is_beyond_the_limit(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", ROWS)
     write(tmp_path / "c.parquet", [{"url": "x"}])
     (tmp_path / "b.parquet").write_bytes(b"no parquet")
-    assert "b.parquet" in explain(tmp_path)
+    assert "b.parquet" in error_message(tmp_path)
     assert len(read_all(tmp_path, limit=10)) == 10
 
 
-def test_plan_survives_json(tmp_path: Path) -> None:
+def test_a_plan_can_be_restored_from_json(tmp_path: Path) -> None:
     plan = plan_shards(str(write(tmp_path / "a.csv", ROWS)), 4, None, ReadConfig())[1]
     values = json.loads(json.dumps(dataclasses.asdict(plan)))
     again = ShardPlan(**{**values, "pieces": tuple(Piece(**piece) for piece in values["pieces"])})
@@ -123,7 +123,7 @@ def test_plan_survives_json(tmp_path: Path) -> None:
     assert read_shard(again, ReadConfig()).to_pylist()[0]["url"] == ROWS[4]["url"]
 
 
-def test_csv_fields_may_span_lines(tmp_path: Path) -> None:
+def test_a_csv_field_may_span_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('URL,TEXT\nhttp://a/1,"two\nlines"\n\nhttp://a/2,one\n')
     assert [row["caption_original"] for row in read_all(path, 1)] == ["two\nlines", "one"]
@@ -163,18 +163,18 @@ def test_deeply_nested_json_is_a_bad_row(tmp_path: Path) -> None:
     assert [row["reason"] for row in read_all(path)] == [None, "bad_row", "bad_row"]
 
 
-def test_row_without_url_and_image_is_dropped(tmp_path: Path) -> None:
+def test_a_row_without_url_and_image_is_dropped(tmp_path: Path) -> None:
     rows = read_all(write(tmp_path / "a.jsonl", [ROWS[0], {"url": "", "caption": "x"}]))
     assert (rows[1]["stage"], rows[1]["reason"]) == ("read", "missing_url")
 
 
-def test_columns_are_found_by_known_names_or_by_the_configs(tmp_path: Path) -> None:
+def test_columns_are_found_by_known_or_configured_names(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"URL": "http://a", "TEXT": "x", "SAMPLE_ID": 7, "other": "y"}])
     assert read_all(path)[0] | {"url": "http://a", "caption_original": "x", "id": "7"} == read_all(path)[0]
     assert read_all(path, caption_column="other")[0]["caption_original"] == "y"
 
 
-def test_grits_phrases_arrive_by_name(tmp_path: Path) -> None:
+def test_boxes_of_grit_are_read_with_field_names(tmp_path: Path) -> None:
     chunk = [0, 5, 0.1, 0.2, 0.3, 0.4, 0.9]
     good = ROWS[0] | {"noun_chunks": [chunk], "ref_exps": []}
     rows = read_all(write(tmp_path / "a.parquet", [good]))
@@ -196,12 +196,12 @@ def test_grits_phrases_arrive_by_name(tmp_path: Path) -> None:
         [0, 10**12, 0.1, 0.2, 0.3, 0.4, 0.9],
     ],
 )
-def test_given_box_that_is_none_is_a_bad_row(tmp_path: Path, box: list) -> None:
+def test_an_invalid_given_box_is_a_bad_row(tmp_path: Path, box: list) -> None:
     rows = read_all(write(tmp_path / "a.jsonl", [ROWS[0] | {"noun_chunks": [box]}, ROWS[1]]))
     assert [row["reason"] for row in rows] == ["bad_row", None]
 
 
-def test_other_columns_are_utf8_whatever_json_spells(tmp_path: Path) -> None:
+def test_other_columns_are_valid_utf8_even_if_the_json_has_lone_surrogates(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"url": "http://a", "caption": "x", "\\ud800k": ["\\udc00", "\\ud83d\\ude00"]}\n')
     assert json.loads(read_all(path)[0]["extra"]) == {"?k": ["?", "\N{GRINNING FACE}"]}
@@ -229,7 +229,7 @@ def test_tar_samples_are_grouped_by_name(tmp_path: Path, rows_per_shard: int) ->
     assert rows[0]["id"] == "000"
 
 
-def test_folder_with_tars_reads_only_these_and_names_what_is_no_index_of_theirs(
+def test_in_a_folder_with_tars_only_these_are_read_and_other_files_are_warned_about(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_tar(tmp_path / "0.tar", {"0.jpg": b"x", "0.txt": b"y"})
@@ -242,38 +242,38 @@ def test_folder_with_tars_reads_only_these_and_names_what_is_no_index_of_theirs(
     assert "pairs.parquet" in caplog.text
 
 
-def explain(input: Path | str) -> str:
+def error_message(input: Path | str) -> str:
     with pytest.raises(UserError) as caught:
         read_all(input)
     return str(caught.value)
 
 
-def test_csv_whose_header_is_none_is_explained(tmp_path: Path) -> None:
+def test_a_csv_with_old_mac_line_ends_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"url,caption\rhttp://a/1,old line ends\r")
-    assert f"cannot read input file {path}" in explain(path)
+    assert f"cannot read input file {path}" in error_message(path)
 
 
-def test_bad_inputs_are_explained(tmp_path: Path) -> None:
-    assert "does not exist" in explain(tmp_path / "none.csv")
-    assert "no file of a known format" in explain(tmp_path)
-    assert "holds no row" in explain(write(tmp_path / "empty.jsonl", []))
+def test_the_errors_of_bad_inputs_name_the_problem(tmp_path: Path) -> None:
+    assert "does not exist" in error_message(tmp_path / "none.csv")
+    assert "no file of a known format" in error_message(tmp_path)
+    assert "holds no row" in error_message(write(tmp_path / "empty.jsonl", []))
     (tmp_path / "picture.xyz").write_text("x")
-    assert "no known format" in explain(tmp_path / "picture.xyz")
-    missing = explain(write(tmp_path / "c.parquet", [{"url": "x", "label": "y"}]))
+    assert "no known format" in error_message(tmp_path / "picture.xyz")
+    missing = error_message(write(tmp_path / "c.parquet", [{"url": "x", "label": "y"}]))
     assert "no caption column" in missing
     assert "read.caption_column=NAME" in missing
-    assert explain("nosuch://x/a.csv") == "nosuch://x/a.csv: Protocol not known: nosuch"
+    assert error_message("nosuch://x/a.csv") == "nosuch://x/a.csv: Protocol not known: nosuch"
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.gz", "a.tar"])
-def test_damaged_file_is_named(tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(b"\x1f\x8bgarbage that is none of these formats")
-    assert str(path) in explain(path)
+    assert str(path) in error_message(path)
 
 
-def test_file_that_shrank_since_planning_is_named(tmp_path: Path) -> None:
+def test_a_file_that_shrank_after_planning_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", ROWS)
     plan = plan_shards(str(path), 20, None, ReadConfig())[0]
     write(path, ROWS[:5])

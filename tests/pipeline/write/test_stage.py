@@ -85,7 +85,7 @@ def test_a_finished_shard_is_known_and_an_altered_one_is_not(tmp_path: Path) -> 
         ([*rows()[:3], kept_row(10)], "a key came twice"),
         ([*rows()[:3], kept_row(13) | {"status": "dropped"}], "unaccounted for"),
         ([*rows()[:3], kept_row(13) | {"stage": "score", "reason": "low_score"}], "unaccounted for"),
-        ([*rows()[:3], dropped_row(13) | {"reason": "bad_luck"}], "no drop reason"),
+        ([*rows()[:3], dropped_row(13) | {"reason": "bad_luck"}], "not a drop reason of stage 'download'"),
         ([*rows()[:3], kept_row(13) | {"image": None}], "without an image"),
         ([*rows()[:3], kept_row(13) | {"key": "a.b"}], "cannot name a tar member"),
     ],

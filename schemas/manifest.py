@@ -1,0 +1,130 @@
+"""The JSON files of a shard: the manifest, which commits it, and its timings.
+
+The second argument of each `Annotated` is the description of the field in docs/schemas.md.
+"""
+
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+
+class PieceJson(TypedDict):
+    """Consecutive rows of one input file (pipeline.read.types.Piece)."""
+
+    path: Annotated[str, "path or URL of the file"]
+    first_row: Annotated[int, "index of the first row in the file, from 0"]
+    n_rows: Annotated[int, "number of rows"]
+    size: Annotated[int, "size of the file in bytes when the job was planned"]
+    offset: Annotated[int, "byte of the decompressed file at which the first row starts; 0 for parquet"]
+    line: Annotated[int, "line at which the first row starts, from 1"]
+
+
+class PlanJson(TypedDict):
+    """The input rows of a shard (pipeline.read.types.ShardPlan)."""
+
+    index: Annotated[int, "index of the shard"]
+    first_row: Annotated[int, "index of the first row in the input, from 0"]
+    n_rows: Annotated[int, "number of rows"]
+    pieces: Annotated[list[PieceJson], "the rows by file"]
+
+
+class FileFacts(TypedDict):
+    """Size and content of one output file."""
+
+    bytes: Annotated[int, "size"]
+    sha256: Annotated[str, "hex SHA-256 of the content"]
+    rows: Annotated[int, "rows, or samples of a tar"]
+
+
+class Counts(TypedDict):
+    """Rows of a shard or of a run; read = kept + the sum of dropped."""
+
+    read: Annotated[int, "rows read"]
+    kept: Annotated[int, "rows kept"]
+    dropped: Annotated[dict[str, dict[str, int]], "rows dropped: {stage: {reason: n}}"]
+
+
+class Removed(TypedDict):
+    """Phrases and boxes that were removed, dropped rows included."""
+
+    phrases: Annotated[dict[str, int], "noun chunks without grounding: {reason of PHRASE_REMOVALS: n}"]
+    boxes: Annotated[dict[str, int], "boxes not kept: {reason of BOX_REMOVALS: n}"]
+
+
+class ParserIdentity(TypedDict):
+    """The spaCy pipeline of a run."""
+
+    name: Annotated[str, "name in the configuration"]
+    version: Annotated[str, "version of its package"]
+
+
+class ModelIdentity(TypedDict):
+    """A grounder or scorer."""
+
+    name: Annotated[str, "name in the configuration"]
+    sha256: NotRequired[Annotated[str, "hash of the files of a local model; a hub name identifies itself"]]
+
+
+class Models(TypedDict):
+    """The models of a run."""
+
+    parser: Annotated[ParserIdentity, "parser of the captions"]
+    grounder: Annotated[ModelIdentity, "grounding model"]
+    scorer: Annotated[ModelIdentity, "CLIP model"]
+
+
+class ThresholdValues(TypedDict):
+    """The thresholds that a box had to reach, those from a model's own calibration included."""
+
+    min_side_px: Annotated[int, "smallest box, in pixels of the stored image"]
+    size_rule: Annotated[Literal["area", "side"], "measure that min_side_px applies to"]
+    min_score: Annotated[float, "lowest grounding score"]
+    min_clip_score: Annotated[float, "lowest CLIPScore"]
+
+
+class Provenance(TypedDict):
+    """Everything that decides the content of a shard; a finished shard is reused only if all of it is equal."""
+
+    hypergrit: Annotated[str, "version of HyperGRIT"]
+    schema: Annotated[str, "version of the schemas"]
+    config_hash: Annotated[str, "SHA-256 of the settings that decide the content"]
+    packages: Annotated[dict[str, str], "versions of the installed packages that the content depends on"]
+    models: Annotated[Models, "the models"]
+    thresholds: Annotated[ThresholdValues, "the thresholds"]
+
+
+class Manifest(TypedDict):
+    """`_manifests/NNNNN.json`, written last: a shard without a manifest does not exist for readers."""
+
+    schema: Annotated[str, "version of the schemas (VERSION)"]
+    shard: Annotated[int, "index of the shard"]
+    plan: Annotated[PlanJson, "the input rows"]
+    formats: Annotated[list[str], "formats that were written: train, grit, arrow"]
+    files: Annotated[dict[str, FileFacts], "path relative to the output folder -> facts"]
+    counts: Annotated[Counts, "rows read, kept and dropped"]
+    boxes: Annotated[int, "kept boxes of the kept rows"]
+    phrases: Annotated[int, "noun chunks of the kept rows that have at least one kept box"]
+    asked: Annotated[
+        int, "noun chunks of all rows that were not removed: passed to the grounder, or grounded in the input"
+    ]
+    removed: Annotated[Removed, "phrases and boxes removed"]
+    provenance: Annotated[Provenance, "versions, models, thresholds and configuration"]
+    runtime: Annotated[
+        dict[str, Any], "settings that may differ between the shards of one output, such as devices and batch sizes"
+    ]
+
+
+class StageTiming(TypedDict):
+    """Time that one stage spent on a shard."""
+
+    seconds: Annotated[float, "wall-clock time"]
+    rows: Annotated[float, "kept rows that entered the stage"]
+
+
+Timings = dict[str, StageTiming]
+"""`_timings/NNNNN.json`: the time of each stage, the only file of a shard that differs from run to run."""
+
+
+class RunTimings(TypedDict, total=False):
+    """`_timings/run.json`: the last run that wrote shards."""
+
+    wall_seconds: Annotated[float, "wall-clock time of the run"]
+    shards: Annotated[int, "number of shards that it wrote"]

@@ -1,0 +1,90 @@
+"""stats.json: the statistics of a run, over all finished shards.
+
+The second argument of each `Annotated` is the description of the field in docs/schemas.md.
+"""
+
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from schemas.manifest import Counts, Provenance, RunTimings
+
+
+class PhraseCounts(TypedDict):
+    """Noun chunks of all rows."""
+
+    found: Annotated[int, "noun chunks found"]
+    removed: Annotated[dict[str, int], "noun chunks removed: {reason of PHRASE_REMOVALS: n}"]
+    given: Annotated[int, "noun chunks not removed: passed to the grounder, or grounded in the input"]
+    grounded: Annotated[int, "noun chunks with at least one kept box"]
+
+
+class BoxCounts(TypedDict):
+    """Boxes of all rows."""
+
+    found: Annotated[int, "boxes found"]
+    removed: Annotated[dict[str, int], "boxes removed: {reason of BOX_REMOVALS: n}"]
+    kept: Annotated[int, "boxes kept"]
+
+
+class DuplicateCounts(TypedDict):
+    """Images that occur more than once, in any shard."""
+
+    images: Annotated[int, "images received"]
+    distinct: Annotated[int, "distinct images by SHA-256"]
+    repeated: Annotated[int, "images that repeat another one"]
+
+
+class MostFrequent(TypedDict):
+    """The most frequent texts, each with its count."""
+
+    phrases: Annotated[list[tuple[str, int]], "grounded phrases, lower case"]
+    heads: Annotated[list[tuple[str, int]], "lemmas of their head nouns"]
+
+
+class HostFailures(TypedDict):
+    """A host whose images could not be downloaded."""
+
+    host: Annotated[str, "host name"]
+    rows: Annotated[int, "rows dropped by download"]
+    reasons: Annotated[dict[str, int], "rows by drop reason"]
+
+
+class HistogramJson(TypedDict):
+    """Counts in fixed bins, for one or several series."""
+
+    edges: Annotated[list[float], "edges of the bins; values outside are counted in the outermost bins"]
+    counts: Annotated[dict[str, list[int]], "series -> count of each bin"]
+    n: Annotated[dict[str, int], "series -> number of values"]
+    mean: Annotated[dict[str, float | None], "series -> mean, null without values"]
+
+
+class StageSpeed(TypedDict):
+    """Time of one stage over all shards."""
+
+    seconds: Annotated[float, "wall-clock time, summed over the workers"]
+    rows: Annotated[float, "kept rows that entered the stage"]
+    rows_per_second: Annotated[float, "rows per second of one worker"]
+
+
+class RowStatistics(TypedDict):
+    """The part of stats.json that is counted from the rows of arrow/."""
+
+    phrases: Annotated[PhraseCounts, "noun chunks"]
+    boxes: Annotated[BoxCounts, "boxes"]
+    duplicates: Annotated[DuplicateCounts, "repeated images"]
+    top: Annotated[MostFrequent, "most frequent phrases and head nouns"]
+    failures: Annotated[list[HostFailures], "hosts with failed downloads, most rows first"]
+    histograms: Annotated[dict[str, HistogramJson], "name -> histogram"]
+
+
+class Statistics(RowStatistics):
+    """stats.json."""
+
+    schema: Annotated[str, "version of the schemas (VERSION)"]
+    shards: Annotated[list[int], "indices of the finished shards"]
+    without_rows: Annotated[int, "shards without arrow/, of which only the manifest is counted"]
+    rows: Annotated[Counts, "rows read, kept and dropped"]
+    stages: Annotated[dict[str, StageSpeed], "stage -> time"]
+    run: Annotated[RunTimings, "time of the last run; empty if unknown"]
+    provenance: Annotated[Provenance, "provenance of the first shard"]
+    config: Annotated[dict[str, Any], "the resolved configuration"]
+    truth: NotRequired[Annotated[dict[str, Any], "precision and recall of the boxes, if the truth is known (demo)"]]

@@ -1,0 +1,22 @@
+"""Runs of the main job for tests: the command with cheap settings, and the hashes of its output."""
+
+import hashlib
+from pathlib import Path
+
+from pipeline import grit
+from schemas.files import FILES, MANIFEST_FOLDER
+
+N_SCENES = 9
+"""Scenes in the input tar; it also holds one broken image."""
+
+
+def run_job(tars: Path, output: Path, *arguments: str) -> int:
+    """Run the job with shards of 4 rows in this process; return its exit code."""
+    return grit.main([f"input={tars}", f"output={output}", "rows_per_shard=4", "ray.runner=local", *arguments])
+
+
+def hash_output(output: Path) -> dict[str, str]:
+    """SHA-256 by name of the files that are the same in every run: shards and manifests."""
+    folders = (*FILES, MANIFEST_FOLDER)
+    files = [path for folder in folders for path in sorted((output / folder).iterdir())]
+    return {str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

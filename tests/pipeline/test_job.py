@@ -1,0 +1,159 @@
+"""The main job on a few scenes of the miniature world: counts, reproducible bytes, resuming."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+
+from pipeline.config import PipelineConfig, load_config, repository_root, runtime_settings
+from pipeline.job import find_unfinished
+from pipeline.paths import with_absolute_paths
+from pipeline.provenance import make_provenance
+from pipeline.read.plan import plan_shards
+from tests.pipeline.jobs import N_SCENES, hash_output, run_job
+
+
+def test_every_row_is_kept_or_dropped_for_a_reason(finished: Path) -> None:
+    rows = json.loads((finished / "stats.json").read_text())["rows"]
+    dropped = sum(n for reasons in rows["dropped"].values() for n in reasons.values())
+    assert rows["read"] == N_SCENES + 1 == rows["kept"] + dropped
+    assert rows["kept"] >= N_SCENES - 2
+    assert sum(rows["dropped"]["download"].values()) == 1
+    arrow = [pa.ipc.open_file(path).read_all() for path in sorted((finished / "arrow").glob("*.arrow"))]
+    assert [key for table in arrow for key in table["key"].to_pylist()] == [f"{i:012d}" for i in range(N_SCENES + 1)]
+
+
+def test_a_second_run_into_another_folder_gives_the_same_bytes(tars: Path, finished: Path, tmp_path: Path) -> None:
+    assert run_job(tars, tmp_path / "again") == 0
+    assert hash_output(tmp_path / "again") == hash_output(finished)
+
+
+def test_ctrl_c_ends_without_a_traceback_and_the_same_command_resumes(
+    tars: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+
+    def interrupt() -> None:
+        while not (output / "_manifests" / "00000.json").exists():
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell start without it
+    try:
+        threading.Thread(target=interrupt).start()
+        assert run_job(tars, output) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "run the same command again to resume" in capsys.readouterr().err
+    assert not (output / "_manifests" / "00002.json").exists()
+    assert run_job(tars, output) == 0
+    assert hash_output(output) == hash_output(finished)
+
+
+def test_a_shard_without_a_manifest_is_computed_again_and_the_others_are_kept(
+    tars: Path, finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(finished, output)
+    (output / "_manifests" / "00001.json").unlink()
+    modified = (output / "train" / "00000.tar").stat().st_mtime_ns
+    with caplog.at_level("INFO", logger="hypergrit"):
+        assert run_job(tars, output) == 0
+    assert "2 of them already finished" in caplog.text
+    assert hash_output(output) == hash_output(finished)
+    assert (output / "train" / "00000.tar").stat().st_mtime_ns == modified
+
+
+def test_a_change_of_other_settings_computes_the_shards_again(
+    tars: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = tmp_path / "out"
+    assert run_job(tars, output, "limit=4", "formats=[arrow]") == 0
+    with caplog.at_level("INFO", logger="hypergrit"):
+        assert run_job(tars, output, "limit=4", "formats=[arrow]", "score.min_side_px=48") == 0
+    assert "0 of them already finished" in caplog.text
+
+
+RUNTIME = (
+    "download.concurrency=3",
+    "download.timeout_s=7",
+    "download.retries=0",
+    "download.contact=mail@example.org",
+    "parse.batch_size=16",
+    "ground.batch_size=3",
+    "ground.device=cpu",
+    "ground.precision=fp32",
+    "score.batch_size=5",
+    "score.device=cpu",
+)
+
+
+def test_a_change_of_runtime_settings_keeps_finished_shards_and_is_recorded_in_new_ones(
+    tars: Path, finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(finished, output)
+    (output / "_manifests" / "00001.json").unlink()
+    with caplog.at_level("INFO", logger="hypergrit"):
+        assert run_job(tars, output, *RUNTIME) == 0
+    assert "2 of them already finished" in caplog.text
+    before, after = hash_output(finished), hash_output(output)
+    changed = {name for name in before if before[name] != after[name]}
+    assert "_manifests/00001.json" in changed
+    assert all("/00001." in name for name in changed)
+    default = runtime_settings(load(tars, output))
+    recorded = [json.loads((output / "_manifests" / f"{i:05d}.json").read_text())["runtime"] for i in range(3)]
+    assert recorded == [default, runtime_settings(load(tars, output, *RUNTIME)), default]
+    assert recorded[1]["ground"]["batch_size"] == 3
+    assert recorded[1]["download"]["contact"] == "mail@example.org"
+
+
+@pytest.mark.parametrize(
+    ("change", "n_unfinished"),
+    [
+        *[(setting, 0) for setting in RUNTIME],
+        ("ray.model_workers=1", 0),
+        ("report.pictures=1", 0),
+        ("download.max_bytes=1000", 3),
+        ("ground.floor=0.2", 3),
+        ("score.min_score=0.9", 3),
+        ("write.jpeg_quality=90", 3),
+        ("rows_per_shard=5", 2),
+    ],
+)
+def test_finished_shards_are_those_with_the_same_rows_and_content_settings(
+    tars: Path, finished: Path, change: str, n_unfinished: int
+) -> None:
+    config = load(tars, finished, change)
+    plans = plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
+    assert len(find_unfinished(plans, config.output, make_provenance(config))) == n_unfinished
+
+
+def load(tars: Path, output: Path, *arguments: str) -> PipelineConfig:
+    return with_absolute_paths(load_config([f"input={tars}", f"output={output}", "rows_per_shard=4", *arguments]))
+
+
+@pytest.mark.ray
+def test_ray_gives_the_same_bytes_as_the_local_runner_even_from_another_folder(
+    tars: Path, finished: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "ray"
+    command = [
+        sys.executable,
+        str(repository_root() / "pipeline" / "grit.py"),
+        f"input={tars}",
+        f"output={output}",
+        "rows_per_shard=4",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert hash_output(output) == hash_output(finished)
