@@ -47,5 +47,5 @@ class DataConfig:
             low, high = getattr(self, name)
             if not 0 < low <= high <= most:
                 raise UserError(
-                    f"{name} is [{low}, {high}]; give a smallest and a largest value, above 0 and at most {most}"
+                    f"{name} is {low}, {high}; give a smallest and a largest value, above 0 and at most {most}"
                 )
