@@ -162,7 +162,7 @@ class BatchBuilder:
         """
         image, config = sample.image, self.config
         draw = partial(draw_crop, generator, sample.pad_to_square, self.size_px, config.crop_scale, config.crop_ratio)
-        crops, crop_outs = [draw(image.full_region)], [outs[0]]  # those of the sample's own image
+        crops, crop_outs = [draw(image.full_region)], [outs[0]]  # crops of the sample's image
         try:
             for box, out in zip(boxes, outs[1:], strict=True):
                 if box.image is None:

@@ -153,6 +153,7 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last returned batch, equal on all ranks, and the counts of this rank."""
+        # The keys are part of the checkpoint format.
         return {"place": self.position, "data": self.fingerprint, "counts": dict(self.counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -121,7 +121,7 @@ class ByteRangeReader:
             os.close(self.open_files.popitem()[1])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the open files: descriptors are valid only in their own process."""
+        """Pickle without the open files, since descriptors are valid only in one process."""
         return {"open_files": OrderedDict()}
 
 

@@ -18,7 +18,7 @@ SHORT_WORDS = " a i am an as at be by do go he if in is it me my no of on or so 
 
 
 class Segmenter:
-    """Splits a name into the most likely sequence of words; a part that is not made of known words stays in one piece.
+    """Splits a name into the most likely sequence of words; a part that known words cannot form is not split.
 
     Known words are the tokens of the vocabulary that are complete words. They are ordered by frequency, so the word
     of rank r gets a probability proportional to 1 / r (Zipf's law).
