@@ -180,10 +180,10 @@ def tower_sizes(layers: Sequence[Layer]) -> list[Layer]:
     chosen = {part: name for part, name in names.items() if isinstance(name, str) and name.startswith(OPEN_CLIP)}
     if not chosen:
         return []
-    from trainer.encoders.open_clip_towers import own_sizes  # importing open_clip takes seconds
+    from trainer.encoders.open_clip_towers import architecture_sizes  # importing open_clip takes seconds
 
     try:
-        sizes = own_sizes(chosen.get("image"), chosen.get("text"))
+        sizes = architecture_sizes(chosen.get("image"), chosen.get("text"))
     except ValueError as error:
         raise UserError(f"model.{error}") from None
     return [(OmegaConf.create({"model": sizes}), "open_clip")]

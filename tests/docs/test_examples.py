@@ -9,7 +9,7 @@ import pytest
 from pipeline.write.config import WriteConfig
 from pipeline.write.stage import write_shard
 from tests.pipeline.write.shards import CAPTION, PROVENANCE, dropped_row, kept_row, plan, table
-from trainer.data.loader import child_handler_kept
+from trainer.data.loader import preserve_sigchld_handler
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("read_*.py"))
@@ -34,7 +34,7 @@ def run(name: str, output: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.
     """What docs/examples/NAME prints about `output`; in this process, where the heavy libraries are loaded once."""
     script = str(ROOT / "docs" / "examples" / name)
     monkeypatch.setattr(sys, "argv", [script, str(output)])
-    with child_handler_kept():  # or a plain DataLoader's would outlive its test
+    with preserve_sigchld_handler():  # or a plain DataLoader's would outlive its test
         runpy.run_path(script, run_name="__main__")
     return capfd.readouterr().out
 

@@ -33,7 +33,7 @@ def load_towers(model: DualEncoder) -> None:
         try:
             path = find(config)
             state = entries(read_tensors(path), part)
-            state = {name: value for name, value in state.items() if name not in tower.projection}  # type: ignore[operator]
+            state = {name: value for name, value in state.items() if name not in tower.projection_keys}  # type: ignore[operator]
             copy_state(tower, state, f"{path} does not fit the {part} tower of {config.name}")
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{key}: {error}") from error
@@ -80,7 +80,7 @@ def fetch(config: ImageConfig | TextConfig) -> Path:
 
 def check_same_network(config: ImageConfig | TextConfig, folder: Path) -> None:
     """What the shapes of weights do not show, such as heads and activations, by the configuration beside them."""
-    from trainer.encoders.open_clip_towers import architecture, differing, text_config, vision_config
+    from trainer.encoders.open_clip_towers import architecture, first_difference, text_config, vision_config
 
     if not (folder / CONFIG).is_file():
         return
@@ -94,7 +94,7 @@ def check_same_network(config: ImageConfig | TextConfig, folder: Path) -> None:
         part, ours = "text_cfg", text_config(config.name)
     if part not in saved:
         raise ValueError(f"{folder / CONFIG} has no {part}")
-    other = differing(ours, saved[part], unless=("image_size", "output_tokens", "timm_model_pretrained"))
+    other = first_difference(ours, saved[part], ignore=("image_size", "output_tokens", "timm_model_pretrained"))
     if saved.get("quick_gelu", False) != architecture("image", config.name).get("quick_gelu", False):
         other = "quick_gelu"
     if other:

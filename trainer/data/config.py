@@ -12,18 +12,19 @@ Boxes = Literal["random", "all"]
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Shards, order and crops. Crops are those of MERU and HyCoCLIP: whole images and boxes are cropped independently."""
+    """Shards, order and crops. As in MERU and HyCoCLIP, full images and boxes are cropped independently."""
 
     # training shards: a folder, a glob of tars, or several of them separated by commas; each a path or an fsspec URL
     shards: str = runtime("")
-    # content of the tars. train: samples of this pipeline; hycoclip: the same without JSON; grit: raw GRIT; pairs: a jpg
-    # with a txt, or with a JSON that holds a caption; auto: determined from the first sample
+    # content of the tars. train: samples of this pipeline; hycoclip: the same without JSON; grit: raw GRIT; pairs: a
+    # jpg with a txt, or with a JSON that holds a caption; auto: detected from the first usable sample
     layout: Literal["auto", "train", "hycoclip", "grit", "pairs"] = "auto"
-    # boxes per sample for models that use boxes. random: one, drawn anew at each visit; all: every box
+    # boxes per sample for models that use boxes. random: one, drawn anew in each epoch; all: every box
     boxes: Boxes = "random"
     # random seed of the sample order, and of the choice of boxes and crops
     seed: int = 0
-    # largest distance, in samples, by which shuffling moves a sample from its position in the shards; 0: no shuffling
+    # largest distance, in samples, by which shuffling moves a sample within an epoch; 0: samples keep the order of
+    # their shard. The shards of an epoch are in random order in any case
     shuffle_buffer: int = 4000
     # loader processes per training process; 0: the training process builds its batches itself
     workers: int = runtime(2)

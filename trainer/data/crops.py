@@ -1,13 +1,13 @@
-"""Random crops of JPEGs: decoded no larger than needed, cut out and resized in one step, written where they belong.
+"""Random crops of encoded images: decode at the lowest sufficient resolution, then crop and resize in one step.
 
-torchvision's RandomResizedCrop draws the same regions. The pixels differ a little from those it makes of them (levels
-of 255 in the mean and at most, as the tests measure them):
+Regions are drawn as by torchvision's RandomResizedCrop. The pixels differ slightly from torchvision's. Mean and
+maximum of the difference, in levels of 255, as the tests measure them:
 
-    0.4, 12   enlarged: OpenCV's bicubic kernel (a = -0.75) for Pillow's (a = -0.5)
-    0.03, 2   shrunk: torch's anti-aliased bicubic kernel, which is Pillow's up to rounding
-    0.4, 21   shrunk from a half, a quarter or an eighth of the size, which libjpeg decodes without the frequencies that
-              cannot be shown. The region's corners are moved to whole pixels there, half a pixel of the output at
-              most, which is not in these figures
+    0.4, 12   enlarged: OpenCV's bicubic kernel (a = -0.75) instead of Pillow's (a = -0.5)
+    0.03, 2   shrunk: torch's anti-aliased bicubic kernel, which equals Pillow's up to rounding
+    0.4, 21   shrunk from an image decoded at 1/2, 1/4 or 1/8 of its size: libjpeg omits the frequencies that cannot be
+              shown. The corners of the region are also rounded to pixels of the decoded image, which moves them by at
+              most half a pixel of the output; these figures exclude that shift.
 """
 
 import math
@@ -23,9 +23,10 @@ from common.images import Image, ImageLimits, ImageRejected, check_header, decod
 from trainer.data.preprocess import resize
 
 WHITE: Final = 255
-REDUCED: Final = {
+# Reduction factor -> flags of cv2.imdecode. OpenCV's named flags for 1/2, 1/4 and 1/8 exist only for BGR.
+DECODE_FLAGS: Final = {
     1: cv2.IMREAD_COLOR_RGB,
-    2: cv2.IMREAD_COLOR_RGB | 16,  # OpenCV's bits for 1/2, 1/4, 1/8; its named flags are for BGR
+    2: cv2.IMREAD_COLOR_RGB | 16,
     4: cv2.IMREAD_COLOR_RGB | 32,
     8: cv2.IMREAD_COLOR_RGB | 64,
 }
@@ -34,37 +35,46 @@ JPEG_END: Final = b"\xff\xd9"
 START_OF_FRAME: Final = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
 START_OF_SCAN: Final = 0xDA
 APP1: Final = 0xE1
-TRIES: Final = 10
+MAX_DRAWS: Final = 10  # of a random region that fits the image, as in torchvision
 
 LIMITS: Final = ImageLimits(max_pixels=100_000_000, max_aspect_ratio=math.inf)
 
 
 class Region(NamedTuple):
-    """A rectangle in whole pixels."""
+    """A rectangular region of an image, in whole pixels."""
 
-    x: int
-    y: int
+    x: int  # left edge
+    y: int  # top edge
     width: int
     height: int
 
 
-class Cut(NamedTuple):
-    """What to show where: `source` in pixels of the whole-resolution image, `target` in those of the output."""
+class Crop(NamedTuple):
+    """A region of the full-resolution image, and the region of the output image that shows it."""
 
     source: Region
     target: Region
 
 
+class Overlap(NamedTuple):
+    """The visible part of an image along one axis: first pixel and number of pixels, in the image and in the output."""
+
+    source_start: int
+    source_length: int
+    target_start: int
+    target_length: int
+
+
 def draw_region(
     generator: random.Random, width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Region:
-    """A random part of an image: torchvision's RandomResizedCrop.get_params.
+    """Draw a random region of an image, as torchvision's RandomResizedCrop.get_params does.
 
-    Area uniform in `scale`, logarithm of the ratio of its sides uniform in `ratio`; ten tries to fit, then the largest
-    part in the middle with a ratio in range.
+    The area is uniform in `scale`, a share of the image's area, and the logarithm of width / height is uniform in
+    `ratio`. If ten draws do not fit the image, the result is its largest central region with a ratio in range.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
-    for _ in range(TRIES):
+    for _ in range(MAX_DRAWS):
         area = width * height * generator.uniform(*scale)
         aspect = math.exp(generator.uniform(low, high))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -75,37 +85,38 @@ def draw_region(
     return Region((width - w) // 2, (height - h) // 2, w, h)
 
 
-def draw_cut(
+def draw_crop(
     generator: random.Random,
-    on_square: bool,
+    pad_to_square: bool,
     size_px: int,
     scale: tuple[float, float],
     ratio: tuple[float, float],
-    content: Region,
-) -> Cut | None:
-    """A random crop of `content`, a part of an image; `on_square`: laid in the middle of a white square first.
+    region: Region,
+) -> Crop | None:
+    """Draw a random crop of a region of an image, for a square output of side `size_px`.
 
-    None: the crop shows white alone.
+    `pad_to_square` first centres the region on a white square. Returns None if the crop shows only padding.
     """
-    x, y, width, height = content
-    if not on_square or width == height:
+    x, y, width, height = region
+    if not pad_to_square or width == height:
         drawn = draw_region(generator, width, height, scale, ratio)
-        return Cut(Region(x + drawn.x, y + drawn.y, drawn.width, drawn.height), Region(0, 0, size_px, size_px))
+        return Crop(Region(x + drawn.x, y + drawn.y, drawn.width, drawn.height), Region(0, 0, size_px, size_px))
     side = max(width, height)
     drawn = draw_region(generator, side, side, scale, ratio)
     columns = overlap(drawn.x - (side - width) // 2, drawn.width, width, size_px)
     rows = overlap(drawn.y - (side - height) // 2, drawn.height, height, size_px)
     if columns is None or rows is None:
         return None
-    return Cut(
-        Region(x + columns[0], y + rows[0], columns[1], rows[1]), Region(columns[2], rows[2], columns[3], rows[3])
+    return Crop(
+        Region(x + columns.source_start, y + rows.source_start, columns.source_length, rows.source_length),
+        Region(columns.target_start, rows.target_start, columns.target_length, rows.target_length),
     )
 
 
-def overlap(start: int, length: int, content: int, size_px: int) -> tuple[int, int, int, int] | None:
-    """Along one axis: what [start, start + length), shown in `size_px` pixels, has of [0, content).
+def overlap(start: int, length: int, content: int, size_px: int) -> Overlap | None:
+    """Return the part of [0, content) inside [start, start + length), which an output of `size_px` pixels shows.
 
-    First pixel and number of pixels of the content, then of the output. None: nothing, or less than half a pixel.
+    Returns None if they do not overlap, or if the overlap rounds to no pixel of the output.
     """
     first, last = max(start, 0), min(start + length, content)
     if first >= last:
@@ -114,62 +125,67 @@ def overlap(start: int, length: int, content: int, size_px: int) -> tuple[int, i
     target_last = round((last - start) * size_px / length)
     if target_first == target_last:
         return None
-    return first, last - first, target_first, target_last - target_first
+    return Overlap(first, last - first, target_first, target_last - target_first)
 
 
-def reduction(cuts: Sequence[Cut]) -> int:
-    """The largest of 8, 4, 2, 1 to divide an image's sides by so that no cut has to be enlarged for it."""
-    factor = min(min(cut.source.width / cut.target.width, cut.source.height / cut.target.height) for cut in cuts)
+def reduction_factor(crops: Sequence[Crop]) -> int:
+    """Return the largest of 8, 4, 2 and 1 by which an image can be reduced so that no crop must then be enlarged."""
+    factor = min(min(crop.source.width / crop.target.width, crop.source.height / crop.target.height) for crop in crops)
     return next((step for step in (8, 4, 2) if factor >= step), 1)
 
 
-def reduced(region: Region, factor: int) -> Region:
-    """The region in pixels of the image decoded at 1 / factor, corners rounded."""
+def reduce_region(region: Region, factor: int) -> Region:
+    """Return the region in pixels of the image decoded at 1 / factor, with rounded corners."""
     left, top = round(region.x / factor), round(region.y / factor)
     right, bottom = round((region.x + region.width) / factor), round((region.y + region.height) / factor)
     return Region(left, top, right - left, bottom - top)
 
 
-def show(image: Image, factor: int, cut: Cut, out: Image) -> None:
-    """Write `cut` of an image, decoded at 1 / `factor`, to `out` [size size 3], which is white where it is not."""
-    x, y, width, height = target = cut.target
+def render_crop(image: Image, factor: int, crop: Crop, out: Image) -> None:
+    """Write a crop of `image`, decoded at 1 / factor, to `out` [size size 3]. The rest of `out` becomes white."""
+    x, y, width, height = crop.target
     if (width, height) != out.shape[1::-1]:
         out[:] = WHITE
-    place = out[y : y + height, x : x + width]
-    left, top, columns, rows = reduced(cut.source, factor)
-    part = image[top : top + rows, left : left + columns]
-    if part.shape[0] > target.height or part.shape[1] > target.width:
-        pixels = torch.from_numpy(part).permute(2, 0, 1)
-        place[:] = resize(pixels, height, width).permute(1, 2, 0).numpy()
+    target = out[y : y + height, x : x + width]
+    left, top, columns, rows = reduce_region(crop.source, factor)
+    source = image[top : top + rows, left : left + columns]
+    if source.shape[0] > height or source.shape[1] > width:
+        pixels = torch.from_numpy(source).permute(2, 0, 1)
+        target[:] = resize(pixels, height, width).permute(1, 2, 0).numpy()
     else:
-        cv2.resize(part, (width, height), dst=place, interpolation=cv2.INTER_CUBIC)
+        cv2.resize(source, (width, height), dst=target, interpolation=cv2.INTER_CUBIC)
 
 
-def jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height of a JPEG that can be decoded as it is; None: not a whole JPEG, or one with an orientation or
-    in CMYK."""
+def plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
+    """Return width and height of a JPEG that needs no conversion, from its header.
+
+    Returns None if the bytes are not a complete JPEG, if they hold Exif (which may rotate the image), or if they are
+    CMYK.
+    """
     if not data.startswith(JPEG_START) or not data.endswith(JPEG_END):
         return None
-    at, end = 2, len(data)
-    while at + 10 <= end and data[at] == 0xFF:
-        marker = data[at + 1]
+    offset, end = 2, len(data)
+    while offset + 10 <= end and data[offset] == 0xFF:
+        marker = data[offset + 1]
         if marker in START_OF_FRAME:
-            height, width = int.from_bytes(data[at + 5 : at + 7], "big"), int.from_bytes(data[at + 7 : at + 9], "big")
-            return (width, height) if data[at + 9] in (1, 3) and width and height else None
-        if marker == START_OF_SCAN or (marker == APP1 and data[at + 4 : at + 8] == b"Exif"):
+            height = int.from_bytes(data[offset + 5 : offset + 7], "big")
+            width = int.from_bytes(data[offset + 7 : offset + 9], "big")
+            n_channels = data[offset + 9]
+            return (width, height) if n_channels in (1, 3) and width and height else None
+        if marker == START_OF_SCAN or (marker == APP1 and data[offset + 4 : offset + 8] == b"Exif"):
             return None
-        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        offset += 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
     return None
 
 
-class Picture:
-    """An encoded image; its pixels are decoded when they are asked for. Raises ImageRejected for what is none."""
+class EncodedImage:
+    """An encoded image whose pixels are decoded on demand. Raises ImageRejected if the bytes are not a usable image."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        size = jpeg_size(data)
+        size = plain_jpeg_size(data)
         self.is_plain = size is not None
-        self.pixels: Image | None = None
+        self.pixels: Image | None = None  # decoded here if only decoding shows the size
         if size is None:
             self.pixels = decode(data, LIMITS)
             size = self.pixels.shape[1], self.pixels.shape[0]
@@ -177,25 +193,29 @@ class Picture:
         check_header(self.width, self.height, LIMITS)
 
     @property
-    def whole(self) -> Region:
+    def full_region(self) -> Region:
+        """The region of the whole image."""
         return Region(0, 0, self.width, self.height)
 
     def decode(self, factor: int) -> Image:
-        """The upright RGB pixels at 1 / factor, sides rounded up."""
+        """Decode to upright RGB at 1 / factor, with sides rounded up. Raises ImageRejected if the image is damaged."""
         if self.pixels is not None:
             return self.pixels
-        pixels = cv2.imdecode(np.frombuffer(self.data, np.uint8), REDUCED[factor])
+        pixels = cv2.imdecode(np.frombuffer(self.data, np.uint8), DECODE_FLAGS[factor])
         if pixels is None or pixels.shape[:2] != (-(-self.height // factor), -(-self.width // factor)):
             raise ImageRejected("undecodable", "broken JPEG")
         return np.asarray(pixels, np.uint8)
 
-    def write(self, cuts: Sequence[Cut | None], outs: Sequence[Image]) -> None:
-        """Decode once, for all the cuts, and write each to its output."""
-        shown = [cut for cut in cuts if cut is not None]
-        factor = reduction(shown) if shown and self.is_plain else 1
+    def write_crops(self, crops: Sequence[Crop | None], outs: Sequence[Image]) -> None:
+        """Decode once and write each crop to its output [size size 3]; None becomes a white output.
+
+        Raises ImageRejected if the image is damaged.
+        """
+        visible = [crop for crop in crops if crop is not None]
+        factor = reduction_factor(visible) if visible and self.is_plain else 1
         image = self.decode(factor)
-        for cut, out in zip(cuts, outs, strict=True):
-            if cut is None:
+        for crop, out in zip(crops, outs, strict=True):
+            if crop is None:
                 out[:] = WHITE
             else:
-                show(image, factor, cut, out)
+                render_crop(image, factor, crop, out)

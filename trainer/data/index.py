@@ -1,7 +1,7 @@
-"""Where each sample of each shard begins: found once from the tars' headers, kept in a folder if one is given.
+"""Index the samples of shards: the byte range of each, found from the tar headers and optionally cached in a folder.
 
-Eight bytes a sample. Members of a sample follow each other, as webdataset wants it; a sample is then one run of bytes,
-read at once, and its headers are walked again when it is used.
+The index takes eight bytes per sample. The members of a sample are adjacent in its shard, as the webdataset format
+requires, so a sample is one byte range and is read at once; its headers are parsed again when it is used.
 """
 
 import hashlib
@@ -11,27 +11,27 @@ import re
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from trainer.data.shards import ShardFile, Span, stamp
-from trainer.data.tar import BLOCK, TarError, padded, walk
+from trainer.data.shards import ByteRange, ShardFile, shard_version
+from trainer.data.tar import BLOCK, TarError, iter_members, round_up_to_block
 
 logger = logging.getLogger(__name__)
 
 VERSION: Final = 1  # of the files in the index folder
-FEW: Final = 8  # shards that are not worth a pool of processes
-NAMED: Final = 5  # damaged shards that the log names
+MAX_WITHOUT_POOL: Final = 8  # number of shards up to which a pool of processes takes longer than it saves
+MAX_LOGGED: Final = 5  # damaged shards that the log names
 MEMBER: Final = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")
-"""webdataset's: the key ends at the first dot after the last slash."""
+"""Key and extension of a member, as in webdataset: the key ends at the first dot after the last slash."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ShardIndex:
 
     url: str
     bounds: NDArray[np.int64]  # [n + 1]
-    problem: str = ""  # why there may be more samples that cannot be read
+    problem: str = ""  # damage that may hide further samples; empty: none
 
     @property
     def name(self) -> str:
@@ -60,99 +60,107 @@ class Index:
         self.n_samples = int(self.ends[-1]) if self.shards else 0
 
     def locate(self, sample: int) -> tuple[ShardIndex, int]:
-        """The shard of a sample and its number there."""
+        """Return the shard of a sample and the number of the sample within it."""
         shard = int(np.searchsorted(self.ends, sample, side="right"))
         return self.shards[shard], sample - int(self.ends[shard]) + self.counts[shard]
 
-    def span(self, sample: int) -> Span:
+    def byte_range(self, sample: int) -> ByteRange:
+        """Return the byte range of a sample's members."""
         shard, row = self.locate(sample)
-        return shard.url, int(shard.bounds[row]), int(shard.bounds[row + 1])
+        return ByteRange(shard.url, int(shard.bounds[row]), int(shard.bounds[row + 1]))
 
     @property
     def fingerprint(self) -> str:
-        """Of the shards' names and numbers of samples: a position holds for these alone, wherever they are."""
+        """A hash of the names of the shards and of their numbers of samples. Moving the shards does not change it."""
         text = "\n".join(f"{shard.name} {len(shard)}" for shard in self.shards)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def build_index(urls: Sequence[str], folder: str, workers: int, rank: int = 0, world_size: int = 1) -> Index:
-    """The index of shards. Ranks begin in different places, so that with a folder in common they share the work.
+    """Build the index of the shards `urls` with `workers` processes.
 
-    Raises UserError if no shard has a sample.
+    `folder` caches the index of each shard, if it is not empty. Ranks begin with different shards, so that ranks with a
+    common folder share the work. Raises UserError if no shard has a sample.
     """
     started = time.monotonic()
     first = rank * len(urls) // world_size
-    found = {shard.url: shard for shard in index_all([*urls[first:], *urls[:first]], folder, workers)}
-    index = Index([found[url] for url in urls])
-    damaged = [shard for shard in index.shards if shard.problem]
+    by_url = {shard.url: shard for shard in index_shards([*urls[first:], *urls[:first]], folder, workers)}
+    index = Index([by_url[url] for url in urls])
     if not index.n_samples:
-        reasons = "; ".join(f"{shard.url}: {shard.problem or 'no samples'}" for shard in index.shards[:NAMED])
-        raise UserError(f"no sample in {len(urls)} shards: {reasons}. Make or download them again")
-    for shard in damaged[:NAMED]:
+        reasons = "; ".join(f"{shard.url}: {shard.problem or 'no samples'}" for shard in index.shards[:MAX_LOGGED])
+        raise UserError(f"no sample in {len(urls)} shards: {reasons}; create or download them again")
+    warn_of_damage(index)
+    seconds = time.monotonic() - started
+    logger.info("%d samples in %d shards, indexed in %.1f s", index.n_samples, len(urls), seconds)
+    return index
+
+
+def warn_of_damage(index: Index) -> None:
+    """Log the damaged shards: the first few by name, the others by number."""
+    damaged = [shard for shard in index.shards if shard.problem]
+    for shard in damaged[:MAX_LOGGED]:
         logger.warning(
-            "%s: %s; the %d samples before that are used. Make or download it again",
+            "%s: %s; the %d samples before the damage are used; create or download the shard again",
             shard.url,
             shard.problem,
             len(shard),
         )
-    if len(damaged) > NAMED:
-        logger.warning("and %d more damaged shards", len(damaged) - NAMED)
-    seconds = time.monotonic() - started
-    logger.info("%d samples in %d shards, found in %.1f s", index.n_samples, len(urls), seconds)
-    return index
+    if len(damaged) > MAX_LOGGED:
+        logger.warning("%d more shards are damaged", len(damaged) - MAX_LOGGED)
 
 
-def index_all(urls: Sequence[str], folder: str, workers: int) -> Iterator[ShardIndex]:
-    find = partial(find_or_load, folder=folder)
-    if workers > 0 and len(urls) > FEW:
+def index_shards(urls: Sequence[str], folder: str, workers: int) -> Iterator[ShardIndex]:
+    """Yield the index of each shard, in order, computed by a pool of processes if that is faster."""
+    index_one = partial(load_or_index, folder=folder)
+    if workers > 0 and len(urls) > MAX_WITHOUT_POOL:
         with ProcessPoolExecutor(workers) as pool:
-            yield from pool.map(find, urls)
+            yield from pool.map(index_one, urls)
     else:
-        yield from map(find, urls)
+        yield from map(index_one, urls)
 
 
-def find_or_load(url: str, folder: str) -> ShardIndex:
-    """From the index folder if it has this shard as it is now, from the shard itself otherwise."""
+def load_or_index(url: str, folder: str) -> ShardIndex:
+    """Load the index of the shard's current version from `folder`, or index the shard and save the result there."""
     if not folder:
-        return find_samples(url)
-    digest = hashlib.sha256(f"{VERSION}\n{url}\n{stamp(url)}".encode()).hexdigest()
+        return index_shard(url)
+    digest = hashlib.sha256(f"{VERSION}\n{url}\n{shard_version(url)}".encode()).hexdigest()
     path = Path(folder, f"{digest[:32]}.npz")
     try:
         with np.load(path, allow_pickle=False) as file:
             return ShardIndex(url, file["bounds"], str(file["problem"]))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        shard = find_samples(url)
-        save(shard, path)
+        shard = index_shard(url)
+        save_shard_index(shard, path)
         return shard
 
 
-def save(shard: ShardIndex, path: Path) -> None:
-    """Atomically: ranks may write the same file."""
+def save_shard_index(shard: ShardIndex, path: Path) -> None:
+    """Write the index of a shard atomically, since several ranks may write the same file. A failure is only logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
             np.savez(file, bounds=shard.bounds, problem=np.array(shard.problem))
         os.replace(file.name, path)
     except OSError as error:
-        logger.warning("data.index_folder: %s cannot be written (%s); the index stays in memory", path, error)
+        logger.warning("data.index_folder: %s cannot be written (%s); the index is kept in memory", path, error)
 
 
-def find_samples(url: str) -> ShardIndex:
-    """Walk a shard's headers. A sample that a truncated shard has a part of a member of is left out."""
+def index_shard(url: str) -> ShardIndex:
+    """Index a shard from its headers. In a truncated shard, the sample whose member is truncated is dropped."""
     with ShardFile(url) as file:
         starts: list[int] = []
         key, end, problem = "", 0, ""
         try:
-            for member in walk(file.read_at, 0, file.size):
+            for member in iter_members(file.read_at, 0, file.size):
                 match = MEMBER.fullmatch(member.name)
                 if match is None:
                     continue
                 if match[1] != key:
                     key = match[1]
-                    starts.append(member.header)
-                end = member.start + padded(member.size)
+                    starts.append(member.header_offset)
+                end = member.data_offset + round_up_to_block(member.size)
             if file.size % BLOCK or end >= file.size:
-                problem = "no end mark, so it may be cut off" if starts else "it is empty"
+                problem = "no end-of-archive mark, so it may be truncated" if starts else "it is empty"
         except TarError as error:
             problem = str(error)
             match = MEMBER.fullmatch(error.member)
@@ -161,9 +169,18 @@ def find_samples(url: str) -> ShardIndex:
     return ShardIndex(url, np.array([*starts, min(end, file.size)] if starts else [0], np.int64), problem)
 
 
-def members(span: bytes) -> Iterable[tuple[str, str, int, int]]:
-    """Key, extension, first byte and size of each member in the bytes of a sample. Raises TarError if they are cut."""
-    for member in walk(lambda offset, length: span[offset : offset + length], 0, len(span), check=False):
+class SampleMember(NamedTuple):
+    """A file of a sample; `offset` is that of its content, in the bytes of the sample."""
+
+    key: str
+    extension: str
+    offset: int
+    size: int
+
+
+def sample_members(data: bytes) -> Iterator[SampleMember]:
+    """Yield the files in the bytes of a sample. Raises TarError if they are truncated or not part of a tar."""
+    for member in iter_members(lambda offset, length: data[offset : offset + length], 0, len(data), verify=False):
         match = MEMBER.fullmatch(member.name)
         if match is not None:
-            yield match[1], match[2], member.start, member.size
+            yield SampleMember(match[1], match[2], member.data_offset, member.size)

@@ -1,4 +1,4 @@
-"""Batches without end, the same for a seed whatever the number of workers, from any place on."""
+"""An endless, deterministic, resumable stream of batches, independent of the number of loader processes."""
 
 import logging
 import signal
@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 import cv2
 import numpy as np
@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from common.errors import UserError, prefixed
 from common.shards import list_shards
 from trainer.batch import Batch
+from trainer.data.batch_builder import BatchBuilder, BatchReport
 from trainer.data.config import DataConfig
-from trainer.data.examples import BatchBuilder, Report
 from trainer.data.index import build_index
 from trainer.data.order import Order
 from trainer.data.probe import probe
@@ -27,28 +27,39 @@ from trainer.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 KEY: Final = "data.shards"
-LOGGED: Final = 5  # bad samples named one by one; then only each time their number has doubled
-Task = tuple[int, NDArray[np.int64]]
+MAX_LOGGED: Final = 5  # bad samples that are logged one by one; after them only those whose number is a power of two
+T = TypeVar("T")
 
 
-class Tasks(Dataset[tuple[dict[str, Any], Report]]):
-    """Batches by (place, samples), made in whichever process asks. Errors meant for the user travel in the report."""
+class BatchRequest(NamedTuple):
+    """The samples of one rank's part of a batch; the first of them is at `position`."""
 
-    def __init__(self, maker: BatchBuilder) -> None:
-        self.maker = maker
+    position: int
+    samples: NDArray[np.int64]
 
-    def __getitem__(self, task: Task) -> tuple[dict[str, Any], Report]:
+
+class BatchDataset(Dataset[tuple[dict[str, Any], BatchReport]]):
+    """Maps a request to the fields of its batch and a report. Runs in the loader processes.
+
+    The message of a UserError is returned in the report: if raised, it would arrive with the traceback of its process.
+    """
+
+    def __init__(self, builder: BatchBuilder) -> None:
+        self.builder = builder
+
+    def __getitem__(self, request: BatchRequest) -> tuple[dict[str, Any], BatchReport]:
         try:
-            return self.maker.make(*task)
+            return self.builder.build(*request)
         except UserError as error:
-            return {}, Report(error=str(error))
+            return {}, BatchReport(error=str(error))
 
 
 class Loader:
-    """This rank's part of each batch: `batch` pairs, `world_size` times that over all ranks.
+    """Iterates over this rank's part of each global batch: `batch` pairs out of `batch * world_size`.
 
-    `counts` has "samples" handed out, "bad/REASON", and "damaged_shards". No batch has a sample twice, but for the one
-    in which an epoch ends and the next begins, and for what replaces bad samples.
+    A global batch contains a sample at most once, except for replacements of bad samples, and except if an epoch ends
+    within the batch. `counts` holds the number of "samples" of this rank, of bad samples by reason ("bad/REASON"),
+    and of "damaged_shards".
     """
 
     def __init__(
@@ -62,21 +73,22 @@ class Loader:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Find the samples. Raises UserError if there are none, or if none has what is needed."""
+        """Index the shards. Raises UserError if they have no samples, or none with everything in `needs`."""
         self.config, self.batch, self.rank, self.world_size = config, batch, rank, world_size
         with prefixed(f"{KEY}: "):
             index = build_index(list_shards(config.shards), config.index_folder, config.workers, rank, world_size)
             layout = probe(index, config.layout, needs)
-        self.maker = BatchBuilder(
+        self.builder = BatchBuilder(
             config=config, layout=layout, index=index, tokenizer=tokenizer, size_px=size_px, needs=needs
         )
         self.order = Order(index.counts, config.seed, config.shuffle_buffer)
-        self.place = 0  # samples that all ranks have had
+        self.position = 0  # samples returned so far, over all ranks
         self.counts: Counter[str] = Counter(samples=0, damaged_shards=sum(bool(s.problem) for s in index.shards))
-        self.running: list[Iterator[Batch]] = []
+        self.iterators: list[Iterator[Batch]] = []
         if index.n_samples < batch * world_size:
             logger.warning(
-                "%d samples are fewer than a batch of %d: it holds some of them more than once",
+                "%s: the %d samples are fewer than a batch of %d, which repeats some of them",
+                KEY,
                 index.n_samples,
                 batch * world_size,
             )
@@ -87,109 +99,114 @@ class Loader:
 
     @property
     def epoch(self) -> float:
-        """How often the data were seen."""
-        return self.place / self.n_samples
+        """The number of passes over the data so far."""
+        return self.position / self.n_samples
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches from the current position on. A second iterator goes on where the first one is."""
+        """Iterate over the batches from the current position on. An earlier iterator is closed."""
         self.close()
-        batches = self.batches()
-        self.running.append(batches)
+        batches = self._batches()
+        self.iterators.append(batches)
         return batches
 
-    def batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Iterator[Batch]:
         workers = self.config.workers
         loader = DataLoader(
-            Tasks(self.maker),
-            sampler=TaskSampler(self.tasks(self.place)),
+            BatchDataset(self.builder),
+            sampler=IteratorSampler(self.requests(self.position)),
             batch_size=None,
-            collate_fn=as_it_is,
+            collate_fn=identity,
             num_workers=workers,
             prefetch_factor=self.config.prefetch if workers else None,
-            worker_init_fn=start_worker,
+            worker_init_fn=init_worker,
             pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # or it would draw from the one that a checkpoint restores
+            generator=torch.Generator(),  # without one, DataLoader draws from the global one, which is checkpointed
         )
-        with child_handler_kept():
-            batches = iter(loader)
+        with preserve_sigchld_handler():
+            results = iter(loader)
         while True:
-            fields, report = self.next_of(batches)
+            fields, report = next_result(results)
             if report.error:
                 raise UserError(f"{KEY}: {report.error}")
-            self.place += self.batch * self.world_size
-            self.count(report)
+            self.position += self.batch * self.world_size
+            self._add_report(report)
             yield Batch(**fields)
 
-    def next_of(self, batches: Iterator[tuple[dict[str, Any], Report]]) -> tuple[dict[str, Any], Report]:
-        try:
-            return next(batches)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise UserError(
-                f"a process that makes batches was killed ({error}), perhaps for want of memory or of /dev/shm: lower "
-                f"data.workers or data.prefetch, and start again: the run goes on from its last checkpoint"
-            ) from error
-
-    def tasks(self, place: int) -> Iterator[Task]:
-        """This rank's part of every batch from `place` on."""
+    def requests(self, position: int) -> Iterator[BatchRequest]:
+        """Yield this rank's part of every batch from `position` on."""
         while True:
-            own = place + self.rank * self.batch
-            yield own, self.order.take(own, self.batch)
-            place += self.batch * self.world_size
+            start = position + self.rank * self.batch
+            yield BatchRequest(start, self.order.take(start, self.batch))
+            position += self.batch * self.world_size
 
-    def count(self, report: Report) -> None:
+    def _add_report(self, report: BatchReport) -> None:
         n_bad = self.n_bad
         self.counts.update(report.counts)
-        for number, line in enumerate(report.lines, n_bad + 1):
-            if number <= LOGGED or number & (number - 1) == 0:
+        for number, line in enumerate(report.bad_samples, n_bad + 1):
+            if number <= MAX_LOGGED or number & (number - 1) == 0:
                 logger.warning("bad sample %d, replaced: %s", number, line)
 
     @property
     def n_bad(self) -> int:
+        """The number of bad samples so far."""
         return sum(n for name, n in self.counts.items() if name.startswith("bad/"))
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch that was handed out, the same on all ranks, and this rank's counts."""
-        return {"place": self.place, "data": self.fingerprint, "counts": dict(self.counts)}
+        """Return the position after the last returned batch, equal on all ranks, and the counts of this rank."""
+        # The keys are part of the checkpoint format.
+        return {"place": self.position, "data": self.fingerprint, "counts": dict(self.counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there: nothing before it is read. Raises UserError if these are not the same data."""
+        """Resume from the position in `state` without reading earlier samples. Raises UserError if the data differ."""
         if state["data"] != self.fingerprint:
             raise UserError(
-                f"{KEY}: the checkpoint's position is one in other data ({state['data']}, here "
-                f"{self.fingerprint}): shards, data.seed and data.shuffle_buffer must be those it was trained with"
+                f"{KEY}: the checkpoint's position belongs to other data ({state['data']}, here {self.fingerprint}); "
+                f"use the same shards, data.seed and data.shuffle_buffer as the checkpoint"
             )
         self.close()
-        self.place = int(state["place"])
+        self.position = int(state["place"])
         self.counts = Counter(state["counts"])
 
     @property
     def fingerprint(self) -> str:
-        """Of all that the order of samples depends on."""
-        return f"{self.maker.index.fingerprint}-{self.config.seed}-{self.config.shuffle_buffer}"
+        """An identifier of the sample order: hash of the index, seed and shuffle buffer."""
+        return f"{self.builder.index.fingerprint}-{self.config.seed}-{self.config.shuffle_buffer}"
 
     def close(self) -> None:
-        """End the workers."""
-        while self.running:
-            self.running.pop().close()  # type: ignore[attr-defined]
+        """Stop the loader processes."""
+        while self.iterators:
+            self.iterators.pop().close()  # type: ignore[attr-defined]
 
 
-class TaskSampler:
-    """What DataLoader asks for tasks: without end."""
+class IteratorSampler:
+    """A sampler for DataLoader that returns the items of an iterator."""
 
-    def __init__(self, tasks: Iterator[Task]) -> None:
-        self.iterator = tasks
+    def __init__(self, iterator: Iterator[BatchRequest]) -> None:
+        self.iterator = iterator
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         return self.iterator
 
 
-@contextmanager
-def child_handler_kept() -> Iterator[None]:
-    """Without DataLoader's handler of SIGCHLD, which raises wherever the training happens to be when a worker dies.
+def next_result(results: Iterator[T]) -> T:
+    """Return the next item of a DataLoader. Raises UserError if one of its processes was killed."""
+    try:
+        return next(results)
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise UserError(
+            f"a loader process was killed ({error}), probably because memory or /dev/shm ran out; lower data.workers "
+            f"or data.prefetch and restart: the run resumes from its last checkpoint"
+        ) from error
 
-    The dead worker is found when the next batch is asked for.
+
+@contextmanager
+def preserve_sigchld_handler() -> Iterator[None]:
+    """Restore the handler of SIGCHLD, which DataLoader replaces when it starts its processes.
+
+    When a loader process dies, DataLoader's handler raises at an arbitrary point of the training code. Without it,
+    the error is raised when the next batch is requested.
     """
     before = signal.getsignal(signal.SIGCHLD)
     yield
@@ -197,11 +214,12 @@ def child_handler_kept() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, before)
 
 
-def as_it_is(made: Any) -> Any:
-    return made
+def identity(item: T) -> T:
+    """Return `item`: batches need no collation."""
+    return item
 
 
-def start_worker(_: int) -> None:
-    """One thread each, and Ctrl-C is for the process that trains."""
+def init_worker(_: int) -> None:
+    """Use one thread, and leave Ctrl-C to the training process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     cv2.setNumThreads(0)

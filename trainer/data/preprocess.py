@@ -1,4 +1,4 @@
-"""From pixels to a model's input: one size, values in [0, 1]; the models normalise."""
+"""Resize images to the input size of a model. Values are in [0, 1]; the models normalise them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,24 +12,24 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessConfig:
-    """`squash` resizes both sides; `crop` resizes the short side and cuts out the centre. Bicubic, anti-aliased."""
+    """`squash` resizes both sides to the input size; `crop` resizes the shorter side and crops the centre."""
 
     size_px: int = 224
     mode: Literal["squash", "crop"] = "crop"
 
 
 def resize(image: Tensor, height: int, width: int) -> Tensor:
-    """uint8 [3 h w] to uint8 [3 height width]: torchvision's `resize(..., BICUBIC, antialias=True)`, on bytes."""
+    """Resize uint8 [3 h w] to uint8 [3 height width], equal to torchvision's `resize(..., BICUBIC, antialias=True)`."""
     return F.interpolate(image[None], (height, width), mode="bicubic", antialias=True)[0]
 
 
 def preprocess(image: NDArray[np.uint8], config: PreprocessConfig) -> Tensor:
-    """RGB bytes [h w 3] to float32 [3 size size] in [0, 1]."""
+    """Convert an RGB image, uint8 [h w 3], to float32 [3 size size] in [0, 1]."""
     return to_pixels(fit(image, config))
 
 
 def fit(image: NDArray[np.uint8], config: PreprocessConfig) -> Tensor:
-    """RGB bytes [h w 3] to bytes [3 size size]."""
+    """Resize and crop an RGB image, uint8 [h w 3], to uint8 [3 size size]."""
     tensor = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
     size = config.size_px
     if config.mode == "squash":
@@ -42,5 +42,5 @@ def fit(image: NDArray[np.uint8], config: PreprocessConfig) -> Tensor:
 
 
 def to_pixels(images: Tensor) -> Tensor:
-    """Bytes of any shape to float32 in [0, 1]."""
+    """Convert uint8 images of any shape to float32 in [0, 1]."""
     return images.to(torch.float32) / 255

@@ -1,4 +1,4 @@
-"""A look at some samples before all of them: what they hold, and whether they can be used."""
+"""Check some samples before training: detect their layout, and fail early if none can be used."""
 
 from typing import Final, Literal
 
@@ -7,39 +7,44 @@ import numpy as np
 from common.errors import UserError
 from trainer.data.config import Layout
 from trainer.data.index import Index
-from trainer.data.samples import BadSample, find_layout, key_of, read_sample
-from trainer.data.shards import SpanReader
+from trainer.data.layouts import find_layout, read_sample
+from trainer.data.samples import BadSample, sample_key
+from trainer.data.shards import ByteRangeReader
 
-PROBES: Final = 64  # samples looked at, if none before them can be used
-MEND: Final = (
-    "Give train/ shards of the pipeline, HyCoCLIP's processed ones, raw GRIT, or tars of a jpg with a txt or with a "
-    "JSON's caption"
-)
-MENDS: Final = {
-    "no_boxes": "Train without boxes (model.use_boxes=false, model.boxes_as_pairs=false), or make shards with boxes: "
+MAX_PROBES: Final = 64  # samples to check before the data are rejected
+FIXES: Final = {
+    "no_boxes": "train without boxes (model.use_boxes=false, model.boxes_as_pairs=false), or create shards with boxes: "
     "`python pipeline/grit.py` with formats=[train]",
-    "no_parse": "Train a model that needs no parse, or make shards that hold one: `python pipeline/grit.py` with "
+    "no_parse": "train a model that needs no parse, or create shards with one: `python pipeline/grit.py` with "
     "formats=[train]",
 }
+"""Reason of a bad sample -> fix."""
+OTHER_FIX: Final = (
+    "give train/ shards of the pipeline, HyCoCLIP's processed shards, raw GRIT, or tars of pairs: a jpg with a txt, "
+    "or with a JSON that holds the caption"
+)
 
 
 def probe(index: Index, expected: Layout | Literal["auto"], needs: frozenset[str]) -> Layout:
-    """The layout, once a sample is found that can be used: the first of them, or one of several spread over all.
+    """Return the layout of the shards: `expected`, or the detected one if it is "auto".
 
-    Raises UserError if there is none.
+    Checks samples spread over all shards until one can be read with everything in `needs`. Raises UserError if there
+    is none.
     """
-    reader = SpanReader()
+    reader = ByteRangeReader()
     problems: list[tuple[str, BadSample]] = []
-    for sample in np.unique(np.linspace(0, index.n_samples - 1, PROBES).astype(np.int64)):
-        span = reader.read([index.span(int(sample))])[0]
+    for sample in np.unique(np.linspace(0, index.n_samples - 1, MAX_PROBES).astype(np.int64)):
+        data = reader.read([index.byte_range(int(sample))])[0]
         try:
-            layout = find_layout(span) if expected == "auto" else expected
-            read_sample(span, layout, needs)
+            layout = find_layout(data) if expected == "auto" else expected
+            read_sample(data, layout, needs)
             reader.close()
             return layout
         except BadSample as bad:
-            problems.append((f"{index.locate(int(sample))[0].url}: {key_of(span)}", bad))
-    (where, first), *others = problems
-    alike = "nor has any other" if all(bad.reason == first.reason for _, bad in others) else "nor can any other be used"
-    other = MEND if expected == "auto" else f"The layout asked for is {expected}; auto looks for itself"
-    raise UserError(f"{where}: {first}; {alike} of {len(problems)} looked at. {MENDS.get(first.reason, other)}")
+            problems.append((f"{index.locate(int(sample))[0].url}: {sample_key(data)}", bad))
+    (name, first), *others = problems
+    count = f"none of the {len(problems)} samples checked is usable"
+    if others and all(bad.reason == first.reason for _, bad in others):
+        count += ", all for this reason"
+    other_fix = OTHER_FIX if expected == "auto" else f"data.layout is {expected}; set data.layout=auto to detect it"
+    raise UserError(f"{name}: {first} ({count}); {FIXES.get(first.reason, other_fix)}")

@@ -1,4 +1,4 @@
-"""Which tars there are, where their samples begin, and their bytes: on disk or behind any fsspec URL."""
+"""Read byte ranges of shards, on disk or behind any fsspec URL."""
 
 import logging
 import mmap
@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fsspec import AbstractFileSystem
 
@@ -17,15 +17,23 @@ from common.shards import is_local, read_errors_explained
 
 logger = logging.getLogger(__name__)
 
-OPEN_FILES: Final = 64  # of each process: as many shards as a shuffle buffer reaches into, and more
-TRIES: Final = 4  # to read from a remote store; a second, two and four between them
-
-Span = tuple[str, int, int]
-"""URL of a shard, first byte, byte after the last."""
+MAX_OPEN_FILES: Final = 64  # per process; more than the number of shards that a shuffle buffer mixes
+MAX_ATTEMPTS: Final = 4  # to read from a remote store, with pauses of one, two and four seconds
 
 
-def stamp(url: str) -> str:
-    """What changes when the shard does: its size, and what the store says of its age."""
+class ByteRange(NamedTuple):
+    """The bytes [start, end) of a file."""
+
+    path: str  # path or URL
+    start: int
+    end: int
+
+
+def shard_version(url: str) -> str:
+    """Return a string that changes when the shard does: its size, and its modification time and ETag if available.
+
+    Raises UserError if the shard cannot be read.
+    """
     fs, path = remote.open_store(url)
     with read_errors_explained(url):
         info = fs.info(path)
@@ -34,7 +42,7 @@ def stamp(url: str) -> str:
 
 
 class ShardFile:
-    """A shard from its beginning to its end, for reading headers here and there."""
+    """An open shard for reading headers at arbitrary offsets. Raises UserError if it cannot be read."""
 
     def __init__(self, url: str) -> None:
         fs, path = remote.open_store(url)
@@ -47,11 +55,12 @@ class ShardFile:
             self.map = mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def read_at(self, offset: int, length: int) -> bytes:
+        """Read `length` bytes from `offset` on, or fewer at the end of the shard."""
         if self.map is not None:
             return self.map[offset : offset + length]
-        return again(partial(self.read_remote, offset, length), self.url)
+        return read_with_retries(partial(self._read_remote, offset, length), self.url)
 
-    def read_remote(self, offset: int, length: int) -> bytes:
+    def _read_remote(self, offset: int, length: int) -> bytes:
         self.file.seek(offset)
         data: bytes = self.file.read(length)
         return data
@@ -68,77 +77,86 @@ class ShardFile:
         self.close()
 
 
-class SpanReader:
-    """Bytes of many samples at once. Files stay open; range requests to a remote store run side by side."""
+class ByteRangeReader:
+    """Reads many byte ranges at once: local files stay open, and requests to a remote store run concurrently."""
 
     def __init__(self) -> None:
-        self.open_files: OrderedDict[str, int] = OrderedDict()
+        self.open_files: OrderedDict[str, int] = OrderedDict()  # path -> descriptor, least recently used first
 
-    def read(self, spans: Sequence[Span]) -> list[bytes]:
-        """The bytes of each span, fewer at the end of a file. Raises UserError for a shard that cannot be read."""
-        data: list[bytes] = [b""] * len(spans)
-        wanted_of: dict[AbstractFileSystem, list[tuple[int, str]]] = {}
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Return the bytes of each range, or fewer at the end of a local file.
+
+        Raises UserError if a shard cannot be read.
+        """
+        data: list[bytes] = [b""] * len(ranges)
+        remote_ranges: dict[AbstractFileSystem, list[tuple[int, ByteRange]]] = {}
         stores: dict[str, tuple[AbstractFileSystem, str]] = {}
-        for index, (url, first, last) in enumerate(spans):
+        for index, (url, start, end) in enumerate(ranges):
             if "://" not in url:
                 with read_errors_explained(url):
-                    data[index] = os.pread(self.descriptor(url), last - first, first)
+                    data[index] = os.pread(self._descriptor(url), end - start, start)
                 continue
             if url not in stores:
                 stores[url] = remote.open_store(url)
             fs, path = stores[url]
-            wanted_of.setdefault(fs, []).append((index, path))
-        for fs, wanted in wanted_of.items():
-            ranges = [(path, spans[index][1], spans[index][2]) for index, path in wanted]
-            for (index, _), content in zip(wanted, cat_ranges(fs, ranges), strict=True):
+            remote_ranges.setdefault(fs, []).append((index, ByteRange(path, start, end)))
+        for fs, requests in remote_ranges.items():
+            indices, wanted = zip(*requests, strict=True)
+            for index, content in zip(indices, read_remote_ranges(fs, wanted), strict=True):
                 data[index] = content
         return data
 
-    def descriptor(self, path: str) -> int:
+    def _descriptor(self, path: str) -> int:
         if path in self.open_files:
             self.open_files.move_to_end(path)
             return self.open_files[path]
-        if len(self.open_files) >= OPEN_FILES:
+        if len(self.open_files) >= MAX_OPEN_FILES:
             os.close(self.open_files.popitem(last=False)[1])
         self.open_files[path] = os.open(path, os.O_RDONLY)
         return self.open_files[path]
 
     def close(self) -> None:
+        """Close all files. The next `read` opens them again."""
         while self.open_files:
             os.close(self.open_files.popitem()[1])
 
     def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the open files, since descriptors are valid only in one process."""
         return {"open_files": OrderedDict()}
 
 
-def cat_ranges(fs: AbstractFileSystem, ranges: Sequence[Span]) -> list[bytes]:
-    """Parts of remote files, all at once; one that fails is asked for again.
+def read_remote_ranges(fs: AbstractFileSystem, ranges: Sequence[ByteRange]) -> list[bytes]:
+    """Read ranges of remote files concurrently, and retry those that fail.
 
-    Raises UserError with the store's answer, and for one that sends other parts than it was asked for.
+    Raises UserError with the store's message if a range keeps failing, or if the store returns a wrong number of bytes.
     """
     paths, starts, ends = (list(column) for column in zip(*ranges, strict=True))
-    answers = fs.cat_ranges(paths, starts, ends, on_error="return")
-    parts = []
-    for (path, start, end), answer in zip(ranges, answers, strict=True):
-        part = bytes(again(partial(fs.cat_file, path, start, end), path) if isinstance(answer, Exception) else answer)
-        if len(part) != end - start:
+    results = fs.cat_ranges(paths, starts, ends, on_error="return")
+    contents = []
+    for (path, start, end), result in zip(ranges, results, strict=True):
+        if isinstance(result, Exception):
+            result = read_with_retries(partial(fs.cat_file, path, start, end), path)
+        content = bytes(result)
+        if len(content) != end - start:
             raise UserError(
-                f"{path} sent {len(part)} bytes for {end - start} at {start}: its store knows no range "
-                f"requests, or the shard is another than at the start; copy the shards to a disk"
+                f"{path}: the store sent {len(content)} bytes instead of {end - start} at offset {start}; it does not "
+                f"support range requests, or the shard changed during the run; copy the shards to a local disk"
             )
-        parts.append(part)
-    return parts
+        contents.append(content)
+    return contents
 
 
-def again(ask: Callable[[], bytes], path: str) -> bytes:
-    """What a remote store sends, asked a few times. Raises UserError with its last answer."""
-    for attempt in range(1, TRIES + 1):
+def read_with_retries(read: Callable[[], bytes], path: str) -> bytes:
+    """Return `read()`, retried with growing pauses. Raises UserError with the message of the last failure."""
+    for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
-            return ask()
-        except Exception as error:  # each store has its own; all of them are the network's or the store's
-            answer = remote.one_line(error)
-            if attempt == TRIES:
-                raise UserError(f"{path} cannot be read: {answer}") from error
-            logger.warning("reading %s failed (%s); attempt %d of %d", path, answer, attempt, TRIES)
+            return read()
+        except Exception as error:  # exception types differ by store; all are failures of the network or the store
+            message = remote.one_line(error)
+            if attempt == MAX_ATTEMPTS:
+                raise UserError(
+                    f"{path} cannot be read: {message}; check the network and the store, then restart"
+                ) from error
+            logger.warning("%s: attempt %d of %d to read it failed: %s", path, attempt, MAX_ATTEMPTS, message)
             time.sleep(2 ** (attempt - 1))
-    raise AssertionError("there is a last attempt")
+    raise AssertionError("the last attempt returns or raises")

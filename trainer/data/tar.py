@@ -1,7 +1,8 @@
-"""The members of a tar, from its headers alone.
+"""List the members of a tar from its headers, without reading their contents.
 
-`tarfile` makes an object and a dictionary of each; the loader needs three numbers, of a hundred million members. This
-knows ustar, pax and GNU's long names, which is what webdataset, tarfile, tar and img2dataset write.
+`tarfile` creates an object and a dictionary for each member, while indexing shards takes three numbers for each of up
+to a hundred million members. Supported are ustar, pax and GNU long names: the formats that webdataset, tarfile, tar
+and img2dataset write.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,113 +10,131 @@ from typing import Final, NamedTuple
 
 BLOCK: Final = 512
 CHECKSUM: Final = slice(148, 156)
-MAX_EXTENSION_BYTES: Final = 1 << 20  # of a long name or of pax records
+MAX_EXTENSION_BYTES: Final = 1 << 20  # size of a long name or of pax records
 REGULAR: Final = (b"0", b"\0", b"7")
 
 ReadAt = Callable[[int, int], bytes]
-"""(offset, length) to the bytes there; fewer at the end."""
+"""(offset, length) -> the bytes from `offset` on; fewer than `length` only at the end of the data."""
 
 
 class Member(NamedTuple):
-    """A file in a tar."""
+    """A regular file in a tar. Offsets are those that `read_at` takes."""
 
     name: str
-    header: int  # where its first header begins, in bytes from where the walk's offsets count
-    start: int  # where its content begins
+    header_offset: int  # first byte of its first header
+    data_offset: int  # first byte of its content
     size: int
 
 
 class TarError(Exception):
-    """What stands at an offset is no tar, or the tar is cut off there: within the content of `member`, if it is given."""
+    """Data that are not a tar, or a truncated tar. `member` is the name of the truncated member, or empty."""
 
     def __init__(self, message: str, member: str = "") -> None:
         super().__init__(message)
         self.member = member
 
 
-def walk(read_at: ReadAt, start: int, end: int, check: bool = True) -> Iterator[Member]:
-    """Members from `start`, where a header is, to the archive's end mark, or to `end` if `end` comes first.
+def iter_members(read_at: ReadAt, start: int, end: int, verify: bool = True) -> Iterator[Member]:
+    """Yield the regular files from `start`, the offset of a header, up to the end-of-archive mark or `end`.
 
-    Raises TarError at a damaged header, and where a header or a member's content goes past `end`. `check` compares the
-    headers' checksums.
+    `verify` compares the checksum of each header. Raises TarError if a header is damaged, or if a header or the
+    content of a member extends beyond `end`.
     """
-    at, first = start, None
-    name: str | None = None
-    size: int | None = None
-    while at < end:
-        header = read_at(at, BLOCK)
+    offset, header_offset = start, None
+    # Name and size that a pax or GNU header gives for the member after it.
+    long_name: str | None = None
+    long_size: int | None = None
+    while offset < end:
+        header = read_at(offset, BLOCK)
         if len(header) < BLOCK:
-            raise TarError(f"cut off at byte {at}, within a header")
+            raise TarError(f"truncated at byte {offset}, inside a header")
         if header[0] == 0 and not any(header):
             return
-        if check:
-            check_header(header, at)
-        first = at if first is None else first
-        kind, own_size = header[156:157], number(header[124:136], at)
-        content = at + BLOCK
+        if verify:
+            verify_checksum(header, offset)
+        header_offset = offset if header_offset is None else header_offset
+        kind, size = header[156:157], parse_number(header[124:136], offset)
+        data_offset = offset + BLOCK
         if kind in (b"x", b"L"):
-            if own_size > MAX_EXTENSION_BYTES:
-                raise TarError(f"a name of {own_size} bytes at byte {at}")
-            data = read_at(content, own_size)
-            if len(data) < own_size:
-                raise TarError(f"cut off at byte {content + len(data)}, within a name")
+            data = read_extension(read_at, offset, size)
             if kind == b"L":
-                name = text(data)
+                long_name = decode_field(data)
             else:
-                records = pax_records(data, at)
-                name = records.get("path", name)
-                size = int(records["size"]) if records.get("size", "").isdigit() else size
-            at = content + padded(own_size)
+                records = parse_pax_records(data, offset)
+                long_name = records.get("path", long_name)
+                long_size = int(records["size"]) if records.get("size", "").isdigit() else long_size
+            offset = data_offset + round_up_to_block(size)
             continue
-        own_size = own_size if size is None else size
-        if content + own_size > end:
-            cut = name or full_name(header)
-            raise TarError(f"cut off within {cut}", cut)
+        size = size if long_size is None else long_size
+        if data_offset + size > end:
+            name = long_name or parse_name(header)
+            raise TarError(f"truncated inside {name}", name)
         if kind in REGULAR:
-            yield Member(name or full_name(header), first, content, own_size)
-        at, first, name, size = content + padded(own_size), None, None, None
+            yield Member(long_name or parse_name(header), header_offset, data_offset, size)
+        offset, header_offset, long_name, long_size = data_offset + round_up_to_block(size), None, None, None
 
 
-def padded(size: int) -> int:
+def read_extension(read_at: ReadAt, offset: int, size: int) -> bytes:
+    """Read the content of the pax or GNU extension whose header is at `offset`.
+
+    Raises TarError if it is too long or truncated.
+    """
+    if size > MAX_EXTENSION_BYTES:
+        raise TarError(f"the extended header at byte {offset} has {size} bytes, more than {MAX_EXTENSION_BYTES}")
+    data = read_at(offset + BLOCK, size)
+    if len(data) < size:
+        raise TarError(f"truncated at byte {offset + BLOCK + len(data)}, inside an extended header")
+    return data
+
+
+def round_up_to_block(size: int) -> int:
+    """Round `size` up to a multiple of the block size: the space that a member's content takes."""
     return -(-size // BLOCK) * BLOCK
 
 
-def text(field: bytes) -> str:
+def decode_field(field: bytes) -> str:
+    """Decode a field that ends at its first zero byte."""
     return field.split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
-def full_name(header: bytes) -> str:
-    """A header's own name, with ustar's prefix; GNU's magic has other things in that place."""
-    name = text(header[:100])
+def parse_name(header: bytes) -> str:
+    """Return the name in a header, with ustar's prefix. GNU headers use the bytes of the prefix for other fields."""
+    name = decode_field(header[:100])
     if header[257:263] == b"ustar\0" and header[345]:
-        return f"{text(header[345:500])}/{name}"
+        return f"{decode_field(header[345:500])}/{name}"
     return name
 
 
-def number(field: bytes, at: int) -> int:
-    """An octal number, or GNU's binary one of 8 GiB and more."""
+def parse_number(field: bytes, offset: int) -> int:
+    """Parse an octal number, or GNU's binary form for 8 GiB and more. Raises TarError, naming the header's `offset`."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     try:
         return int(field.strip(b" \0") or b"0", 8)
     except ValueError:
-        raise TarError(f"no tar header at byte {at}") from None
+        raise TarError(f"no tar header at byte {offset}") from None
 
 
-def check_header(header: bytes, at: int) -> None:
-    """The sum of a header's bytes, its own field counted as blanks."""
+def verify_checksum(header: bytes, offset: int) -> None:
+    """Compare a header's checksum with the sum of its bytes, in which blanks replace the checksum itself.
+
+    Raises TarError, naming the header's `offset`, if they differ.
+    """
     total = sum(header) - sum(header[CHECKSUM]) + 8 * ord(" ")
-    if total != number(header[CHECKSUM], at):
-        raise TarError(f"no tar header at byte {at}, or a damaged one")
+    if total != parse_number(header[CHECKSUM], offset):
+        raise TarError(f"no tar header at byte {offset}, or a damaged one")
 
 
-def pax_records(data: bytes, at: int) -> dict[str, str]:
-    """Records `LENGTH KEY=VALUE\\n`; LENGTH counts the whole record."""
+def parse_pax_records(data: bytes, offset: int) -> dict[str, str]:
+    """Parse records of the form `LENGTH KEY=VALUE\\n`, where LENGTH counts the bytes of the whole record.
+
+    Raises TarError, naming the header's `offset`, if a record is damaged.
+    """
     records, start = {}, 0
     while start < len(data):
         length, blank, _ = data[start : start + 20].partition(b" ")
         if not blank or not length.isdigit() or not len(length) + 1 < int(length) <= len(data) - start:
-            raise TarError(f"a damaged pax header at byte {at}")
+            raise TarError(f"damaged pax header at byte {offset}")
         key, _, value = data[start + len(length) + 1 : start + int(length) - 1].partition(b"=")
         records[key.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
         start += int(length)

@@ -1,0 +1,6 @@
+"""Image and text towers, which turn each image or text into one feature vector.
+
+`build` creates the tower that a configuration names, `image` and `text` hold the towers of the papers, and
+`open_clip_towers` those of open_clip. `config` holds the settings. The projections that follow the towers belong to the
+models (`trainer.models`).
+"""

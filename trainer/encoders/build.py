@@ -1,4 +1,4 @@
-"""The network that a tower's name means, without weights, whatever the configuration says of them."""
+"""Build the network that the configuration of a tower names, with random weights."""
 
 from functools import partial
 
@@ -10,8 +10,8 @@ from trainer.encoders.config import OPEN_CLIP, PAPER_VITS, ImageConfig, TextConf
 from trainer.encoders.image import paper_vit
 from trainer.encoders.text import TextEncoder, TextTower
 
-# Arguments of `timm.create_model` that reach for files or the network; a configuration beside weights is not trusted
-# with them.
+# Arguments of `timm.create_model` that read files or access the network. They are refused, because a configuration
+# may come with downloaded weights and is not trusted.
 FORBIDDEN_KWARGS = (
     "pretrained",
     "checkpoint_path",
@@ -25,13 +25,16 @@ FORBIDDEN_KWARGS = (
 
 
 def build_image_encoder(config: ImageConfig) -> nn.Module:
-    """A module from [b 3 h w] to [b w]; `num_features` is w."""
+    """Build a module from images [b 3 h w] to features [b w], with w in `num_features`.
+
+    Raises ValueError if `kwargs` contains a forbidden argument, or if open_clip has no such model.
+    """
     if config.name in PAPER_VITS:
         return paper_vit(config.size_px, **{**PAPER_VITS[config.name], **config.kwargs})
     kwargs = dict(config.kwargs)
     forbidden = sorted(set(kwargs) & set(FORBIDDEN_KWARGS))
     if forbidden:
-        raise ValueError(f"image.kwargs.{forbidden[0]} is not allowed: weights come from the checkpoint alone")
+        raise ValueError(f"image.kwargs.{forbidden[0]} is not allowed; remove it, and load weights with init")
     if config.name.startswith(OPEN_CLIP):
         from trainer.encoders.open_clip_towers import image_tower  # importing open_clip takes seconds
 
@@ -42,7 +45,10 @@ def build_image_encoder(config: ImageConfig) -> nn.Module:
 
 
 def build_text_encoder(config: TextConfig) -> TextTower:
-    """A module from token ids [b l] to [b w]; `num_features` is w."""
+    """Build a module from token ids [b l] to features [b w], with w in `num_features`.
+
+    Raises ValueError if open_clip has no such model, or if its text tower is not supported.
+    """
     if config.name is None:
         return TextEncoder(config)
     from trainer.encoders.open_clip_towers import OpenClipText  # importing open_clip takes seconds

@@ -20,8 +20,9 @@ PAPER_VITS: dict[str, dict[str, int]] = {
 class ImageConfig:
     """Settings of the image tower.
 
-    `kwargs` are passed to the network's constructor (open_clip: to its `vision_cfg`); with `norm_groups` among them, every norm of a
-    timm network becomes a GroupNorm. Pretrained weights expect the pixel statistics of their training: `pixel_mean`, `pixel_std`.
+    `kwargs` are passed to the network's constructor (open_clip: to its `vision_cfg`); with `norm_groups` among them,
+    every norm of a timm network becomes a GroupNorm. Pretrained weights expect the pixel statistics of their
+    training: `model.pixel_mean` and `model.pixel_std`.
     """
 
     # network: the papers' vit_small, vit_base or vit_large, a network of timm, or open_clip/NAME
@@ -45,7 +46,7 @@ class ImageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """Settings of the text tower. For open_clip's towers, `trainer.config.load_config` fills in the sizes of their architecture."""
+    """Settings of the text tower. `trainer.config.load_config` fills in the sizes of open_clip's towers."""
 
     # network; null: the papers' transformer, of the sizes below; or open_clip/NAME
     name: str | None = None

@@ -1,4 +1,4 @@
-"""The papers' vision transformer: images to one feature vector each.
+"""The vision transformer of the papers: one feature vector per image.
 
 Shapes: b images, w width of the tower.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def paper_vit(size_px: int, embed_dim: int, depth: int, num_heads: int, patch_size: int = 16) -> VisionTransformer:
-    """The vision transformer of MERU and its descendants: class token, LayerNorm eps 1e-5, fixed positions."""
+    """Build the vision transformer of MERU and its successors: class token, LayerNorm eps 1e-5, fixed positions."""
     vit = VisionTransformer(
         img_size=size_px,
         patch_size=patch_size,
@@ -24,15 +24,15 @@ def paper_vit(size_px: int, embed_dim: int, depth: int, num_heads: int, patch_si
         norm_layer=partial(nn.LayerNorm, eps=1e-5),  # timm's default is 1e-6
         block_fn=lambda **kwargs: (ClassTokenBlock if kwargs["depth"] == depth - 1 else Block)(**kwargs),  # type: ignore[arg-type]
     )
-    # A parameter, though it never learns: it belongs to the released state dicts.
+    # A parameter although it is not trained, because the released state dicts contain it.
     vit.pos_embed = nn.Parameter(sincos_positions(size_px // patch_size, embed_dim), requires_grad=False)
     return vit
 
 
 class ClassTokenBlock(Block):
-    """The last block, of which nothing is read but the class token [b 1 w]: its numbers for a sixth of the work.
+    """The last block, computed only for the class token [b 1 w], since no other output is used: a sixth of the work.
 
-    Keys and values come from all tokens; the query, the projection and the MLP from one.
+    Keys and values are computed for all tokens; the query, the projection and the MLP for the class token only.
     """
 
     attn: Any
@@ -42,7 +42,7 @@ class ClassTokenBlock(Block):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         if attn_mask is not None or is_causal:
-            raise ValueError("the papers' vision transformer has no masks")
+            raise ValueError("the papers' vision transformer does not support attention masks")
         normed, qkv, w = self.norm1(x), self.attn.qkv, x.shape[-1]
         query = F.linear(normed[:, :1], qkv.weight[:w], qkv.bias[:w])
         key, value = F.linear(normed, qkv.weight[w:], qkv.bias[w:]).chunk(2, dim=-1)
@@ -54,12 +54,14 @@ class ClassTokenBlock(Block):
 
 
 def sincos_positions(side: int, width: int) -> Tensor:
-    """Fixed positions [1 1+side*side width] of a square grid, the class token's zero (MoCo v3, section 4).
+    """Return fixed position embeddings [1 1+side*side width] of a square grid (MoCo v3, section 4).
 
-    Channels are [sin row, cos row, sin column, cos column] at width/4 wavelengths from 2 pi to 10000 * 2 pi.
+    The first one, of the class token, is zero.
+    Channels are [sin row, cos row, sin column, cos column] at width/4 wavelengths from 2 pi to 10000 * 2 pi. Raises
+    ValueError if `width` is not a multiple of 4.
     """
     if width % 4:
-        raise ValueError(f"embed_dim {width} must be a multiple of 4 for sine-cosine positions")
+        raise ValueError(f"embed_dim is {width}; give a multiple of 4 for sine-cosine positions")
     quarter = width // 4
     frequencies = 10000.0 ** -(torch.arange(quarter, dtype=torch.float32) / quarter)
     angles = torch.arange(side, dtype=torch.float32)[:, None] * frequencies

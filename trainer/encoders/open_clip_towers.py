@@ -1,7 +1,7 @@
-"""Towers of open_clip's models, each without its projection into open_clip's own space: ours takes that place.
+"""Towers of open_clip's models without their projections, which those of our models replace.
 
-Shapes: b images or texts, l tokens, w width. Parameter names are open_clip's. Importing it takes seconds; only who asks for such a
-tower does.
+Shapes: b images or texts, l tokens, w width. Parameter names are open_clip's. Importing open_clip takes seconds, so
+this module is imported only if a configuration selects such a tower.
 """
 
 from dataclasses import fields
@@ -15,59 +15,73 @@ from open_clip.transformer import VisionTransformer, text_global_pool
 from torch import Tensor, nn
 
 from trainer.encoders.config import OPEN_CLIP, TextConfig
-from trainer.encoders.text import StateSource, TextTower
+from trainer.encoders.text import HiddenStates, StateSource, TextTower
 
 SIZES = ("vocab_size", "context_length", "width", "layers", "heads")
-ANOTHER_TOKENIZER = ("hf_model_name", "hf_tokenizer_name", "tokenizer_mode", "tokenizer_kwargs")
+OTHER_TOKENIZER_KEYS = ("hf_model_name", "hf_tokenizer_name", "tokenizer_mode", "tokenizer_kwargs")
 
 
 def architecture(tower: str, name: str) -> dict[str, Any]:
-    """`embed_dim`, `vision_cfg`, `text_cfg`, `quick_gelu` of open_clip/NAME, which image.name or text.name holds."""
-    known = name.removeprefix(OPEN_CLIP)
-    if known not in open_clip.list_models():  # which leaves out what would be fetched
-        raise ValueError(f"{tower}.name {name}: no model of open_clip; see open_clip.list_models()")
-    found: dict[str, Any] = open_clip.get_model_config(known)
-    return found
+    """Return open_clip's configuration of open_clip/NAME: `embed_dim`, `vision_cfg`, `text_cfg` and `quick_gelu`.
+
+    `tower` is "image" or "text", for messages. Raises ValueError if open_clip does not list the model.
+    """
+    model_name = name.removeprefix(OPEN_CLIP)
+    if model_name not in open_clip.list_models():  # excludes names that open_clip would download
+        raise ValueError(f"{tower}.name {name}: open_clip has no such model; see open_clip.list_models()")
+    config: dict[str, Any] = open_clip.get_model_config(model_name)
+    return config
 
 
 def vision_config(name: str, size_px: int, kwargs: dict[str, Any]) -> open_clip.CLIPVisionCfg:
-    whole = {"timm_model_pretrained": False, "image_size": size_px, "output_tokens": False}
-    return open_clip.CLIPVisionCfg(**{**architecture("image", name)["vision_cfg"], **whole, **kwargs})
+    """Return the configuration of an image tower, with its own settings replaced by `size_px` and `kwargs`."""
+    overrides = {"timm_model_pretrained": False, "image_size": size_px, "output_tokens": False}
+    return open_clip.CLIPVisionCfg(**{**architecture("image", name)["vision_cfg"], **overrides, **kwargs})
 
 
 def text_config(name: str) -> open_clip.CLIPTextCfg:
-    """Raises ValueError for the towers that do not read CLIP's byte pairs, and for CoCa's."""
+    """Return the configuration of a text tower.
+
+    Raises ValueError for towers with another tokenizer than CLIP's, and for those of CoCa.
+    """
     config = architecture("text", name)["text_cfg"]
-    other = next((key for key in ANOTHER_TOKENIZER if config.get(key)), None)
+    other = next((key for key in OTHER_TOKENIZER_KEYS if config.get(key)), None)
     if other:
-        raise ValueError(f"text.name {name}: it reads another tokenizer's tokens ({other} {config[other]}), not CLIP's")
+        raise ValueError(
+            f"text.name {name}: the tower needs another tokenizer ({other} {config[other]}); give one that uses CLIP's"
+        )
     if config.get("embed_cls"):
-        raise ValueError(f"text.name {name}: it appends a token of its own (CoCa); take that of another model")
+        raise ValueError(
+            f"text.name {name}: the tower appends a class token (CoCa), which is not supported; give another model"
+        )
     return open_clip.CLIPTextCfg(**config)
 
 
-def own_sizes(image: str | None, text: str | None) -> dict[str, dict[str, int]]:
-    """`image` and `text` fields of a model's configuration as the architectures have them; other names say nothing."""
-    found: dict[str, dict[str, int]] = {}
+def architecture_sizes(image: str | None, text: str | None) -> dict[str, dict[str, int]]:
+    """Return the sizes of open_clip towers as settings of a model: groups `image` and `text`, only for open_clip/NAME.
+
+    Raises ValueError if open_clip has no such model, or if its text tower is not supported.
+    """
+    sizes: dict[str, dict[str, int]] = {}
     if image and image.startswith(OPEN_CLIP):
-        found["image"] = {"size_px": architecture("image", image)["vision_cfg"].get("image_size", 224)}
+        sizes["image"] = {"size_px": architecture("image", image)["vision_cfg"].get("image_size", 224)}
     if text and text.startswith(OPEN_CLIP):
         config = text_config(text)
-        found["text"] = {size: getattr(config, size) for size in SIZES}
-    return found
+        sizes["text"] = {name: getattr(config, name) for name in SIZES}
+    return sizes
 
 
 def image_tower(name: str, size_px: int, kwargs: dict[str, Any]) -> nn.Module:
-    """[b 3 h w] to [b w] before the projection, without weights; `num_features` is w.
+    """Build an image tower with random weights, from [b 3 h w] to [b w] before the projection; `num_features` is w.
 
-    `projection` are the names of the entries left out. Attention pools of ResNets and of timm's networks project by
-    themselves: there w is open_clip's embed_dim, and nothing is left out.
+    `projection_keys` are the names of the removed entries of its state dict. The attention pools of ResNets and of
+    timm's networks include the projection: there w is open_clip's embed_dim, and nothing is removed.
     """
-    found = architecture("image", name)
-    no_text = open_clip.CLIPTextCfg(vocab_size=1, width=1, heads=1, layers=1)
-    quick_gelu, embed_dim = found.get("quick_gelu", False), found["embed_dim"]
+    config = architecture("image", name)
+    minimal_text = open_clip.CLIPTextCfg(vocab_size=1, width=1, heads=1, layers=1)
+    quick_gelu, embed_dim = config.get("quick_gelu", False), config["embed_dim"]
     vision = vision_config(name, size_px, kwargs)
-    tower: Any = open_clip.CLIP(embed_dim, vision, no_text, quick_gelu=quick_gelu).visual
+    tower: Any = open_clip.CLIP(embed_dim, vision, minimal_text, quick_gelu=quick_gelu).visual
     entries = tower.state_dict().keys()
     match tower:
         case VisionTransformer():
@@ -75,13 +89,13 @@ def image_tower(name: str, size_px: int, kwargs: dict[str, Any]) -> nn.Module:
         case ModifiedResNet():
             width = embed_dim
         case TimmModel():
-            width = drop_timm_projection(tower, embed_dim)
-    tower.num_features, tower.projection = width, entries - tower.state_dict().keys()
+            width = remove_timm_projection(tower, embed_dim)
+    tower.num_features, tower.projection_keys = width, entries - tower.state_dict().keys()
     return tower
 
 
-def drop_timm_projection(tower: Any, embed_dim: int) -> int:
-    """The width of what is left: open_clip projects with a layer, with an MLP, or with the classifier of timm's network."""
+def remove_timm_projection(tower: Any, embed_dim: int) -> int:
+    """Remove the projection (a layer, an MLP or the classifier of timm's network) and return the width before it."""
     head = tower.head
     if hasattr(head, "proj"):
         width = head.proj.in_features
@@ -98,10 +112,11 @@ def drop_timm_projection(tower: Any, embed_dim: int) -> int:
 
 
 class OpenClipText(TextTower):
-    """The text transformer of a model of open_clip, before its projection.
+    """The text transformer of an open_clip model, before its projection.
 
-    Where a causal mask hides the padding, batches stay padded to their own longest text; else they are padded to the
-    whole context, as open_clip's tokenizer does.
+    If a causal mask hides the padding, batches are padded only to their longest text; otherwise to the full context,
+    as open_clip's tokenizer does. Raises ValueError if the tower is not supported, or if the sizes in the
+    configuration differ.
     """
 
     attn_mask: Tensor | None
@@ -109,14 +124,13 @@ class OpenClipText(TextTower):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         assert config.name
-        found, text = architecture("text", config.name), text_config(config.name)
-        wrong = [
-            f"model.text.{size}={getattr(text, size)}" for size in SIZES if getattr(config, size) != getattr(text, size)
-        ]
-        if wrong:
-            raise ValueError(f"text.name {config.name}: its sizes are others; set {' '.join(wrong)}")
-        no_image = open_clip.CLIPVisionCfg(layers=1, width=1, head_width=1, patch_size=1, image_size=1)
-        tower = open_clip.CustomTextCLIP(found["embed_dim"], no_image, text, found.get("quick_gelu", False)).text
+        model, text = architecture("text", config.name), text_config(config.name)
+        differing = [name for name in SIZES if getattr(config, name) != getattr(text, name)]
+        if differing:
+            settings = " ".join(f"model.text.{name}={getattr(text, name)}" for name in differing)
+            raise ValueError(f"text.name {config.name}: the sizes differ from the architecture's; set {settings}")
+        minimal_image = open_clip.CLIPVisionCfg(layers=1, width=1, head_width=1, patch_size=1, image_size=1)
+        tower = open_clip.CustomTextCLIP(model["embed_dim"], minimal_image, text, model.get("quick_gelu", False)).text
         self.num_features, self.context_length = text.width, text.context_length
         self.pool_type, self.eos_id = tower.pool_type, tower.eos_id
         self.token_embedding = tower.token_embedding
@@ -124,30 +138,32 @@ class OpenClipText(TextTower):
         self.transformer = tower.transformer
         self.ln_final = tower.ln_final
         self.register_buffer("attn_mask", tower.attn_mask, persistent=False)
-        self.whole_context = tower.attn_mask is None or tower.pool_type == "last"
-        self.projection = {f"text_projection{part}" for part in ("", ".weight", ".bias")}
+        self.needs_full_context = tower.attn_mask is None or tower.pool_type == "last"
+        self.projection_keys = {f"text_projection{suffix}" for suffix in ("", ".weight", ".bias")}
 
-    def padded(self, token_ids: Tensor) -> Tensor:
-        return F.pad(token_ids, (0, self.context_length - token_ids.shape[1])) if self.whole_context else token_ids
+    def pad_tokens(self, token_ids: Tensor) -> Tensor:
+        if not self.needs_full_context:
+            return token_ids
+        return F.pad(token_ids, (0, self.context_length - token_ids.shape[1]))
 
-    def pool(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        sentence: Tensor = text_global_pool(hidden, token_ids, self.pool_type, self.eos_id)
-        return sentence
+    def pool(self, final: Tensor, token_ids: Tensor) -> Tensor:
+        pooled: Tensor = text_global_pool(final, token_ids, self.pool_type, self.eos_id)
+        return pooled
 
-    def walk(self, token_ids: Tensor, places: StateSource) -> tuple[Tensor, Tensor, Tensor]:
+    def hidden_states(self, token_ids: Tensor, source: StateSource) -> HiddenStates:
         length = token_ids.shape[1]
         initial = x = self.token_embedding(token_ids) + self.positional_embedding[:length]
         contextual, mask = x, None if self.attn_mask is None else self.attn_mask[:length, :length]
         for index, block in enumerate(self.transformer.resblocks):
             before, x = x, block(x, attn_mask=mask)
-            if places.kind == "block" and index == places.block:
+            if source.kind == "block" and index == source.block:
                 initial, contextual = before, x
-        hidden = self.ln_final(x)
-        return initial, hidden if places.kind == "tower" else contextual, hidden
+        final = self.ln_final(x)
+        return HiddenStates(initial, final if source.kind == "tower" else contextual, final)
 
 
-def differing(config: Any, saved: dict[str, Any], unless: tuple[str, ...]) -> str | None:
-    """The first field of a tower's configuration that is another in a saved one."""
-    theirs = type(config)(**saved)
-    names = [field.name for field in fields(config) if field.name not in unless]
-    return next((name for name in names if getattr(config, name) != getattr(theirs, name)), None)
+def first_difference(config: Any, saved: dict[str, Any], ignore: tuple[str, ...]) -> str | None:
+    """Return the first field in which a tower's configuration differs from a saved one, or None if they agree."""
+    saved_config = type(config)(**saved)
+    names = [field.name for field in fields(config) if field.name not in ignore]
+    return next((name for name in names if getattr(config, name) != getattr(saved_config, name)), None)

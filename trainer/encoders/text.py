@@ -1,4 +1,4 @@
-"""What a text tower says, and CLIP's causal transformer (Radford et al. 2021, section 2.4): texts to one feature vector each.
+"""The interface of text towers, and CLIP's causal transformer (Radford et al. 2021, section 2.4).
 
 Shapes: b texts, l tokens, w width. Parameter names are those of the released checkpoints.
 """
@@ -17,22 +17,31 @@ from trainer.encoders.config import TextConfig
 
 @dataclass(frozen=True, kw_only=True)
 class StateSource:
-    """Where in the tower a token has its first meaning, and where the one that its context gives it.
+    """The part of a text tower whose input and output are the initial and the contextual state of each token.
 
-    "tower": token + position embedding, and the hidden state after the last norm. "block": input and output of a block,
-    the residual stream. "attention": input and output of a block's attention alone, after its norm and before the sum.
+    "tower": the sum of token and position embedding, and the state after the last norm. "block": input and output of
+    a block, in the residual stream. "attention": input and output of the attention in a block: after its norm, before
+    the residual sum.
     """
 
     kind: Literal["tower", "block", "attention"] = "tower"
-    block: int = 0  # 0 is the first; "tower" does not ask
+    block: int = 0  # index of the block from 0; unused if kind is "tower"
 
 
 class TokenStates(NamedTuple):
-    """What the tower says of texts, and of their tokens at the two places asked for."""
+    """Features of texts, and the states of their tokens that a `StateSource` selects."""
 
-    sentence: Tensor  # [b w]
+    pooled: Tensor  # [b w] feature of each text
+    initial: Tensor  # [b l w] input of that part of the tower
+    contextual: Tensor  # [b l w] its output
+
+
+class HiddenStates(NamedTuple):
+    """States of all tokens of a batch: the two that a `StateSource` selects, and those after the last norm."""
+
     initial: Tensor  # [b l w]
     contextual: Tensor  # [b l w]
+    final: Tensor  # [b l w]
 
 
 class Attention(nn.Module):
@@ -55,7 +64,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP. The GELU is exact; OpenAI's own weights would want its quick approximation."""
+    """Pre-norm attention and MLP. The GELU is exact; OpenAI's weights were trained with its fast approximation."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -66,48 +75,55 @@ class Block(nn.Module):
         )
         self.ln_2 = nn.LayerNorm(width)
 
-    def forward(self, x: Tensor, inner: bool = False) -> Tensor | tuple[Tensor, Tensor, Tensor]:
-        """The output; with `inner` also what goes into the attention and what comes out of it, before the sum."""
+    def forward(self, x: Tensor, return_attention: bool = False) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """Return the output [b l w]; with `return_attention`, also the input and the output of the attention."""
         normed = self.ln_1(x)
         mixed = self.attn(normed)
         x = x + mixed
         x = x + self.mlp(self.ln_2(x))
-        return (x, normed, mixed) if inner else x
+        return (x, normed, mixed) if return_attention else x
 
 
 class TextTower(nn.Module, ABC):
-    """Token ids [b l] to [b w]."""
+    """A module from token ids [b l] to text features [b w], before any projection."""
 
     num_features: int  # w
     context_length: int
 
-    def forward(self, token_ids: Tensor, places: StateSource | None = None) -> Tensor | TokenStates:
-        """Sentences; with `places` also the states of their tokens there."""
+    def forward(self, token_ids: Tensor, source: StateSource | None = None) -> Tensor | TokenStates:
+        """Return the features [b w] of texts; with `source`, also the states of their tokens.
+
+        Raises ValueError if the texts are longer than the context.
+        """
         length = token_ids.shape[1]
         if length > self.context_length:
-            raise ValueError(f"texts of {length} tokens; the text tower holds {self.context_length}")
-        token_ids = self.padded(token_ids)
-        initial, contextual, hidden = self.walk(token_ids, places or StateSource())
-        sentence = self.pool(hidden, token_ids)
-        return sentence if places is None else TokenStates(sentence, initial[:, :length], contextual[:, :length])
+            raise ValueError(
+                f"texts have {length} tokens, but the context length of the text tower is {self.context_length}"
+            )
+        token_ids = self.pad_tokens(token_ids)
+        states = self.hidden_states(token_ids, source or StateSource())
+        pooled = self.pool(states.final, token_ids)
+        if source is None:
+            return pooled
+        return TokenStates(pooled, states.initial[:, :length], states.contextual[:, :length])
 
-    def padded(self, token_ids: Tensor) -> Tensor:
-        """With the padding that the tower wants to see."""
+    def pad_tokens(self, token_ids: Tensor) -> Tensor:
+        """Return the ids with the padding that the tower was trained with; unchanged by default."""
         return token_ids
 
     @abstractmethod
-    def walk(self, token_ids: Tensor, places: StateSource) -> tuple[Tensor, Tensor, Tensor]:
-        """States [b l w] at both places, and after the last norm."""
+    def hidden_states(self, token_ids: Tensor, source: StateSource) -> HiddenStates:
+        """Return the states of all tokens that `source` selects, and those after the last norm."""
 
     @abstractmethod
-    def pool(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        """The sentences [b w] among the states after the last norm."""
+    def pool(self, final: Tensor, token_ids: Tensor) -> Tensor:
+        """Return the features [b w] of texts from the states [b l w] of their tokens after the last norm."""
 
 
 class TextEncoder(TextTower):
-    """The sentence is the hidden state at end of text, which is the largest id, the first one if several.
+    """CLIP's transformer. The feature of a text is the final state of its first end-of-text token, the largest id.
 
-    Padding stands behind it, where a causal mask lets nothing look; so batches are padded to their own longest text.
+    Padding follows that token, and the causal mask hides it. So batches are padded only to their longest text.
     """
 
     def __init__(self, config: TextConfig) -> None:
@@ -121,7 +137,10 @@ class TextEncoder(TextTower):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Standard deviations of CLIP's released code; residual branches shrink with depth."""
+        """Draw random weights with the standard deviations of CLIP's released code.
+
+        Those of residual branches shrink with depth.
+        """
         width = self.num_features
         residual_std = (2 * width * len(self.resblocks)) ** -0.5
         nn.init.normal_(self.token_embed.weight, std=0.02)
@@ -132,19 +151,19 @@ class TextEncoder(TextTower):
                 kind = next((kind for kind in stds if name.endswith(kind)), None)
                 nn.init.normal_(parameter, std=stds[kind] if kind else residual_std)
 
-    def pool(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        return hidden[torch.arange(len(hidden), device=hidden.device), token_ids.argmax(dim=1)]
+    def pool(self, final: Tensor, token_ids: Tensor) -> Tensor:
+        return final[torch.arange(len(final), device=final.device), token_ids.argmax(dim=1)]
 
-    def walk(self, token_ids: Tensor, places: StateSource) -> tuple[Tensor, Tensor, Tensor]:
+    def hidden_states(self, token_ids: Tensor, source: StateSource) -> HiddenStates:
         initial = x = self.token_embed(token_ids) + self.posit_embed[: token_ids.shape[1]]
         contextual = x
         for index, block in enumerate(self.resblocks):
-            if places.kind == "tower" or index != places.block:
+            if source.kind == "tower" or index != source.block:
                 x = block(x)
-            elif places.kind == "block":
+            elif source.kind == "block":
                 initial, x = x, block(x)
                 contextual = x
             else:
-                x, initial, contextual = block(x, inner=True)
-        hidden = self.ln_final(x)
-        return initial, hidden if places.kind == "tower" else contextual, hidden
+                x, initial, contextual = block(x, return_attention=True)
+        final = self.ln_final(x)
+        return HiddenStates(initial, final if source.kind == "tower" else contextual, final)

@@ -16,11 +16,12 @@ from common.errors import UserError, prefixed
 from common.images import ImageRejected
 from common.shards import list_shards
 from trainer.data.config import Layout
-from trainer.data.crops import Cut, Picture, Region, draw_cut
+from trainer.data.crops import Crop, EncodedImage, Region, draw_crop
 from trainer.data.index import build_index
+from trainer.data.layouts import read_sample
 from trainer.data.probe import probe
-from trainer.data.samples import BadSample, Box, Sample, key_of, open_picture, read_sample
-from trainer.data.shards import SpanReader
+from trainer.data.samples import BadSample, Box, Sample, open_image, sample_key
+from trainer.data.shards import ByteRangeReader
 from trainer.text.syntax import Word
 
 logger = logging.getLogger(__name__)
@@ -52,18 +53,18 @@ class HeldOutShards:
 
     def read(self, size_px: int, limit: int = 0) -> HeldOut:
         """The first `limit` good samples (0: all); bad ones are counted in the log. Raises UserError if there is none."""
-        reader, held_out, n_bad = SpanReader(), HeldOut(), 0
+        reader, held_out, n_bad = ByteRangeReader(), HeldOut(), 0
         for number in range(self.index.n_samples):
             if limit and len(held_out.images) >= limit:
                 break
             shard = self.index.locate(number)[0].url
             with prefixed("shards: "):
-                span = reader.read([self.index.span(number)])[0]
+                span = reader.read([self.index.byte_range(number)])[0]
             try:
                 add(held_out, with_all_it_has(span, self.layout), size_px)
             except (BadSample, ImageRejected) as error:
                 n_bad += 1
-                logger.warning("%s: %s: %s; left out", shard, key_of(span), error)
+                logger.warning("%s: %s: %s; left out", shard, sample_key(span), error)
         reader.close()
         if not held_out.images:
             raise UserError(f"shards: {shard} and others have no sample that can be read; the log says what is wrong")
@@ -85,7 +86,7 @@ def with_all_it_has(span: bytes, layout: Layout) -> Sample:
 
 def add(held_out: HeldOut, sample: Sample, size_px: int) -> None:
     """All of a sample or, where an image of it cannot be decoded, none."""
-    image = shown(sample.picture, sample.picture.whole, sample.on_square, size_px)
+    image = shown(sample.image, sample.image.full_region, sample.pad_to_square, size_px)
     boxes = [box_image(sample, box, size_px) for box in sample.boxes]
     held_out.box_images.extend(boxes)
     held_out.box_texts.extend(box.phrase for box in sample.boxes)
@@ -97,15 +98,15 @@ def add(held_out: HeldOut, sample: Sample, size_px: int) -> None:
 
 def box_image(sample: Sample, box: Box, size_px: int) -> Tensor:
     if box.image is None:
-        return shown(sample.picture, box.region or sample.picture.whole, sample.on_square, size_px)
-    own = open_picture(box.image)
-    return shown(own, own.whole, False, size_px)
+        return shown(sample.image, box.region or sample.image.full_region, sample.pad_to_square, size_px)
+    own = open_image(box.image)
+    return shown(own, own.full_region, False, size_px)
 
 
-def shown(picture: Picture, region: Region, on_square: bool, size_px: int) -> Tensor:
+def shown(image: EncodedImage, region: Region, pad_to_square: bool, size_px: int) -> Tensor:
     """All of a region: squeezed, or in the middle of a white square."""
-    everything = Cut(region, Region(0, 0, size_px, size_px))
-    cut = draw_cut(random.Random(0), True, size_px, WHOLE, WHOLE, region) if on_square else everything
+    everything = Crop(region, Region(0, 0, size_px, size_px))
+    crop = draw_crop(random.Random(0), True, size_px, WHOLE, WHOLE, region) if pad_to_square else everything
     out = np.empty((size_px, size_px, 3), np.uint8)
-    picture.write([cut], [out])
+    image.write_crops([crop], [out])
     return torch.from_numpy(out).permute(2, 0, 1)

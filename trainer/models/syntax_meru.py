@@ -51,7 +51,7 @@ class SyntaxMERU(MERU):
     def word_features(self, token_ids: Tensor, syntax: Syntax) -> dict[str, Tensor]:
         states = self.textual(token_ids, StateSource(kind=self.config.word_states, block=self.config.word_block))
         return {
-            "text": self.textual_proj(states.sentence),
+            "text": self.textual_proj(states.pooled),
             "word_initial": self.words(states.initial, syntax),
             "word_contextual": self.words(states.contextual, syntax),
         }

@@ -1,4 +1,4 @@
-"""Where the characters of a text that was cleaned or put in lower case came from. A span is [start, end) in the source."""
+"""Map the characters of a cleaned or lower-cased text back to the original. A span is [start, end) in the original."""
 
 import re
 from collections.abc import Callable
@@ -9,44 +9,47 @@ RUN = re.compile(r"\S+")
 
 
 def source_spans(source: str, clean: Callable[[str], str]) -> tuple[str, list[Span]]:
-    """`clean(source)`, and for each of its characters those of `source` it stands for.
+    """Return `clean(source)`, and for each of its characters the span of `source` that it represents.
 
-    What cleaning left alone maps one to one. What it replaced (mojibake, an entity, a ligature, letter and accent made
-    one) maps as a whole, and what it only added belongs to the character before.
+    Unchanged characters map one to one. Replaced ones (mojibake, an entity, a ligature, a letter with a combining
+    accent) map to the whole span that was replaced. Inserted ones map to the character before them.
 
-    Where cleaning text and cleaning its parts is the same, parts are mapped one by one, so that of two equal words none
-    is taken for the other: first what stands between white space, which `clean` makes one space, then characters.
+    Where cleaning the parts of a text gives the same result as cleaning all of it, each part is mapped separately, so
+    that a word is never matched with an equal word elsewhere: first the runs between white space, which `clean`
+    collapses to one space, then single characters.
     """
     cleaned = clean(source)
     if source == cleaned:
-        return cleaned, one_to_one(source)
+        return cleaned, identity_spans(source)
     runs = list(RUN.finditer(source))
     parts = [clean(run.group()) for run in runs]
-    if " ".join(filter(None, parts)) != cleaned:  # mojibake holds white space too
-        return cleaned, difference(source, cleaned)
+    if " ".join(filter(None, parts)) != cleaned:  # mojibake may contain white space
+        return cleaned, diff_spans(source, cleaned)
     spans: list[Span] = []
     for run, part in zip(runs, parts, strict=True):
         if part and spans:
             spans.append((run.start() - 1, run.start()))
-        spans += [(run.start() + start, run.start() + end) for start, end in spans_of_run(run.group(), part, clean)]
+        spans += [(run.start() + start, run.start() + end) for start, end in run_spans(run.group(), part, clean)]
     return cleaned, spans
 
 
-def spans_of_run(source: str, cleaned: str, clean: Callable[[str], str]) -> list[Span]:
+def run_spans(source: str, cleaned: str, clean: Callable[[str], str]) -> list[Span]:
+    """Return the spans of a run without white space, character by character where that is possible."""
     if source == cleaned:
-        return one_to_one(source)
+        return identity_spans(source)
     letters = [clean(char) for char in source]
     if "".join(letters) == cleaned:
         return [(i, i + 1) for i, letter in enumerate(letters) for _ in letter]
-    return difference(source, cleaned)
+    return diff_spans(source, cleaned)
 
 
-def one_to_one(source: str) -> list[Span]:
+def identity_spans(source: str) -> list[Span]:
+    """Return the span of each character of a text that cleaning does not change."""
     return [(i, i + 1) for i in range(len(source))]
 
 
-def difference(source: str, cleaned: str) -> list[Span]:
-    """By what both have in common, the longest first."""
+def diff_spans(source: str, cleaned: str) -> list[Span]:
+    """Return the spans by the longest matching blocks of both texts (difflib)."""
     spans: list[Span] = []
     for kind, start, end, first, last in SequenceMatcher(None, source, cleaned, autojunk=False).get_opcodes():
         if kind == "equal":
@@ -56,6 +59,6 @@ def difference(source: str, cleaned: str) -> list[Span]:
     return spans
 
 
-def lower_origins(text: str) -> list[int]:
-    """For each character of `text.lower()` the index of its own in `text`: dotted capital I becomes two."""
+def lowercase_origins(text: str) -> list[int]:
+    """Return the index in `text` of the source of each character of `text.lower()`. A dotted capital I becomes two."""
     return [i for i, char in enumerate(text) for _ in char.lower()]

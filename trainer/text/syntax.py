@@ -1,7 +1,9 @@
-"""The parse of captions, word by word, on the tokens that the text tower sees.
+"""Dependency parses of captions, aligned with the tokens of the text tower.
 
-Shapes: b texts, l tokens, w words of the longest text. A word is a token of the parser (spaCy): "don't" has two, "do"
-and "n't", where the byte pairs are "don" and "'t".
+A word is a token of the parser (spaCy), a token is one of the byte-pair encoding. Their boundaries differ: "don't"
+has the words "do" and "n't", and the tokens "don" and "'t".
+
+Shapes: b texts, l tokens, w words of the longest text.
 """
 
 import dataclasses
@@ -17,77 +19,82 @@ from trainer.text.relations import RELATIONS
 from trainer.text.tokenizer import Tokenizer
 
 RELATION_IDS = {name: index for index, name in enumerate(RELATIONS)}
-NONE = -1
+NONE = -1  # no word: a token without a word, or padding
 
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """A word of a parse: characters [start, end) of the caption, index of its head (a root's own), relation to it."""
+    """A word of a parse, as the parser returns it."""
 
-    start: int
-    end: int
-    head: int
-    dep: str
+    start: int  # first character in the caption
+    end: int  # one past the last character
+    head: int  # index of the head among the words; that of the word itself for a root
+    dep: str  # dependency label of the edge to the head
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordTree:
-    """A caption's words that the tower sees whole, numbered from 0 in their order; n words, l tokens."""
+    """The tree over those n words of a caption whose tokens all fit the context, numbered from 0 in their order."""
 
-    word_of_token: tuple[int, ...]  # [l]; NONE: start and end of text, and pieces of no word
-    head: tuple[int, ...]  # [n]; a word without a head, or without one that the tower sees, has itself
+    word_of_token: tuple[int, ...]  # [l] NONE for start and end of text, and for tokens without a word
+    head: tuple[int, ...]  # [n] the word itself if it is a root, or if its head is not among the n words
     relation: tuple[int, ...]  # [n] index in RELATIONS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Syntax:
-    """The trees of b captions, each field with a row a caption, so that rows of a batch are rows of this.
+    """The trees of the b captions of a batch, one row per caption, padded.
 
-    A tree has one edge at most from each word, to its head. `head` says all: NONE is no word (padding), itself a word
-    without an edge, any other number the word of the same caption it depends on.
+    Each word has at most one edge, to its head. `head` contains the index of that word in the same caption, the index
+    of the word itself if it has no edge, and NONE for padding.
     """
 
-    word_of_token: Tensor  # [b l] int64
-    head: Tensor  # [b w] int64
-    relation: Tensor  # [b w] int64
+    word_of_token: Tensor  # [b l] int64, padded with NONE
+    head: Tensor  # [b w] int64, padded with NONE
+    relation: Tensor  # [b w] int64, padded with 0
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Syntax":
+        """Return a copy with the tensors on `device`."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Syntax":
+        """Return a copy with the tensors in pinned memory."""
         return self.map(Tensor.pin_memory)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Syntax":
-        """The same with `function` of each tensor, such as a choice of rows."""
+        """Return a copy with `function` applied to each tensor, such as a selection of rows."""
         return Syntax(**{field.name: function(getattr(self, field.name)) for field in dataclasses.fields(self)})
 
 
 def read_words(tokens: Sequence[Mapping[str, Any]], caption: str) -> list[Word]:
-    """The parse in a sample's JSON (schemas.rows.TOKEN). ValueError, naming the word, if it is no parse of `caption`."""
-    words, before = [], 0
+    """Read the parse in a sample's JSON (schemas.rows.TOKEN).
+
+    Raises ValueError, naming the word, if it is not a valid parse of `caption`.
+    """
+    words, previous_end = [], 0
     for index, token in enumerate(tokens):
         try:
             start, end, head, dep = token["start"], token["end"], token["head"], token["dep"]
         except (KeyError, TypeError) as error:
-            raise ValueError(f"tokens[{index}] has no {error}; a word has start, end, head and dep") from error
+            raise ValueError(f"tokens[{index}] has no {error}; it needs start, end, head and dep") from error
         if not all(type(value) is int for value in (start, end, head)) or not isinstance(dep, str):
-            raise ValueError(f"tokens[{index}]: start, end and head must be whole numbers, dep a string")
-        if not before <= start <= end <= len(caption):
+            raise ValueError(f"tokens[{index}]: start, end and head must be integers, and dep a string")
+        if not previous_end <= start <= end <= len(caption):
             raise ValueError(
-                f"tokens[{index}] is [{start}, {end}) of a caption of {len(caption)} characters, after one that ends "
-                f"at {before}: not a parse of this caption"
+                f"tokens[{index}] has the span [{start}, {end}) in a caption of {len(caption)} characters, "
+                f"after a token that ends at {previous_end}: not a parse of this caption"
             )
         if not 0 <= head < len(tokens):
-            raise ValueError(f"tokens[{index}] has head {head}; there are {len(tokens)} words")
+            raise ValueError(f"tokens[{index}] has head {head}, but there are {len(tokens)} words")
         words.append(Word(start=start, end=end, head=head, dep=dep))
-        before = end
+        previous_end = end
     return words
 
 
 def largest_overlap(spans: Sequence[Span], words: Sequence[Word]) -> list[int]:
-    """For each span of a text the word it shares the most characters with, the first of equals; NONE if with none.
+    """Return, for each span, the word that shares the most characters with it, or NONE if no word does.
 
-    Words are in order and apart from each other; spans are in any order.
+    The first of several such words is chosen. Words must be sorted and must not overlap; spans may be in any order.
     """
     word_of_character = [NONE] * max((word.end for word in words), default=0)
     for index, word in enumerate(words):
@@ -101,26 +108,27 @@ def largest_overlap(spans: Sequence[Span], words: Sequence[Word]) -> list[int]:
 
 
 def align(tokenizer: Tokenizer, caption: str, words: Sequence[Word]) -> tuple[list[int], WordTree]:
-    """The caption's ids, cut to the context, and its tree over them.
+    """Return the ids of a caption, truncated to the context, and the tree of its words over these ids.
 
-    A word is there if the tower sees all its tokens, and one at least: what a cut goes through or takes away loses its
-    edges too, and so do words without a token (white space). Their tokens, if some are left, belong to no word.
+    A word is kept if it has at least one token and all its tokens fit the context. Other words are dropped with their
+    edges, and those of their tokens that do fit belong to no word.
     """
-    uncut, spans = tokenizer.encode_with_offsets(caption)
-    ids = tokenizer.cut(uncut)
+    all_ids, spans = tokenizer.encode_with_offsets(caption)
+    ids = tokenizer.truncate(all_ids)
     owners = largest_overlap(spans, words)
-    lost = set(owners[len(ids) - 1 :])  # end of text took the last place; it has no word itself
-    seen = sorted(set(owners) - lost - {NONE})
-    number = {word: index for index, word in enumerate(seen)}
+    n_kept = len(ids) - 1  # tokens before end of text, which has no word
+    truncated = set(owners[n_kept:])
+    kept = sorted(set(owners) - truncated - {NONE})
+    new_index = {word: index for index, word in enumerate(kept)}
     return ids, WordTree(
-        word_of_token=tuple(number.get(owner, NONE) for owner in [*owners[: len(ids) - 1], NONE]),
-        head=tuple(number.get(words[word].head, number[word]) for word in seen),
-        relation=tuple(RELATION_IDS.get(words[word].dep, 0) for word in seen),
+        word_of_token=tuple(new_index.get(owner, NONE) for owner in [*owners[:n_kept], NONE]),
+        head=tuple(new_index.get(words[word].head, new_index[word]) for word in kept),
+        relation=tuple(RELATION_IDS.get(words[word].dep, 0) for word in kept),
     )
 
 
 def collate_trees(trees: Sequence[WordTree]) -> Syntax:
-    """Trees of a batch's captions in the order of its rows, padded with NONE."""
+    """Batch the trees of captions, one row per caption."""
     return Syntax(
         word_of_token=pad_rows([tree.word_of_token for tree in trees], NONE),
         head=pad_rows([tree.head for tree in trees], NONE),
@@ -129,6 +137,7 @@ def collate_trees(trees: Sequence[WordTree]) -> Syntax:
 
 
 def pad_rows(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    """Pad rows of integers with `value` to int64 [b longest]."""
     padded = torch.full((len(rows), max(map(len, rows), default=0)), value, dtype=torch.int64)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = torch.tensor(row, dtype=torch.int64)
@@ -136,15 +145,15 @@ def pad_rows(rows: Sequence[Sequence[int]], value: int) -> Tensor:
 
 
 def word_weights(word_of_token: Tensor, n_words: int, kind: str) -> Tensor:
-    """[b w l]: 1 where a token speaks for a word. "mean": all its tokens do; "last": the last one alone."""
+    """Return a mask [b w l] of the tokens that represent a word: all its tokens ("mean") or its last one ("last")."""
     words = torch.arange(n_words, device=word_of_token.device)
-    belongs = word_of_token[:, None, :] == words[:, None]
+    mask = word_of_token[:, None, :] == words[:, None]
     if kind == "last":
-        belongs &= ~(belongs.flip(-1).cumsum(-1).flip(-1) > 1)
-    return belongs
+        mask &= ~(mask.flip(-1).cumsum(-1).flip(-1) > 1)
+    return mask
 
 
-def word_vectors(states: Tensor, belongs: Tensor) -> Tensor:
-    """Mean over each word's tokens of states [b l *]: [b w *]. Padding has zeros."""
-    weights = belongs.to(states.dtype)
+def word_vectors(states: Tensor, mask: Tensor) -> Tensor:
+    """Average token states [b l *] over the tokens of each word, given as a mask [b w l]. Padding gets zeros."""
+    weights = mask.to(states.dtype)
     return weights @ states / weights.sum(-1, keepdim=True).clamp(min=1)

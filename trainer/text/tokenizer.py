@@ -1,7 +1,7 @@
-"""CLIP's byte-pair encoding (Radford et al. 2021, section 2.4), for OpenAI's merges or any other in the same format.
+"""CLIP's byte-pair encoding (Radford et al. 2021, section 2.4), with OpenAI's merges or others in the same format.
 
-Vocabulary of a merges file with m merges, in the order of the ids: 256 bytes, the same 256 at the end of a word, the m
-merged pieces, start of text, end of text. OpenAI's has 49,408 entries.
+A merges file with m merges gives this vocabulary, in the order of the ids: 256 bytes, the same 256 at the end of a
+word, the m merged pieces, start of text, end of text. OpenAI's vocabulary has 49,408 entries.
 """
 
 import gzip
@@ -18,25 +18,25 @@ import regex
 import torch
 from torch import Tensor
 
-from trainer.text.offsets import Span, lower_origins, source_spans
+from trainer.text.offsets import Span, lowercase_origins, source_spans
 
 END_OF_WORD = "</w>"
 OPENAI_SHA256 = "924691ac288e54409236115652ad4aa250f48203de50a9e4722a6ecd48d6804a"
-OPENAI_MERGES = 49_152 - 256 - 2  # the file goes on; the model was trained on the first of them
+OPENAI_MERGES = 49_152 - 256 - 2  # merges that CLIP uses; the file has more
 MAX_MERGES_BYTES = 16 * 1024 * 1024
 
-# Contractions, runs of letters, single digits, runs of anything else.
+# Contractions, runs of letters, single digits, runs of other characters.
 WORD = regex.compile(r"""'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+""", regex.IGNORECASE)
 
 
 def clean(text: str) -> str:
-    """Mojibake mended, HTML entities resolved (twice: "&amp;amp;" is common), white space collapsed; case kept."""
+    """Repair mojibake, unescape HTML entities (twice: "&amp;amp;" is common), collapse white space; keep the case."""
     return " ".join(html.unescape(html.unescape(ftfy.fix_text(text))).split())
 
 
 @lru_cache(maxsize=1)
 def byte_symbols() -> tuple[str, ...]:
-    """One printable character for each byte, so that merges can be written as text: itself, or one from U+0100 on."""
+    """Return the printable character that represents each byte in merges files: its own, or one from U+0100 on."""
     symbols, spare = [], 256
     for byte in range(256):
         if 33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte <= 255:
@@ -48,12 +48,12 @@ def byte_symbols() -> tuple[str, ...]:
 
 
 def alphabet() -> list[str]:
-    """The 256 symbols in the order of their ids: printable bytes first."""
+    """Return the 256 symbols in the order of their ids: printable bytes first."""
     return sorted(byte_symbols(), key=ord)
 
 
 class Tokenizer:
-    """Texts to ids. `merges` are pairs of pieces, the most frequent first."""
+    """Converts texts to token ids and back. `merges` are pairs of pieces, the most frequent first."""
 
     def __init__(self, merges: Sequence[tuple[str, str]], context_length: int = 77) -> None:
         letters = alphabet()
@@ -67,7 +67,7 @@ class Tokenizer:
         self.word_ids = lru_cache(maxsize=65_536)(self._word_ids)
 
     def __reduce__(self) -> tuple[type, tuple[tuple[tuple[str, str], ...], int]]:
-        """Sent to another process without its cache."""
+        """Pickle without the cache."""
         return Tokenizer, (self.merges, self.context_length)
 
     @property
@@ -75,49 +75,49 @@ class Tokenizer:
         return len(self.pieces) + 2
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text between start and end of text, not cut."""
+        """Return the ids of a text of any length, including start and end of text."""
         ids = [self.start_id]
         for word in WORD.findall(clean(text).lower()):
             ids += self.word_ids(word)
         return [*ids, self.end_id]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
-        """The ids of `encode`, and for each the characters [start, end) of `text` it stands for.
+        """Return the ids of `encode`, and for each id the span [start, end) of characters of `text` that it encodes.
 
-        Offsets count in the text as given, through the cleaning and the lower case. A token of a part of a character's
-        bytes has the whole character; start and end of text stand for nothing, (0, 0) and (n, n).
+        Offsets count in `text` before cleaning and lower-casing. A token that encodes only some bytes of a character
+        has the span of that character. Start and end of text have the empty spans (0, 0) and (n, n).
         """
         cleaned, sources = source_spans(text, clean)
         if len(cleaned.lower()) != len(cleaned):
-            sources = [sources[i] for i in lower_origins(cleaned)]
+            sources = [sources[i] for i in lowercase_origins(cleaned)]
         ids, spans = [self.start_id], [(0, 0)]
         for match in WORD.finditer(cleaned.lower()):
-            word, at = match.group(), match.start()
+            word, start_of_word = match.group(), match.start()
             word_ids = self.word_ids(word)
-            # For each byte of the word, the character of the lower-cased text that it is of.
-            owners: Sequence[int] = range(at, match.end())
+            # The index, in the lower-case text, of the character that each byte of the word belongs to.
+            chars: Sequence[int] = range(start_of_word, match.end())
             if not word.isascii():
-                owners = [at + i for i, char in enumerate(word) for _ in char.encode()]
+                chars = [start_of_word + i for i, char in enumerate(word) for _ in char.encode()]
             ends = list(accumulate(len(self.pieces[index]) for index in word_ids))
-            ends[-1] = len(owners)  # the last piece carries the mark of the word's end
-            spans += [(sources[owners[start]][0], sources[owners[end - 1]][1]) for start, end in pairwise([0, *ends])]
+            ends[-1] = len(chars)  # without the end-of-word mark of the last piece
+            spans += [(sources[chars[start]][0], sources[chars[end - 1]][1]) for start, end in pairwise([0, *ends])]
             ids += word_ids
         return [*ids, self.end_id], [*spans, (len(text), len(text))]
 
-    def cut(self, ids: Sequence[int]) -> list[int]:
-        """At most `context_length` ids; what is too long loses its tail, and ends in end of text all the same."""
+    def truncate(self, ids: Sequence[int]) -> list[int]:
+        """Return at most `context_length` ids. A truncated text still ends with end of text."""
         if len(ids) <= self.context_length:
             return list(ids)
         return [*ids[: self.context_length - 1], self.end_id]
 
     def __call__(self, texts: Iterable[str]) -> Tensor:
-        """Ids [b l], cut, and padded with 0 to the longest."""
-        return pad([self.cut(self.encode(text)) for text in texts])
+        """Return the ids [b l] of texts, truncated to the context and padded with 0 to the longest text."""
+        return pad([self.truncate(self.encode(text)) for text in texts])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, cleaned and in lower case as the encoding left it; start, end and padding after it left out.
+        """Return the text of ids up to end of text: cleaned, in lower case, with a space between any two words.
 
-        Words come apart by single spaces, since the encoding does not keep what stood between them.
+        The encoding does not preserve the white space of the original text.
         """
         text = ""
         for index in ids:
@@ -130,7 +130,10 @@ class Tokenizer:
         return " ".join(word.decode("utf-8", errors="replace") for word in words)
 
     def _word_ids(self, word: str) -> tuple[int, ...]:
-        """Merge the adjacent pair with the lowest rank, everywhere in the word, until none is left."""
+        """Return the ids of a word.
+
+        Merges the adjacent pair with the lowest rank, everywhere in the word, until no pair has a rank.
+        """
         symbols = byte_symbols()
         pieces = [symbols[byte] for byte in word.encode("utf-8")]
         pieces[-1] += END_OF_WORD
@@ -141,7 +144,7 @@ class Tokenizer:
                 break
             merged: list[str] = []
             for piece in pieces:
-                # `merged` never ends in a fresh merge's left half: the pair's halves are shorter than their union.
+                # A piece just merged is never merged again here: it is longer than either half of `pair`.
                 if merged and (merged[-1], piece) == pair:
                     merged[-1] += piece
                 else:
@@ -151,7 +154,11 @@ class Tokenizer:
 
 
 def pad(rows: Sequence[Sequence[int]]) -> Tensor:
-    """[b l] of int64, padded with 0: a token too, but harmless behind end of text, since masks are causal."""
+    """Pad rows of ids with 0 to int64 [b l].
+
+    0 is also the id of a token. Behind end of text it has no effect in a tower with a causal mask; open_clip's towers
+    without one are trained with this padding.
+    """
     ids = torch.zeros(len(rows), max(map(len, rows), default=0), dtype=torch.int64)
     for index, row in enumerate(rows):
         ids[index, : len(row)] = torch.tensor(row)
@@ -159,20 +166,29 @@ def pad(rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 def openai_tokenizer(context_length: int = 77) -> Tokenizer:
-    """The tokenizer of OpenAI's CLIP, its merges from open_clip's package (MIT)."""
+    """Return the tokenizer of OpenAI's CLIP, with the merges in the open_clip package (MIT licence).
+
+    Raises ValueError if the package contains another merges file.
+    """
     data = (files("open_clip") / "bpe_simple_vocab_16e6.txt.gz").read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     if digest != OPENAI_SHA256:
-        raise ValueError(f"open_clip's bpe_simple_vocab_16e6.txt.gz has sha256 {digest}, not {OPENAI_SHA256}")
+        raise ValueError(
+            f"open_clip's bpe_simple_vocab_16e6.txt.gz has sha256 {digest}, not {OPENAI_SHA256}; "
+            f"reinstall open_clip_torch"
+        )
     return Tokenizer(parse_merges(gzip.decompress(data).decode("utf-8"))[:OPENAI_MERGES], context_length)
 
 
 def read_tokenizer(path: Path, context_length: int = 77) -> Tokenizer:
-    """The tokenizer of a merges file, `.txt` or `.txt.gz`."""
+    """Read the tokenizer of a merges file, `.txt` or `.txt.gz`.
+
+    Raises ValueError if it is not a merges file, OSError if it cannot be read.
+    """
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         data = file.read(MAX_MERGES_BYTES + 1)
     if len(data) > MAX_MERGES_BYTES:
-        raise ValueError(f"{path}: more than {MAX_MERGES_BYTES} bytes of merges; this is not a merges file")
+        raise ValueError(f"{path} is larger than {MAX_MERGES_BYTES} bytes, so it is not a merges file")
     try:
         return Tokenizer(parse_merges(data.decode("utf-8")), context_length)
     except ValueError as error:
@@ -180,15 +196,19 @@ def read_tokenizer(path: Path, context_length: int = 77) -> Tokenizer:
 
 
 def parse_merges(text: str) -> list[tuple[str, str]]:
-    """Pairs of a merges file: a comment, then one pair a line, a space between."""
+    """Parse a merges file: a comment line, then one pair per line, separated by a space.
+
+    Raises ValueError, naming the line.
+    """
     merges = []
     for number, line in enumerate(text.strip().split("\n")[1:], start=2):
         pair = line.split(" ")
         if len(pair) != 2:
-            raise ValueError(f"line {number} of the merges is {line[:40]!r}, not two pieces")
+            raise ValueError(f"line {number} is {line[:40]!r}; expected two pieces separated by a space")
         merges.append((pair[0], pair[1]))
     return merges
 
 
 def write_merges(tokenizer: Tokenizer, path: Path) -> None:
+    """Write a tokenizer as a merges file that `read_tokenizer` reads."""
     path.write_text("#merges\n" + "".join(f"{a} {b}\n" for a, b in tokenizer.merges), encoding="utf-8")

@@ -104,8 +104,8 @@ def test_activations_are_recomputed_block_by_block_with_the_same_gradients() -> 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.text.name=open_clip/ViT-B-33"], "model.text.name open_clip/ViT-B-33: no model of open_clip"),
-        (["model.text.width=24"], r"its sizes are others; set model\.text\.width=16"),
+        (["model.text.name=open_clip/ViT-B-33"], "model.text.name open_clip/ViT-B-33: open_clip has no such model"),
+        (["model.text.width=24"], r"sizes differ from the architecture's; set model\.text\.width=16"),
         (["model.image.size_px=32"], r"model\.image\.weights: .*positional_embedding is \[5, 16\], not \[17, 16\]"),
         (["model.image.name=open_clip/tiny-resnet"], r"does not fit the image tower of open_clip/tiny-resnet: \d+ entries missing"),
         (["model.text.name=open_clip/tiny-classifier"], r"does not fit the text tower of open_clip/tiny-classifier: .* is \["),

@@ -1,4 +1,4 @@
-"""Shards for the tests: small tars with what each layout has, the number of a sample in its pixels and its caption."""
+"""Small shards of each layout for tests. The number of a sample is encoded in its pixels and in its caption."""
 
 import io
 import json
@@ -13,11 +13,11 @@ import PIL.Image
 from trainer.text.tokenizer import Tokenizer
 
 Files = dict[str, bytes]
-TOKENIZER = Tokenizer([])  # bytes alone
+TOKENIZER = Tokenizer([])  # without merges: each token is a byte
 
 
 def jpeg(shade: int = 0, width: int = 48, height: int = 48, **options: Any) -> bytes:
-    """A grey picture with a darker left half."""
+    """Encode a grey image with a darker left half."""
     pixels = np.full((height, width, 3), shade, np.uint8)
     pixels[:, : width // 2] //= 2
     file = io.BytesIO()
@@ -26,7 +26,7 @@ def jpeg(shade: int = 0, width: int = 48, height: int = 48, **options: Any) -> b
 
 
 def train_files(number: int, n_boxes: int = 2, with_json: bool = True) -> Files:
-    """A sample of the pipeline, or of HyCoCLIP without the JSON."""
+    """Files of a sample in the layout train, or in hycoclip without the JSON."""
     caption = f"cat {number}"
     files = {
         "child.jpg": jpeg(number % 200 + 50),
@@ -46,18 +46,19 @@ def train_files(number: int, n_boxes: int = 2, with_json: bool = True) -> Files:
 
 
 def grit_files(number: int, **fields: Any) -> Files:
-    """A raw sample of GRIT: its left half is a box."""
+    """Files of a raw GRIT sample with one box, the left half of the image."""
     caption = f"a cat {number}"
     columns = {"caption": caption, "noun_chunks": [[0, 5, 0.0, 0.0, 0.5, 1.0, 0.9]], "ref_exps": []}
     return {"jpg": jpeg(200, 128, 96), "json": json.dumps({**columns, **fields}).encode()}
 
 
 def pair_files(number: int) -> Files:
+    """Files of a sample in the layout pairs."""
     return {"jpg": jpeg(number % 200 + 50, 64, 40), "txt": f"cat {number}".encode()}
 
 
 def write_tar(path: Path, samples: Sequence[tuple[str, Files]], tar_format: int = tarfile.USTAR_FORMAT) -> Path:
-    """(key, files) of each sample as a tar."""
+    """Write samples, given as (key, files), to a tar."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w", format=tar_format) as tar:
         for key, files in samples:
@@ -69,7 +70,7 @@ def write_tar(path: Path, samples: Sequence[tuple[str, Files]], tar_format: int 
 
 
 def write_shards(folder: Path, counts: Sequence[int], make: Any = train_files) -> Path:
-    """Shards 00000.tar, ... with so many samples each; keys count on through all of them."""
+    """Write shards 00000.tar, ... with these numbers of samples; keys are numbered over all shards."""
     number = 0
     for shard, count in enumerate(counts):
         numbers = range(number, number + count)

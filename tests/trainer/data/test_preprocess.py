@@ -4,7 +4,7 @@ import torch
 from trainer.data.preprocess import PreprocessConfig, fit, preprocess
 
 
-def test_squash_keeps_the_whole_picture_and_crop_its_middle() -> None:
+def test_squash_keeps_the_full_image_and_crop_its_centre() -> None:
     image = np.zeros((40, 80, 3), np.uint8)
     image[:, 40:] = 255
     squashed = preprocess(image, PreprocessConfig(size_px=16, mode="squash"))
@@ -15,7 +15,7 @@ def test_squash_keeps_the_whole_picture_and_crop_its_middle() -> None:
     assert preprocess(image, PreprocessConfig(size_px=16, mode="crop"))[:, :, 1:7].max() < 0.1
 
 
-def test_bytes_agree_with_torchvisions_resize() -> None:
+def test_resized_pixels_equal_those_of_torchvision() -> None:
     from torchvision.transforms.v2 import InterpolationMode
     from torchvision.transforms.v2.functional import resize
 
@@ -25,7 +25,7 @@ def test_bytes_agree_with_torchvisions_resize() -> None:
     assert torch.equal(ours, theirs)
 
 
-def test_values_lie_in_zero_to_one() -> None:
+def test_values_are_between_zero_and_one() -> None:
     image = np.random.default_rng(0).integers(0, 2, (9, 9, 3), np.uint8) * np.uint8(255)
     pixels = preprocess(image, PreprocessConfig(size_px=30, mode="squash"))
     assert pixels.dtype == torch.float32

@@ -8,12 +8,14 @@ import pytest
 from tests.trainer.data.samples import Files, grit_files, jpeg, pair_files, train_files
 from trainer.data.config import Layout
 from trainer.data.crops import Region
-from trainer.data.samples import BadSample, Sample, find_layout, key_of, read_sample
+from trainer.data.layouts import find_layout, read_sample
+from trainer.data.samples import BadSample, Sample, sample_key
 
 BOXES, PARSE, NOTHING = frozenset({"boxes"}), frozenset({"parse"}), frozenset[str]()
 
 
-def span(files: Files) -> bytes:
+def tar_bytes(files: Files) -> bytes:
+    """The members of one sample, with the key `key`."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for extension, content in files.items():
@@ -24,7 +26,7 @@ def span(files: Files) -> bytes:
 
 
 def read(files: Files, needs: frozenset[str] = NOTHING, layout: Layout | None = None) -> Sample:
-    data = span(files)
+    data = tar_bytes(files)
     return read_sample(data, layout or find_layout(data), needs)
 
 
@@ -39,11 +41,11 @@ def read(files: Files, needs: frozenset[str] = NOTHING, layout: Layout | None = 
         ({"jpg": jpeg(), "json": b'{"caption": "a cat", "subreddit": "cats"}'}, "pairs"),
     ],
 )
-def test_the_layout_is_what_the_sample_looks_like(files: Files, layout: Layout) -> None:
-    assert find_layout(span(files)) == layout
+def test_layout_is_detected_from_the_files(files: Files, layout: Layout) -> None:
+    assert find_layout(tar_bytes(files)) == layout
 
 
-def test_a_train_sample_has_its_boxes_and_its_parse() -> None:
+def test_train_sample_has_boxes_and_parse() -> None:
     files = train_files(7)
     sample = read(files, BOXES | PARSE)
     assert (sample.key, sample.caption) == ("key", "cat 7")
@@ -58,25 +60,26 @@ def test_a_train_sample_has_its_boxes_and_its_parse() -> None:
     ]
 
 
-def test_what_is_not_needed_is_not_read() -> None:
+def test_boxes_and_parse_are_not_read_unless_needed() -> None:
     sample = read({**train_files(1), "numparents.txt": b"?", "json": b"{"})
     assert (sample.boxes, sample.words) == ((), None)
 
 
-def test_grit_boxes_are_cut_as_hycoclips_conversion_cuts_them() -> None:
+def test_grit_boxes_equal_those_of_hycoclips_conversion() -> None:
     chunk, small, late = [0, 5, 0.1, 0.2, 0.9, 0.8, 0.9], [2, 5, 0.0, 0.0, 0.1, 0.1, 0.9], [2, 5, 0.0, 0.0, 1, 1, 0.8]
-    whole = [0.0, 7.9, -0.1, 0.0, 1.0, 1.2, 0.7]
-    fields: dict[str, Any] = {"noun_chunks": [chunk, small, chunk, late], "ref_exps": [whole]}
+    full = [0.0, 7.9, -0.1, 0.0, 1.0, 1.2, 0.7]
+    fields: dict[str, Any] = {"noun_chunks": [chunk, small, chunk, late], "ref_exps": [full]}
     sample = read(grit_files(1, **fields), BOXES)
-    assert sample.on_square
-    # 128 x 96 px, rounded down; a text whose first box is too small is lost.
+    assert sample.pad_to_square
+    # The image has 128 x 96 px, corners are rounded down. `late` is dropped with `small`, the first box of the same
+    # phrase.
     assert [(box.phrase, box.region) for box in sample.boxes] == [
         ("a cat", Region(12, 19, 103, 57)),
         ("a cat 1", Region(0, 0, 128, 96)),
     ]
 
 
-def test_a_subreddit_is_kept_apart_from_the_caption() -> None:
+def test_subreddit_is_read_separately_from_the_caption() -> None:
     sample = read({"jpg": jpeg(), "json": b'{"caption": "my cat", "subreddit": "cats"}'})
     assert (sample.caption, sample.subreddit) == ("my cat", "cats")
 
@@ -85,8 +88,10 @@ def without(files: Files, name: str) -> Files:
     return {key: value for key, value in files.items() if key != name}
 
 
-OTHER = json.dumps({"caption": "another", "tokens": [{"start": 0, "end": 3, "head": 0, "dep": "ROOT"}]}).encode()
-HEADLESS = json.dumps({"tokens": [{"start": 0, "end": 3, "head": 9, "dep": "ROOT"}]}).encode()
+OTHER_CAPTION = json.dumps(
+    {"caption": "another", "tokens": [{"start": 0, "end": 3, "head": 0, "dep": "ROOT"}]}
+).encode()
+INVALID_HEAD = json.dumps({"tokens": [{"start": 0, "end": 3, "head": 9, "dep": "ROOT"}]}).encode()
 
 
 @pytest.mark.parametrize(
@@ -102,8 +107,8 @@ HEADLESS = json.dumps({"tokens": [{"start": 0, "end": 3, "head": 9, "dep": "ROOT
         ({**train_files(1), "json": b"[" * 5000}, PARSE, "train", "bad_json"),
         ({**train_files(1), "json": b"[]"}, PARSE, "train", "bad_json"),
         ({**train_files(1), "json": b"{}"}, PARSE, "train", "no_parse"),
-        ({**train_files(1), "json": OTHER}, PARSE, "train", "no_parse"),
-        ({**train_files(1), "json": HEADLESS}, PARSE, "train", "no_parse"),
+        ({**train_files(1), "json": OTHER_CAPTION}, PARSE, "train", "no_parse"),
+        ({**train_files(1), "json": INVALID_HEAD}, PARSE, "train", "no_parse"),
         (train_files(1, with_json=False), PARSE, "hycoclip", "no_parse"),
         (grit_files(1, caption=None), NOTHING, "grit", "no_caption"),
         (grit_files(1, noun_chunks=None), BOXES, "grit", "no_boxes"),
@@ -114,25 +119,24 @@ HEADLESS = json.dumps({"tokens": [{"start": 0, "end": 3, "head": 9, "dep": "ROOT
         (pair_files(1), BOXES, "pairs", "no_boxes"),
     ],
 )
-def test_a_bad_sample_has_a_reason(files: Files, needs: frozenset[str], layout: Layout, reason: str) -> None:
+def test_bad_sample_is_rejected_with_a_reason(files: Files, needs: frozenset[str], layout: Layout, reason: str) -> None:
     with pytest.raises(BadSample) as caught:
         read(files, needs, layout)
     assert caught.value.reason == reason
 
 
-def test_bytes_that_are_no_sample_are_damaged() -> None:
-    for data in (b"", b"\xff" * 2000, span(train_files(1))[:700]):
+def test_bytes_that_are_not_a_sample_are_rejected_as_damaged() -> None:
+    for data in (b"", b"\xff" * 2000, tar_bytes(train_files(1))[:700]):
         with pytest.raises(BadSample, match="damaged"):
             read_sample(data, "train", NOTHING)
 
 
-def test_the_key_of_a_sample_is_said_whatever_stands_before_its_first_name() -> None:
+def test_key_is_found_after_a_pax_header_and_in_a_truncated_sample() -> None:
     file = io.BytesIO()
-    with tarfile.open(
-        fileobj=file, mode="w", format=tarfile.PAX_FORMAT
-    ) as tar:  # as webdataset writes, with pax headers
+    # webdataset writes pax headers.
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         info = tarfile.TarInfo("000000007.child.txt")
         info.mtime = 0.5
         tar.addfile(info)
-    assert key_of(file.getvalue()) == "000000007"
-    assert key_of(span(train_files(1))[:700]) == key_of(span(train_files(1)))
+    assert sample_key(file.getvalue()) == "000000007"
+    assert sample_key(tar_bytes(train_files(1))[:700]) == sample_key(tar_bytes(train_files(1)))

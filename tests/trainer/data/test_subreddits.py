@@ -20,9 +20,9 @@ def segmenter() -> Segmenter:
         ("cats", "cats"),
     ],
 )
-def test_names_come_apart_into_words(segmenter: Segmenter, name: str, words: str) -> None:
+def test_names_are_split_into_words(segmenter: Segmenter, name: str, words: str) -> None:
     assert segmenter.segment(name) == words
 
 
-def test_a_vocabulary_without_words_leaves_names_in_one_piece() -> None:
+def test_name_stays_in_one_piece_if_the_vocabulary_has_no_words() -> None:
     assert Segmenter(Tokenizer([])).segment("itookapicture") == "itookapicture"

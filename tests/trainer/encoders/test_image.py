@@ -11,14 +11,14 @@ from trainer.encoders.config import ImageConfig
 from trainer.encoders.image import sincos_positions
 
 
-def test_small_vision_transformer_has_the_papers_shape() -> None:
+def test_small_vision_transformer_has_the_sizes_of_the_paper() -> None:
     vit = build_image_encoder(ImageConfig())
     assert vit.blocks[0].attn.num_heads == 12  # type: ignore[index, union-attr]
     assert vit.norm.eps == 1e-5  # type: ignore[union-attr]
     assert sum(p.numel() for p in vit.parameters() if not p.requires_grad) == 75_648
 
 
-def test_positions_wave_with_the_row_first_and_leave_the_class_token_alone() -> None:
+def test_position_embeddings_encode_row_then_column_and_are_zero_for_the_class_token() -> None:
     table = sincos_positions(3, 8)[0]
     row, column = 2, 1
     token = table[1 + 3 * row + column]
@@ -29,14 +29,14 @@ def test_positions_wave_with_the_row_first_and_leave_the_class_token_alone() -> 
     assert not table[0].any()
 
 
-def test_any_network_of_timm_gives_one_vector_an_image() -> None:
+def test_timm_network_returns_one_feature_per_image() -> None:
     kwargs = {"layers": [1, 1, 1, 1], "channels": [8, 16, 24, 32], "norm_groups": 4}
     tower = build_image_encoder(ImageConfig(name="resnet10t", size_px=32, kwargs=kwargs))
     assert tower(torch.rand(2, 3, 32, 32)).shape == (2, tower.num_features)
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in tower.modules())
 
 
-def test_a_misspelt_tower_is_named() -> None:
+def test_unknown_image_tower_is_named_in_the_error() -> None:
     with pytest.raises(UserError, match="'vit_smal'"):
         ImageConfig(name="vit_smal")
 
@@ -45,7 +45,7 @@ def test_a_misspelt_tower_is_named() -> None:
     ("name", "kwargs"),
     [("ViT-B-32", {"layers": 1, "width": 64}), ("RN50", {"layers": (1, 1, 1, 1), "width": 16})],
 )
-def test_a_tower_of_open_clip_gives_one_vector_an_image_without_fetching_weights(
+def test_open_clip_tower_returns_one_feature_per_image_without_downloading_weights(
     name: str, kwargs: dict[str, Any]
 ) -> None:
     tower = build_image_encoder(ImageConfig(name=f"open_clip/{name}", size_px=64, kwargs=kwargs))
@@ -53,21 +53,21 @@ def test_a_tower_of_open_clip_gives_one_vector_an_image_without_fetching_weights
 
 
 @pytest.mark.parametrize("name", ["open_clip/ViT-B-33", "open_clip/hf-hub:someone/model", "open_clip/local-dir:/tmp"])
-def test_a_tower_that_open_clip_does_not_list_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="no model of open_clip"):
+def test_tower_that_open_clip_does_not_list_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="open_clip has no such model"):
         build_image_encoder(ImageConfig(name=name))
 
 
-def test_last_block_on_the_class_token_alone_has_the_numbers_and_gradients_of_the_whole_one() -> None:
+def test_class_token_block_has_the_features_and_gradients_of_the_full_block() -> None:
     torch.manual_seed(0)
     kwargs = {"embed_dim": 32, "depth": 2, "num_heads": 4, "patch_size": 8}
     vit = build_image_encoder(ImageConfig(size_px=32, kwargs=kwargs)).double()
     images = torch.rand(3, 3, 32, 32, dtype=torch.float64)
-    found = []
+    results = []
     for forward in (vit.blocks[-1].forward, partial(Block.forward, vit.blocks[-1])):  # type: ignore[index, union-attr]
         vit.blocks[-1].forward = forward  # type: ignore[index, union-attr]
         vit.zero_grad()
         features = vit(images)
         features.square().sum().backward()
-        found.append([features, *(p.grad for p in vit.parameters() if p.requires_grad)])
-    torch.testing.assert_close(found[0], found[1])
+        results.append([features, *(p.grad for p in vit.parameters() if p.requires_grad)])
+    torch.testing.assert_close(results[0], results[1])

@@ -8,7 +8,7 @@ from common.errors import UserError
 from tests.trainer.tiny_open_clip import ARCHITECTURES, register, tiny
 from trainer.encoders.build import build_image_encoder, build_text_encoder
 from trainer.encoders.config import ImageConfig, TextConfig
-from trainer.encoders.open_clip_towers import own_sizes
+from trainer.encoders.open_clip_towers import architecture_sizes
 from trainer.encoders.text import StateSource
 from trainer.text.tokenizer import openai_tokenizer
 
@@ -16,15 +16,16 @@ CAPTIONS = ["a dog", "Two cats &amp; one naïve bird.", "words " * 20, ""]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def listed(tmp_path_factory: pytest.TempPathFactory) -> None:
+def registered(tmp_path_factory: pytest.TempPathFactory) -> None:
     register(tmp_path_factory.mktemp("architectures"))
 
 
 def text_config(name: str, **fields: Any) -> TextConfig:
-    return TextConfig(name=f"open_clip/{name}", **{**own_sizes(None, f"open_clip/{name}")["text"], **fields})
+    return TextConfig(name=f"open_clip/{name}", **{**architecture_sizes(None, f"open_clip/{name}")["text"], **fields})
 
 
-def with_weights_of(theirs: Any, tower: Any, prefix: str) -> Any:
+def copy_weights(theirs: Any, tower: Any, prefix: str) -> Any:
+    """Load the entries under `prefix` of open_clip's model into our tower."""
     state = {key.removeprefix(prefix): value for key, value in theirs.state_dict().items() if key.startswith(prefix)}
     tower.load_state_dict({key: state[key] for key in tower.state_dict()})
     return tower.eval()
@@ -32,11 +33,9 @@ def with_weights_of(theirs: Any, tower: Any, prefix: str) -> Any:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @torch.no_grad()
-def test_image_features_are_those_that_open_clip_projects(name: str) -> None:
+def test_projected_image_features_equal_those_of_open_clip(name: str) -> None:
     theirs, size_px = tiny(name), ARCHITECTURES[name]["vision_cfg"]["image_size"]
-    tower = with_weights_of(
-        theirs, build_image_encoder(ImageConfig(name=f"open_clip/{name}", size_px=size_px)), "visual."
-    )
+    tower = copy_weights(theirs, build_image_encoder(ImageConfig(name=f"open_clip/{name}", size_px=size_px)), "visual.")
     images = torch.rand(3, 3, size_px, size_px)
     features, visual = tower(images), theirs.visual
     assert features.shape == (3, tower.num_features)
@@ -48,18 +47,18 @@ def test_image_features_are_those_that_open_clip_projects(name: str) -> None:
         case "tiny-classifier":
             projected = visual.trunk.head.fc(features)
         case _:
-            projected = features  # its pool projects by itself
+            projected = features  # the attention pool includes the projection
     torch.testing.assert_close(projected, theirs.encode_image(images))
-    assert all(key in visual.state_dict() for key in tower.projection)
+    assert all(key in visual.state_dict() for key in tower.projection_keys)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @torch.no_grad()
-def test_text_features_are_those_that_open_clip_projects_whatever_the_padding(name: str) -> None:
+def test_projected_text_features_equal_those_of_open_clip_with_any_padding(name: str) -> None:
     theirs = tiny(name)
     text = theirs.text if ARCHITECTURES[name].get("custom_text") else theirs
     prefix = "text." if text is not theirs else ""
-    tower = with_weights_of(theirs, build_text_encoder(text_config(name)), prefix)
+    tower = copy_weights(theirs, build_text_encoder(text_config(name)), prefix)
     expected = theirs.encode_text(open_clip.get_tokenizer(name)(CAPTIONS))
     for captions, rows in ((CAPTIONS, slice(None)), (CAPTIONS[:1], slice(1))):
         features = tower(openai_tokenizer(12)(captions))
@@ -67,28 +66,28 @@ def test_text_features_are_those_that_open_clip_projects_whatever_the_padding(na
 
 
 @pytest.mark.parametrize("name", ["tiny-vit", "tiny-timm"])
-def test_words_have_their_states_at_the_places_asked_for(name: str) -> None:
+def test_token_states_are_those_of_the_selected_source(name: str) -> None:
     tower: Any = build_text_encoder(text_config(name)).eval()
     ids = openai_tokenizer(12)(CAPTIONS[:2])
-    length, seen = ids.shape[1], []
+    length, blocks = ids.shape[1], []  # input and output of each block
     for block in tower.transformer.resblocks:
-        block.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
-    inside, outside = tower(ids, StateSource(kind="block", block=1)), tower(ids, StateSource())
-    first, second = seen[:2]
-    torch.testing.assert_close(inside.initial, second[0][:, :length])
-    torch.testing.assert_close(inside.contextual, second[1][:, :length])
-    torch.testing.assert_close(outside.initial, first[0][:, :length])
-    torch.testing.assert_close(outside.contextual, tower.ln_final(second[1])[:, :length])
-    torch.testing.assert_close(outside.sentence, tower(ids))
+        block.register_forward_hook(lambda _, inputs, output: blocks.append((inputs[0], output)))
+    of_block, of_tower = tower(ids, StateSource(kind="block", block=1)), tower(ids, StateSource())
+    first, second = blocks[:2]
+    torch.testing.assert_close(of_block.initial, second[0][:, :length])
+    torch.testing.assert_close(of_block.contextual, second[1][:, :length])
+    torch.testing.assert_close(of_tower.initial, first[0][:, :length])
+    torch.testing.assert_close(of_tower.contextual, tower.ln_final(second[1])[:, :length])
+    torch.testing.assert_close(of_tower.pooled, tower(ids))
 
 
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("ViT-B-33", {}, "text.name open_clip/ViT-B-33: no model of open_clip"),
-        ("ViT-B-16-SigLIP", {}, "another tokenizer's tokens"),
+        ("ViT-B-33", {}, "text.name open_clip/ViT-B-33: open_clip has no such model"),
+        ("ViT-B-16-SigLIP", {}, "needs another tokenizer"),
         ("roberta-ViT-B-32", {}, "hf_model_name roberta-base"),
-        ("coca_ViT-B-32", {}, "a token of its own"),
+        ("coca_ViT-B-32", {}, "appends a class token"),
         (
             "tiny-classifier",
             {},
@@ -96,11 +95,11 @@ def test_words_have_their_states_at_the_places_asked_for(name: str) -> None:
         ),
     ],
 )
-def test_a_text_tower_that_is_not_to_be_had_is_refused_by_name(name: str, fields: Any, message: str) -> None:
+def test_unsupported_text_tower_is_refused(name: str, fields: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_text_encoder(TextConfig(name=f"open_clip/{name}"))
 
 
-def test_a_misspelt_text_tower_is_named() -> None:
+def test_unknown_text_tower_is_named_in_the_error() -> None:
     with pytest.raises(UserError, match=r"name is 'ViT-B-32'; give open_clip/NAME"):
         TextConfig(name="ViT-B-32")

@@ -1,4 +1,4 @@
-"""Words of a parse on byte pairs: every hard case by name, then any Unicode."""
+"""Tests of the alignment of words and tokens: one test per special case, then arbitrary Unicode text."""
 
 from itertools import pairwise
 
@@ -21,22 +21,22 @@ OPENAI = openai_tokenizer()
 
 
 def words_at(*spans: tuple[int, int]) -> list[Word]:
-    """Words at these characters, each the child of the one before."""
+    """Words with these spans, each a child of the one before."""
     return [Word(start=a, end=b, head=max(i - 1, 0), dep="dep") for i, (a, b) in enumerate(spans)]
 
 
 def split_as(caption: str, *words: str) -> list[Word]:
-    """These words, as they follow each other in the caption."""
-    spans, at = [], 0
+    """Words with these texts, which follow each other in the caption."""
+    spans, offset = [], 0
     for word in words:
-        start = caption.index(word, at)
-        at = start + len(word)
-        spans.append((start, at))
+        start = caption.index(word, offset)
+        offset = start + len(word)
+        spans.append((start, offset))
     return words_at(*spans)
 
 
 def tokens_of(caption: str, *words: str) -> dict[str, list[str]]:
-    """The pieces that each word gets."""
+    """The tokens of each word, as text."""
     ids, tree = align(OPENAI, caption, split_as(caption, *words))
     assert ids == OPENAI.encode(caption)
     assert len(tree.word_of_token) == len(ids)
@@ -47,7 +47,7 @@ def tokens_of(caption: str, *words: str) -> dict[str, list[str]]:
     return pieces
 
 
-def test_contraction_that_is_cut_elsewhere_goes_to_the_word_with_more_of_it() -> None:
+def test_token_belongs_to_the_word_with_the_larger_overlap() -> None:
     assert tokens_of("I don't run", "I", "do", "n't", "run") == {
         "I": ["i"],
         "do": ["don"],
@@ -57,7 +57,7 @@ def test_contraction_that_is_cut_elsewhere_goes_to_the_word_with_more_of_it() ->
     assert tokens_of("she'll cannot", "she", "'ll", "can", "not")["'ll"] == ["'ll"]
 
 
-def test_token_that_spans_two_words_goes_to_the_first_of_equals() -> None:
+def test_token_with_equal_overlaps_belongs_to_the_first_word() -> None:
     ids, tree = align(OPENAI, "gonna go", split_as("gonna go", "gon", "na", "go"))
     assert [OPENAI.pieces[index] for index in ids[1:-1]] == ["gonna</w>", "go</w>"]
     assert tree.word_of_token == (NONE, 0, 1, NONE)
@@ -65,10 +65,10 @@ def test_token_that_spans_two_words_goes_to_the_first_of_equals() -> None:
     assert largest_overlap([(0, 2)], words_at((0, 1), (1, 2))) == [0]
 
 
-def test_hyphens_and_punctuation_are_words_of_their_own() -> None:
+def test_hyphens_and_punctuation_are_separate_words() -> None:
     pieces = tokens_of("a well-known, old dog!", "a", "well", "-", "known", ",", "old", "dog", "!")
     assert all(len(tokens) == 1 for tokens in pieces.values())
-    # Byte pairs take a run of punctuation as one.
+    # The tokenizer takes a run of punctuation as one word.
     assert tokens_of('he said "go!"', "he", "said", '"', "go", "!", '"')["!"] == ['!"']
 
 
@@ -78,14 +78,14 @@ def test_emoji_has_all_the_tokens_of_its_bytes() -> None:
     assert pieces["runs"] == ["runs"]
 
 
-def test_two_flags_written_together_are_told_apart() -> None:
+def test_two_adjacent_flags_have_separate_tokens() -> None:
     caption = "🇩🇪🇫🇷 flags"
     pieces = tokens_of(caption, "🇩🇪", "🇫🇷", "flags")
     assert pieces["🇩🇪"] and pieces["🇫🇷"]  # noqa: PT018
     assert pieces["flags"] == ["flags"]
 
 
-def test_dotted_capital_i_becomes_two_characters_and_words_after_it_stay_in_place() -> None:
+def test_words_after_a_dotted_capital_i_keep_their_tokens() -> None:
     caption = "İİİİ İzmir by night"
     assert len(caption.lower()) == len(caption) + 5
     pieces = tokens_of(caption, "İİİİ", "İzmir", "by", "night")
@@ -94,7 +94,7 @@ def test_dotted_capital_i_becomes_two_characters_and_words_after_it_stay_in_plac
     assert "".join(pieces["İzmir"]).endswith("zmir")
 
 
-def test_ligatures_that_the_cleaning_takes_apart_belong_to_their_word() -> None:
+def test_tokens_of_a_split_ligature_belong_to_its_word() -> None:
     caption = "a \ufb01ne \ufb02ower"
     assert clean(caption) == "a fine flower"
     assert tokens_of(caption, "a", "\ufb01ne", "\ufb02ower") == {
@@ -104,7 +104,7 @@ def test_ligatures_that_the_cleaning_takes_apart_belong_to_their_word() -> None:
     }
 
 
-def test_entities_that_the_cleaning_resolves_belong_to_their_word() -> None:
+def test_tokens_of_an_unescaped_entity_belong_to_its_word() -> None:
     caption = "salt &amp;amp; pepper &lt;3"
     assert tokens_of(caption, "salt", "&amp;amp;", "pepper", "&lt;3") == {
         "salt": ["salt"],
@@ -114,13 +114,14 @@ def test_entities_that_the_cleaning_resolves_belong_to_their_word() -> None:
     }
 
 
-def test_mojibake_that_the_cleaning_mends_belongs_to_its_word() -> None:
+def test_tokens_of_repaired_mojibake_belong_to_its_word() -> None:
     caption = "cafÃ© table"
     assert OPENAI.encode(caption) == OPENAI.encode("café table")
-    assert tokens_of(caption, "cafÃ©", "table")["cafÃ©"] == ["cafÃ©"], "the vocabulary writes the bytes of é that way"
+    # The vocabulary represents the bytes of é by these characters.
+    assert tokens_of(caption, "cafÃ©", "table")["cafÃ©"] == ["cafÃ©"]
 
 
-def test_combining_marks_stay_with_their_letter() -> None:
+def test_combining_marks_belong_to_the_word_of_their_letter() -> None:
     decomposed = "cafe\u0301 table"
     assert tokens_of(decomposed, "cafe\u0301", "table")["table"] == ["table"]
     zalgo = "z\u0335\u0336a\u0337lgo dog"
@@ -129,7 +130,7 @@ def test_combining_marks_stay_with_their_letter() -> None:
     assert len(pieces["z\u0335\u0336a\u0337lgo"]) > 3
 
 
-def test_unknown_characters_are_words_of_their_bytes() -> None:
+def test_unknown_characters_have_the_tokens_of_their_bytes() -> None:
     pieces = tokens_of("\ufffd \U000e0041 dog \u200b\ue000", "\ufffd", "\U000e0041", "dog")
     assert pieces["dog"] == ["dog"]
     assert pieces["\ufffd"]
@@ -151,7 +152,7 @@ def test_caption_of_white_space_has_no_words(caption: str) -> None:
     assert collate_trees([tree]).head.shape == (1, 0)
 
 
-def test_words_cut_at_77_tokens_lose_their_edges() -> None:
+def test_words_beyond_77_tokens_are_dropped_with_their_edges() -> None:
     caption = " ".join(["dog"] * 100)
     ids, tree = align(OPENAI, caption, words_at(*[(4 * i, 4 * i + 3) for i in range(100)]))
     assert len(ids) == len(tree.word_of_token) == 77
@@ -159,25 +160,24 @@ def test_words_cut_at_77_tokens_lose_their_edges() -> None:
     assert tree.head == (0, *range(74))
 
 
-def test_a_word_that_the_cut_goes_through_is_no_word() -> None:
+def test_partly_truncated_word_is_dropped() -> None:
     caption = " ".join(["dog"] * 74) + " qwxzqwxz"
     start = len(caption) - len("qwxzqwxz")
     words = words_at(*[(4 * i, 4 * i + 3) for i in range(74)], (start, len(caption)))
-    uncut = len(OPENAI.encode(caption))
-    assert uncut > 77
+    assert len(OPENAI.encode(caption)) > 77
     _, tree = align(OPENAI, caption, words)
     assert len(tree.head) == 74
     assert tree.word_of_token[75:] == (NONE, NONE)
 
 
-def test_a_word_whose_head_was_cut_off_stays_without_an_edge() -> None:
+def test_word_with_a_truncated_head_has_no_edge() -> None:
     caption = " ".join(["dog"] * 100)
     words = [Word(start=4 * i, end=4 * i + 3, head=99, dep="dep") for i in range(100)]
     _, tree = align(OPENAI, caption, words)
     assert tree.head == tuple(range(75))
 
 
-def test_relations_have_the_numbers_of_their_labels_and_unknown_ones_are_other() -> None:
+def test_relation_ids_match_their_labels_and_unknown_labels_become_other() -> None:
     caption = "two cats"
     words = [Word(start=0, end=3, head=1, dep="nummod"), Word(start=4, end=8, head=1, dep="flat:foreign")]
     _, tree = align(OPENAI, caption, words)
@@ -195,20 +195,20 @@ def test_relations_have_the_numbers_of_their_labels_and_unknown_ones_are_other()
     ),
     st.data(),
 )
-def test_any_text_has_its_ids_and_offsets_inside_and_in_order(text: str, data: st.DataObject) -> None:
+def test_offsets_of_any_text_are_sorted_and_inside_the_text(text: str, data: st.DataObject) -> None:
     ids, spans = OPENAI.encode_with_offsets(text)
     assert ids == OPENAI.encode(text)
     assert len(spans) == len(ids)
     assert all(0 <= start <= end <= len(text) for start, end in spans)
     assert sorted(spans, key=lambda span: span[0]) == spans
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)) | {0, len(text)})
-    words = words_at(*pairwise(cuts))
+    boundaries = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)) | {0, len(text)})
+    words = words_at(*pairwise(boundaries))
     chosen = largest_overlap(spans, words)
     for (start, end), owner in zip(spans, chosen, strict=True):
         shared = [max(0, min(end, word.end) - max(start, word.start)) for word in words]
         assert owner == (shared.index(max(shared)) if max(shared, default=0) > 0 else NONE)
-    cut, tree = align(OPENAI, text, words)
-    assert len(tree.word_of_token) == len(cut)
+    truncated, tree = align(OPENAI, text, words)
+    assert len(tree.word_of_token) == len(truncated)
     assert set(tree.word_of_token) - {NONE} == set(range(len(tree.head)))
     assert all(0 <= head < len(tree.head) for head in tree.head)
 
@@ -217,25 +217,25 @@ def test_any_text_has_its_ids_and_offsets_inside_and_in_order(text: str, data: s
     ("token", "message"),
     [
         ({"start": 0, "end": 3, "head": 0}, "no 'dep'"),
-        ({"start": 0, "end": 3, "head": 1, "dep": "ROOT"}, "there are 1 words"),
-        ({"start": 0, "end": 9, "head": 0, "dep": "ROOT"}, "of a caption of 3 characters"),
+        ({"start": 0, "end": 3, "head": 1, "dep": "ROOT"}, "but there are 1 words"),
+        ({"start": 0, "end": 9, "head": 0, "dep": "ROOT"}, "in a caption of 3 characters"),
         ({"start": 2, "end": 1, "head": 0, "dep": "ROOT"}, "not a parse of this caption"),
-        ({"start": "0", "end": 3, "head": 0, "dep": "ROOT"}, "whole numbers"),
-        ({"start": True, "end": 3, "head": 0, "dep": "ROOT"}, "whole numbers"),
+        ({"start": "0", "end": 3, "head": 0, "dep": "ROOT"}, "must be integers"),
+        ({"start": True, "end": 3, "head": 0, "dep": "ROOT"}, "must be integers"),
     ],
 )
-def test_what_is_no_parse_of_the_caption_is_refused_with_the_word(token: dict[str, object], message: str) -> None:
+def test_invalid_parse_raises_an_error_with_the_index_of_the_word(token: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=rf"tokens\[0\].*{message}"):
         read_words([token], "dog")
 
 
-def test_overlapping_words_are_refused() -> None:
+def test_overlapping_words_raise_an_error() -> None:
     token = {"start": 0, "end": 3, "head": 0, "dep": "ROOT"}
     with pytest.raises(ValueError, match=r"tokens\[1\]"):
         read_words([token, token], "dog")
 
 
-def test_collated_trees_are_padded_and_their_rows_are_the_captions() -> None:
+def test_collated_trees_are_padded_with_one_row_per_caption() -> None:
     trees = [align(OPENAI, text, split_as(text, *text.split()))[1] for text in ("a dog", "two cats chase a dog")]
     syntax = collate_trees(trees)
     assert syntax.word_of_token.tolist()[0] == [NONE, 0, 1, NONE, NONE, NONE, NONE]

@@ -1,0 +1,47 @@
+"""Small loaders for tests, and comparison of their batches."""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+
+from tests.trainer.data.samples import TOKENIZER
+from trainer.batch import Batch
+from trainer.data.config import DataConfig
+from trainer.data.loader import Loader
+
+BOXES = frozenset({"boxes"})
+
+
+def small_loader(shards: object, batch: int = 4, needs: frozenset[str] = BOXES, **fields: Any) -> Loader:
+    """A loader of small batches without loader processes; `fields` are settings, `rank` and `world_size`."""
+    ranks = {name: fields.pop(name) for name in ("rank", "world_size") if name in fields}
+    config = DataConfig(**{"shards": str(shards), "workers": 0, "shuffle_buffer": 6, **fields})
+    return Loader(config, tokenizer=TOKENIZER, size_px=16, batch=batch, needs=needs, **ranks)
+
+
+def take(source: Loader, n: int) -> list[Batch]:
+    """Return the next n batches and close the loader."""
+    batches = list(islice(iter(source), n))
+    source.close()
+    return batches
+
+
+def tensors(batch: Batch) -> dict[str, torch.Tensor]:
+    """All tensors of a batch by field, with those of its parse."""
+    fields = {**vars(batch), **(vars(batch.syntax) if batch.syntax else {})}
+    return {name: value for name, value in fields.items() if isinstance(value, torch.Tensor)}
+
+
+def assert_batches_equal(actual: Sequence[Batch], expected: Sequence[Batch]) -> None:
+    """Assert that keys and tensors of the batches are equal."""
+    assert [batch.keys for batch in actual] == [batch.keys for batch in expected]
+    for one, other in zip(actual, expected, strict=True):
+        assert tensors(one).keys() == tensors(other).keys()
+        assert all(torch.equal(value, tensors(other)[name]) for name, value in tensors(one).items())
+
+
+def keys(batches: Sequence[Batch]) -> list[str]:
+    """Keys of the samples of all batches, in order."""
+    return [key for batch in batches for key in batch.keys]

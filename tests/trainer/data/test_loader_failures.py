@@ -1,0 +1,115 @@
+import logging
+import multiprocessing
+import os
+import signal
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import UserError
+from tests.trainer.data.loading import assert_batches_equal, keys, small_loader, take
+from tests.trainer.data.samples import jpeg, pair_files, train_files, write_shards, write_tar
+
+
+def write_bad_samples(folder: Path) -> Path:
+    """Write a shard of 20 samples, of which 3, 8, 11 and 14 are bad."""
+    samples = [(f"{n:04d}", train_files(n)) for n in range(20)]
+    samples[3][1]["child.jpg"] = jpeg()[:300]
+    samples[8][1]["parent000.jpg"] = samples[8][1]["parent001.jpg"] = b"no image"
+    samples[11][1]["child.txt"] = b""
+    del samples[14][1]["child.txt"]
+    write_tar(folder / "0.tar", samples)
+    return folder
+
+
+def test_bad_samples_are_counted_logged_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = small_loader(write_bad_samples(tmp_path), batch=5)
+    with caplog.at_level(logging.WARNING):
+        batches = take(source, 4)
+    assert all(len(batch.keys) == 5 == len(set(batch.keys)) for batch in batches)
+    assert not {f"0.tar/{n:04d}" for n in (3, 8, 11, 14)} & set(keys(batches))
+    bad = {name: n for name, n in source.counts.items() if name.startswith("bad/")}
+    assert bad.keys() == {"bad/undecodable_image", "bad/no_caption", "bad/missing_member"}
+    assert sum(bad.values()) >= 4  # a replacement may be bad too
+    assert (
+        "0.tar: 0014: missing_member: the sample has no child.txt, only child.jpg, json, numparents.txt" in caplog.text
+    )
+
+
+def test_replacements_are_the_same_with_workers_and_after_resuming(tmp_path: Path) -> None:
+    shards = write_bad_samples(tmp_path)
+    source, resumed = small_loader(shards, workers=1), small_loader(shards)
+    uninterrupted = take(source, 6)
+    resumed.load_state_dict({**resumed.state_dict(), "place": 12})
+    assert_batches_equal(take(resumed, 3), uninterrupted[3:])
+
+
+def test_log_of_many_bad_samples_is_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    samples = [(f"{n}", train_files(n)) for n in range(20)]
+    for _, files in samples[4:]:
+        files["child.txt"] = b""
+    write_tar(tmp_path / "0.tar", samples)
+    source = small_loader(tmp_path, batch=1)
+    take(source, 30)
+    assert source.n_bad > 100
+    assert len(caplog.records) < 20
+
+
+@pytest.mark.parametrize(
+    ("make", "needs", "message"),
+    [
+        (pair_files, "boxes", r"00000\.tar: 0000: no_boxes.*none of the 5 samples checked.*train without boxes"),
+        (lambda n: train_files(n, with_json=False), "parse", r"00000\.tar: 0000: no_parse.*formats=\[train\]"),
+        (lambda n: {"txt": b"a"}, "boxes", r"missing_member: the sample has no jpg.*give train/ shards"),
+    ],
+)
+def test_data_that_lack_a_need_of_the_model_are_refused_at_the_start(
+    tmp_path: Path, make: Any, needs: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        small_loader(write_shards(tmp_path, [3, 2], make), needs=frozenset({needs}))
+
+
+def test_wrong_layout_setting_is_named_in_the_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no json.*data\.layout is grit; set data\.layout=auto"):
+        small_loader(write_shards(tmp_path, [3], pair_files), layout="grit")
+
+
+def test_one_usable_sample_among_those_checked_is_enough_to_start(tmp_path: Path) -> None:
+    samples = [(f"{n}", train_files(n, n_boxes=int(n == 5))) for n in range(10)]
+    write_tar(tmp_path / "0.tar", samples)
+    (batch,) = take(small_loader(tmp_path, batch=1), 1)
+    assert batch.keys == ("0.tar/5",)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_run_stops_if_all_samples_are_bad(tmp_path: Path, workers: int) -> None:
+    samples = [(f"{n}", train_files(n)) for n in range(4)]
+    write_tar(tmp_path / "0.tar", samples)
+    source = small_loader(tmp_path, workers=workers)
+    for _, files in samples:
+        files["child.txt"] = b" " * len(files["child.txt"])  # of the same size, so the index stays valid
+    write_tar(tmp_path / "0.tar", samples)
+    with pytest.raises(UserError, match=r"256 bad samples in a row, among them .*0\.tar: \d: no_caption"):
+        take(source, 1)
+
+
+def test_killed_worker_raises_a_user_error_at_the_next_batch(shards: Path) -> None:
+    before = set(multiprocessing.active_children())
+    source = small_loader(shards, workers=1)
+    batches = iter(source)
+    next(batches)
+    (worker,) = set(multiprocessing.active_children()) - before
+    os.kill(worker.pid or 0, signal.SIGKILL)
+    worker.join(10)
+    with pytest.raises(UserError, match=r"was killed.*data\.workers"):
+        list(islice(batches, 10))
+    source.close()
+
+
+def test_fewer_samples_than_a_batch_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (batch,) = take(small_loader(write_shards(tmp_path, [3]), batch=7), 1)
+    assert len(batch.keys) == 7
+    assert "3 samples are fewer than a batch of 7" in caplog.text

@@ -1,0 +1,201 @@
+"""Build batches from samples: read, crop, tokenize and collate.
+
+Every random choice (box, crop, subreddit prefix, replacement of a bad sample) depends only on the seed and on the
+position of the sample, so all processes build the same batch.
+
+Shapes: b pairs, m boxes, s side of an image in pixels, l tokens.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.images import Image, ImageRejected
+from trainer.data.config import DataConfig, Layout
+from trainer.data.crops import draw_crop
+from trainer.data.index import Index
+from trainer.data.layouts import read_sample
+from trainer.data.samples import BadSample, Box, Sample, open_image, sample_key
+from trainer.data.shards import ByteRangeReader
+from trainer.data.subreddits import Segmenter
+from trainer.text.syntax import WordTree, align, collate_trees
+from trainer.text.tokenizer import Tokenizer, pad
+
+MAX_ATTEMPTS: Final = 256  # samples tried for one row; so many bad ones in a row mean that the data are unusable
+MAX_REPORTED: Final = 8  # bad samples that the report of a batch names
+
+
+@dataclass
+class BatchReport:
+    """Statistics and errors of building one batch."""
+
+    counts: Counter[str] = field(default_factory=Counter)  # "samples", and "bad/REASON" for each reason
+    bad_samples: list[str] = field(default_factory=list)  # `SHARD: KEY: REASON: DETAIL` of the first bad samples
+    error: str = ""  # message for the user if the batch could not be built
+
+
+@dataclass
+class BatchRows:
+    """The rows of a batch while they are filled."""
+
+    images: Image  # [b s s 3]
+    keys: list[str] = field(default_factory=list)
+    ids: list[list[int]] = field(default_factory=list)
+    box_images: list[Image] = field(default_factory=list)  # m of [s s 3]; views of `boxes`, unless it is None
+    boxes: Image | None = None  # [b s s 3] if every pair has exactly one box
+    box_ids: list[list[int]] = field(default_factory=list)
+    box_owner: list[int] = field(default_factory=list)
+    trees: list[WordTree] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class BatchBuilder:
+    """Builds the batch at any position. Can be sent to other processes."""
+
+    config: DataConfig
+    layout: Layout
+    index: Index
+    tokenizer: Tokenizer
+    size_px: int
+    needs: frozenset[str]
+    reader: ByteRangeReader = field(default_factory=ByteRangeReader)
+
+    def __post_init__(self) -> None:
+        self.segmenter = Segmenter(self.tokenizer) if self.layout == "pairs" else None
+
+    def build(self, position: int, samples: NDArray[np.int64]) -> tuple[dict[str, Any], BatchReport]:
+        """Return the fields of a `trainer.batch.Batch` of `samples`, and a report.
+
+        `position` is that of the first sample. A bad sample is replaced by a random other one. Raises UserError if a
+        shard cannot be read.
+        """
+        rows = BatchRows(self.empty_images(len(samples)))
+        if "boxes" in self.needs and self.config.boxes == "random":
+            rows.boxes = self.empty_images(len(samples))
+        report, used = BatchReport(), set(map(int, samples))
+        contents = self.reader.read([self.index.byte_range(int(sample)) for sample in samples])
+        for row, sample in enumerate(samples):
+            data, chosen = contents[row], int(sample)
+            for attempt in range(MAX_ATTEMPTS):
+                generator = random.Random(f"{self.config.seed}:{position + row}:{attempt}")
+                if attempt:
+                    chosen = self.draw_replacement(generator, used)
+                    data = self.reader.read([self.index.byte_range(chosen)])[0]
+                try:
+                    self.add_sample(rows, row, read_sample(data, self.layout, self.needs), chosen, generator)
+                    break
+                except BadSample as bad:
+                    report.counts[f"bad/{bad.reason}"] += 1
+                    if len(report.bad_samples) < MAX_REPORTED:
+                        shard = self.index.locate(chosen)[0]
+                        report.bad_samples.append(f"{shard.url}: {sample_key(data)}: {bad}")
+            else:
+                report.error = (
+                    f"{MAX_ATTEMPTS} bad samples in a row, among them {report.bad_samples[-1]}; "
+                    f"fix or replace the shards"
+                )
+                return {}, report
+        report.counts["samples"] += len(samples)
+        return self.collate(rows), report
+
+    def empty_images(self, n: int) -> Image:
+        return np.empty((n, self.size_px, self.size_px, 3), np.uint8)
+
+    def draw_replacement(self, generator: random.Random, used: set[int]) -> int:
+        """Draw a sample and add it to `used`; avoid those in `used` if there are more than twice as many samples."""
+        avoid_used = self.index.n_samples > 2 * len(used)
+        while True:
+            sample = generator.randrange(self.index.n_samples)
+            if not avoid_used or sample not in used:
+                used.add(sample)
+                return sample
+
+    def add_sample(self, rows: BatchRows, row: int, sample: Sample, number: int, generator: random.Random) -> None:
+        """Crop and tokenize sample `number` of the index into a row.
+
+        Raises BadSample if an image is damaged; `rows` is then unchanged except for the pixels of that row.
+        """
+        caption = self.prefixed_caption(sample, generator)
+        boxes = self.choose_boxes(sample.boxes, generator)
+        box_images = list(self.empty_images(len(boxes)) if rows.boxes is None else rows.boxes[row : row + 1])
+        self.write_crops(sample, boxes, [rows.images[row], *box_images], generator)
+        if sample.words is None:
+            rows.ids.append(self.token_ids(caption))
+        else:
+            ids, tree = align(self.tokenizer, caption, sample.words)
+            rows.ids.append(ids)
+            rows.trees.append(tree)
+        rows.keys.append(f"{self.index.locate(number)[0].name}/{sample.key}")
+        rows.box_images += box_images
+        rows.box_ids += [self.token_ids(box.phrase) for box in boxes]
+        rows.box_owner += [row] * len(boxes)
+
+    def prefixed_caption(self, sample: Sample, generator: random.Random) -> str:
+        """Return the caption, with the words of its subreddit in front with probability `subreddit_probability`.
+
+        A caption with a parse gets no prefix, since the parse's offsets count from the start of the caption.
+        """
+        if sample.subreddit is None or sample.words is not None or self.segmenter is None:
+            return sample.caption
+        if generator.random() >= self.config.subreddit_probability:
+            return sample.caption
+        return f"{self.segmenter.segment(sample.subreddit)} : {sample.caption}"
+
+    def choose_boxes(self, boxes: Sequence[Box], generator: random.Random) -> Sequence[Box]:
+        """Return all boxes or a random one, as `data.boxes` selects."""
+        return boxes if self.config.boxes == "all" or not boxes else [generator.choice(boxes)]
+
+    def write_crops(
+        self, sample: Sample, boxes: Sequence[Box], outs: Sequence[Image], generator: random.Random
+    ) -> None:
+        """Write random crops of the image and of each box to `outs`, each [s s 3].
+
+        All regions of the sample's image are cropped from one decoding. Raises BadSample if an image is damaged.
+        """
+        image, config = sample.image, self.config
+        draw = partial(draw_crop, generator, sample.pad_to_square, self.size_px, config.crop_scale, config.crop_ratio)
+        crops, crop_outs = [draw(image.full_region)], [outs[0]]  # crops of the sample's image
+        try:
+            for box, out in zip(boxes, outs[1:], strict=True):
+                if box.image is None:
+                    crops.append(draw(box.region or image.full_region))
+                    crop_outs.append(out)
+                else:
+                    box_image = open_image(box.image)
+                    box_image.write_crops([draw(box_image.full_region)], [out])
+            image.write_crops(crops, crop_outs)
+        except ImageRejected as error:
+            raise BadSample("undecodable_image", str(error)) from error
+
+    def token_ids(self, text: str) -> list[int]:
+        """Return the ids of a text, truncated to the context."""
+        return self.tokenizer.truncate(self.tokenizer.encode(text))
+
+    def collate(self, rows: BatchRows) -> dict[str, Any]:
+        """Return the fields of `trainer.batch.Batch`. Images are [* 3 s s] in channels-last memory format."""
+        batch: dict[str, Any] = {
+            "images": to_channels_first(rows.images),
+            "token_ids": pad(rows.ids),
+            "keys": tuple(rows.keys),
+        }
+        if "boxes" in self.needs:
+            batch["box_images"] = to_channels_first(np.stack(rows.box_images) if rows.boxes is None else rows.boxes)
+            batch["box_token_ids"] = pad(rows.box_ids)
+            if self.config.boxes == "all":
+                batch["box_owner"] = torch.tensor(rows.box_owner)
+        if "parse" in self.needs:
+            batch["syntax"] = collate_trees(rows.trees)
+        return batch
+
+
+def to_channels_first(pixels: Image) -> Tensor:
+    """View images [n s s 3] as a tensor [n 3 s s] in the same memory."""
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2)

@@ -1,0 +1,171 @@
+"""Read samples of the supported layouts.
+
+train      child.jpg, child.txt, numparents.txt, parent000.jpg, parent000.txt, ... and a JSON with the parse: the
+           pipeline's train/ shards
+hycoclip   the same without JSON: HyCoCLIP's processed GRIT
+grit       jpg and a JSON with `caption`, `noun_chunks` and `ref_exps`; the last two are lists of
+           [start, end, x_min, y_min, x_max, y_max, score] with corners as fractions of the image
+pairs      jpg, and a txt or a JSON with `caption` and optionally `subreddit` (RedCaps)
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from schemas.files import (
+    GRIT_CAPTION,
+    GRIT_IMAGE,
+    GRIT_JSON,
+    TRAIN_ANNOTATIONS,
+    TRAIN_BOX_IMAGE,
+    TRAIN_BOX_PHRASE,
+    TRAIN_CAPTION,
+    TRAIN_IMAGE,
+    TRAIN_N_PARENTS,
+)
+from trainer.data.config import Layout
+from trainer.data.crops import EncodedImage, Region
+from trainer.data.samples import BadSample, Box, Sample, SampleFiles, open_image
+from trainer.text.syntax import Word, read_words
+
+IMAGES: Final = (GRIT_IMAGE, "jpeg", "png", "webp")  # extensions of the image in the layouts grit and pairs
+MIN_BOX_AREA_PX: Final = 32 * 32  # HyCoCLIP's conversion of GRIT keeps only boxes larger than this
+
+
+def find_layout(data: bytes) -> Layout:
+    """Return the layout that the files of a sample match. Raises BadSample if they match none."""
+    files = SampleFiles(data)
+    if TRAIN_IMAGE in files:
+        return "train" if TRAIN_ANNOTATIONS in files else "hycoclip"
+    read_image_file(files)  # raises BadSample if there is no image
+    if GRIT_JSON in files and "noun_chunks" in files.json(GRIT_JSON):
+        return "grit"
+    if GRIT_CAPTION in files or GRIT_JSON in files:
+        return "pairs"
+    raise BadSample("missing_member", f"the sample has an image but neither {GRIT_CAPTION} nor {GRIT_JSON}")
+
+
+def read_sample(data: bytes, layout: Layout, needs: frozenset[str]) -> Sample:
+    """Read a sample from its bytes; `needs` may contain "boxes" and "parse".
+
+    Raises BadSample if the sample is damaged or lacks something needed.
+    """
+    read: Callable[[SampleFiles, frozenset[str]], Sample]
+    match layout:
+        case "train" | "hycoclip":
+            read = read_train
+        case "grit":
+            read = read_grit
+        case "pairs":
+            read = read_pair
+    sample = read(SampleFiles(data), needs)
+    if "boxes" in needs and not sample.boxes:
+        raise BadSample("no_boxes", "the sample has no boxes")
+    if "parse" in needs and sample.words is None:
+        raise BadSample("no_parse", "the sample has no parse of its caption")
+    return sample
+
+
+def read_train(files: SampleFiles, needs: frozenset[str]) -> Sample:
+    """Read a sample of the layouts train and hycoclip."""
+    caption = check_caption(files.text(TRAIN_CAPTION))
+    has_parse = "parse" in needs and TRAIN_ANNOTATIONS in files
+    return Sample(
+        key=files.key,
+        image=open_image(files[TRAIN_IMAGE]),
+        caption=caption,
+        boxes=tuple(train_boxes(files)) if "boxes" in needs else (),
+        words=read_parse(files.json(TRAIN_ANNOTATIONS), caption) if has_parse else None,
+    )
+
+
+def train_boxes(files: SampleFiles) -> Iterator[Box]:
+    """Yield the box-phrase pairs (HyCoCLIP's "parents"), without those whose phrase is empty."""
+    count = files.text(TRAIN_N_PARENTS).strip()
+    if not count.isdigit() or len(count) > 4:
+        raise BadSample("missing_member", f"{TRAIN_N_PARENTS} contains {count[:20]!r} instead of a number below 10000")
+    for index in range(int(count)):
+        phrase = files.text(TRAIN_BOX_PHRASE.format(index))
+        if phrase.strip():
+            yield Box(phrase=phrase, image=files[TRAIN_BOX_IMAGE.format(index)])
+
+
+def read_parse(fields: dict[str, Any], caption: str) -> tuple[Word, ...] | None:
+    """Read the words in the pipeline's field `tokens`; None if the sample has none.
+
+    Raises BadSample if they are not a parse of `caption`.
+    """
+    tokens = fields.get("tokens")
+    if not tokens:
+        return None
+    if not isinstance(tokens, list) or fields.get("caption", caption) != caption:
+        raise BadSample("no_parse", "the parse in the JSON is of another caption")
+    try:
+        return tuple(read_words(tokens, caption))
+    except ValueError as error:
+        raise BadSample("no_parse", str(error)) from error
+
+
+def read_grit(files: SampleFiles, needs: frozenset[str]) -> Sample:
+    """Read a sample of raw GRIT."""
+    fields = files.json(GRIT_JSON)
+    caption = check_caption(fields.get("caption"))
+    image = open_image(read_image_file(files))
+    return Sample(
+        key=files.key,
+        image=image,
+        caption=caption,
+        boxes=tuple(grit_boxes(fields, caption, image)) if "boxes" in needs else (),
+        words=read_parse(fields, caption) if "parse" in needs else None,
+        pad_to_square=True,
+    )
+
+
+def grit_boxes(fields: dict[str, Any], caption: str, image: EncodedImage) -> Iterator[Box]:
+    """Yield the boxes that HyCoCLIP's conversion of GRIT keeps: of noun chunks first, then of referring expressions.
+
+    Each distinct phrase has only its first box, and none if that box is too small. Corners are rounded down to pixels.
+    """
+    seen: set[str] = set()
+    for name in ("noun_chunks", "ref_exps"):
+        rows = fields.get(name) or ()
+        try:
+            for start, end, *corners in (row[:6] for row in rows):
+                phrase = caption[int(start) : int(end)]
+                if phrase in seen:
+                    continue
+                seen.add(phrase)
+                x_min, y_min, x_max, y_max = (min(max(float(corner), 0.0), 1.0) for corner in corners)
+                left, right = int(x_min * image.width), int(x_max * image.width)
+                top, bottom = int(y_min * image.height), int(y_max * image.height)
+                region = Region(left, top, max(right - left, 0), max(bottom - top, 0))
+                if region.width * region.height > MIN_BOX_AREA_PX and phrase.strip():
+                    yield Box(phrase=phrase, region=region)
+        except (TypeError, ValueError, OverflowError) as error:
+            expected = "[start, end, x_min, y_min, x_max, y_max, score]"
+            raise BadSample("bad_json", f"{name}: {error}; each row must be {expected}") from error
+
+
+def read_pair(files: SampleFiles, needs: frozenset[str]) -> Sample:
+    """Read a sample of the layout pairs."""
+    fields = files.json(GRIT_JSON) if GRIT_JSON in files else {}
+    caption = check_caption(files.text(GRIT_CAPTION) if GRIT_CAPTION in files else fields.get("caption"))
+    subreddit = fields.get("subreddit")
+    return Sample(
+        key=files.key,
+        image=open_image(read_image_file(files)),
+        caption=caption,
+        words=read_parse(fields, caption) if "parse" in needs else None,
+        subreddit=subreddit if isinstance(subreddit, str) and subreddit else None,
+    )
+
+
+def read_image_file(files: SampleFiles) -> bytes:
+    """Return the encoded image of a sample in the layouts grit and pairs. Raises BadSample if it has none."""
+    return next((files[name] for name in IMAGES if name in files), None) or files[GRIT_IMAGE]
+
+
+def check_caption(caption: object) -> str:
+    """Return the caption. Raises BadSample if it is missing or blank."""
+    if not isinstance(caption, str) or not caption.strip():
+        raise BadSample("no_caption", "the caption is missing or blank")
+    return caption
