@@ -44,14 +44,18 @@ class ConvertConfig:
 
 
 def convert(config: ConvertConfig) -> None:
-    """Write the folder. Raises UserError if the checkpoint or the vocabulary does not fit, OSError if a file cannot be read."""
+    """Write the folder.
+
+    Raises UserError if the checkpoint or the vocabulary is missing or does not fit, OSError if a file cannot be read or
+    written.
+    """
     from common.devices import torch_dtype
     from pipeline.ground.glip.config import CONFIGS
-    from pipeline.ground.glip.load import VOCAB, load_glip, save_glip
+    from pipeline.ground.glip.load import find_vocabulary, load_glip, save_glip
     from pipeline.ground.glip.text import Prompter
 
     checkpoint = Path(config.checkpoint)
-    vocab = Path(config.vocabulary) if config.vocabulary else checkpoint.parent / VOCAB
+    vocab = find_vocabulary(config.vocabulary, checkpoint)
     model = load_glip(checkpoint, CONFIGS[config.architecture] if config.architecture else None)
     Prompter(vocab, model.config.text)  # raises UserError if the vocabulary does not fit
     save_glip(Path(config.output), model.state_dict(), model.config, vocab, torch_dtype(config.precision))

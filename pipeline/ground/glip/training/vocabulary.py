@@ -1,4 +1,4 @@
-"""A vocabulary of word pieces made from texts, for a GLIP that is trained from scratch."""
+"""Build a vocabulary of word pieces from texts, for a GLIP that is trained from scratch."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +7,7 @@ from tokenizers import BertWordPieceTokenizer
 
 
 def write_vocabulary(path: Path, texts: Iterable[str], size: int) -> None:
-    """At most `size` word pieces, one a line; every ASCII character is among them, so that no word is all unknown."""
+    """Write at most `size` word pieces, one per line. All printable ASCII characters are included, so that any ASCII word has pieces."""
     characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
     characters += [f"##{character}" for character in characters if character.isalnum()]
     tokenizer = BertWordPieceTokenizer(lowercase=True)
