@@ -14,7 +14,7 @@ from pipeline.ground.glip.training.config import GlipTrainConfig
 from pipeline.ground.glip.training.examples import Batch, Example, LabelledPhrase, collate
 from pipeline.ground.glip.training.index import IndexedExample
 from pipeline.ground.glip.training.shards import StoredExample, read_images
-from pipeline.ground.grounder import prefetch
+from pipeline.ground.grounder import Span, prefetch
 
 SORTED_BATCHES: Final = 16  # so many are drawn together and sorted by image size, to reduce padding
 
@@ -79,11 +79,13 @@ def decode_example(stored: StoredExample, image: bytes) -> Example:
     except ImageRejected as error:
         raise UserError(f"{stored.url}, image at {stored.position}: {error}; write the shard again") from error
     height, width = pixels.shape[:2]
-    boxes = [(box.x_min * width, box.y_min * height, box.x_max * width, box.y_max * height) for box in stored.boxes]
-    by_span: dict[tuple[int, int], list[int]] = {}
-    for index, box in enumerate(stored.boxes):
-        by_span.setdefault((box.start, box.end), []).append(index)
-    phrases = [LabelledPhrase(span=span, boxes=tuple(indices)) for span, indices in by_span.items()]
+    boxes = [
+        (x_min * width, y_min * height, x_max * width, y_max * height) for x_min, y_min, x_max, y_max in stored.boxes
+    ]
+    boxes_of: dict[Span, list[int]] = {}
+    for index, span in enumerate(stored.spans):
+        boxes_of.setdefault(span, []).append(index)
+    phrases = [LabelledPhrase(span=span, boxes=tuple(indices)) for span, indices in boxes_of.items()]
     return Example(image=pixels, caption=stored.caption, phrases=phrases, boxes=boxes)
 
 

@@ -25,8 +25,7 @@ def index_examples(
     skipped: Counter[str] = Counter()
     for url in urls:
         for stored in read_examples(url):
-            spans = sorted({(box.start, box.end) for box in stored.boxes})
-            plan = prompter.plan(stored.caption, spans, "caption")
+            plan = prompter.plan(stored.caption, sorted(set(stored.spans)), "caption")
             if not stored.boxes:
                 skipped["no box"] += 1
             elif not plan.prompts:

@@ -2,31 +2,25 @@
 
 import json
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 import pyarrow as pa
 
 from common.errors import UserError, prefixed
 from common.remote import map_concurrently, one_line, open_file, open_store, store_errors
 from common.shards import list_shards, read_errors_explained
+from pipeline.ground.grounder import Span
 from schemas.status import KEPT
 
 SUFFIXES: Final = (".tar", ".arrow")
 COLUMNS: Final = ["status", "height", "width", "caption", "noun_chunks", "boxes", "box_scores"]
 
 
-class PhraseBox(NamedTuple):
-    """A box and its phrase: characters [start, end) of the caption, corners as fractions of the image."""
-
-    start: int
-    end: int
-    x_min: float
-    y_min: float
-    x_max: float
-    y_max: float
+Corners = tuple[float, float, float, float]
+"""x_min, y_min, x_max, y_max as fractions of the image."""
 
 
 class StoredExample(NamedTuple):
@@ -38,7 +32,8 @@ class StoredExample(NamedTuple):
     height: int
     width: int
     caption: str
-    boxes: tuple[PhraseBox, ...]
+    boxes: tuple[Corners, ...]
+    spans: tuple[Span, ...]  # of the phrase of each box
 
 
 def list_training_shards(shards: str) -> list[str]:
@@ -83,7 +78,7 @@ def _read_image(example: StoredExample) -> bytes:
     if _is_remote(example.url):
         fs, path = open_store(example.url)
         with read_errors_explained(example.url):
-            return bytes(fs.cat_file(path, example.position, example.position + example.n_bytes))
+            return bytes(fs.cat_file(path, start=example.position, end=example.position + example.n_bytes))
     with open(example.url, "rb") as file:
         file.seek(example.position)
         return file.read(example.n_bytes)
@@ -111,6 +106,9 @@ def _arrow_examples(url: str) -> Iterator[StoredExample]:
                 raise UserError(
                     f"{url} holds no images; write.image_bytes=true stores them, or give the grit/ beside it"
                 )
+            scored = zip(row["boxes"], row["box_scores"], strict=True)
+            boxes = [box for box, score in scored if score["removed"] is None]
+            chunks = [row["noun_chunks"][box["phrase"]] for box in boxes]
             yield StoredExample(
                 url=url,
                 position=position,
@@ -118,15 +116,9 @@ def _arrow_examples(url: str) -> Iterator[StoredExample]:
                 height=row["height"],
                 width=row["width"],
                 caption=row["caption"],
-                boxes=tuple(_kept_boxes(row)),
+                boxes=tuple((box["x_min"], box["y_min"], box["x_max"], box["y_max"]) for box in boxes),
+                spans=tuple((chunk["start"], chunk["end"]) for chunk in chunks),
             )
-
-
-def _kept_boxes(row: Mapping[str, Any]) -> Iterator[PhraseBox]:
-    for box, score in zip(row["boxes"], row["box_scores"], strict=True):
-        if score["removed"] is None:
-            chunk = row["noun_chunks"][box["phrase"]]
-            yield PhraseBox(chunk["start"], chunk["end"], box["x_min"], box["y_min"], box["x_max"], box["y_max"])
 
 
 def _tar_examples(url: str) -> Iterator[StoredExample]:
@@ -147,9 +139,9 @@ def _tar_examples(url: str) -> Iterator[StoredExample]:
                     width=row["width"],
                     caption=row["caption"],
                     boxes=tuple(
-                        PhraseBox(int(start), int(end), x_min, y_min, x_max, y_max)
-                        for start, end, x_min, y_min, x_max, y_max, *_ in row["noun_chunks"]
+                        (x_min, y_min, x_max, y_max) for _, _, x_min, y_min, x_max, y_max, *_ in row["noun_chunks"]
                     ),
+                    spans=tuple((int(start), int(end)) for start, end, *_ in row["noun_chunks"]),
                 )
 
 

@@ -96,9 +96,9 @@ def test_only_the_bytes_of_the_images_are_requested_from_a_remote_tar(
     requests: list[tuple[int, int]] = []
     cat_file = MemoryFileSystem.cat_file
 
-    def record(self: MemoryFileSystem, path: str, start: int, end: int) -> bytes:
+    def record(self: MemoryFileSystem, path: str, *, start: int, end: int) -> bytes:
         requests.append((start, end))
-        return cat_file(self, path, start, end)
+        return cat_file(self, path, start=start, end=end)
 
     monkeypatch.setattr(MemoryFileSystem, "cat_file", record)
     assert len(load_examples(stored)) == 4
