@@ -13,8 +13,8 @@ import numpy as np
 def open_cases(path: Path, kind: str, arrays: Iterable[str], facts: Iterable[str]) -> tuple[Any, dict[str, Any]]:
     """The arrays of an npz, and the values of its `meta_json`.
 
-    Exits with a message if the file is not an npz of numbers, or if one of the named `arrays` or `facts` is missing; `kind` describes
-    the expected file.
+    Exits with a message if the file is not an npz of numbers, or if one of the named `arrays` or `facts` is missing;
+    `kind` describes the expected file.
     """
     try:
         table = np.load(path)

@@ -116,7 +116,7 @@ def _detections(
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; returns 0 if all errors are within their bars, 1 if one is not, 2 if a file cannot be compared."""
+    """Run the command; returns 0 if all errors are within their bars, 1 if not, 2 if a file cannot be compared."""
     if not arguments:
         print("usage: python -m tests.parity.glip FILE.npz ...", file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
 """Sampling positions of deformable convolutions that lie on a row or column of pixels, up to rounding.
 
-Bilinear sampling is continuous there, but its derivative with respect to the position is not: the gradients on the two sides
-differ. The last bit of the position decides which one a network computes, and both are correct.
+Bilinear sampling is continuous there, but its derivative with respect to the position is not: the gradients on the two
+sides differ. The last bit of the position decides which one a network computes, and both are correct.
 """
 
 from dataclasses import dataclass

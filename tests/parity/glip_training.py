@@ -37,7 +37,10 @@ def positive_map(meta: dict[str, Any], length: int) -> Tensor:
 def compare_training(
     stored: Stored, meta: dict[str, Any], model: Glip, inputs: Inputs, output: GlipOutput
 ) -> list[tuple[str, float, float]]:
-    """(name, error, bar) of the assignment, the losses and the gradients. Raises UserError if a stored array does not fit."""
+    """(name, error, bar) of the assignment, the losses and the gradients.
+
+    Raises UserError if a stored array does not fit.
+    """
     boxes, labels = _truth(meta)
     owner = assign(output.anchors, boxes, model.config.loss.candidates)
     assigned = torch.cat([labels, labels.new_zeros(1)])[owner].numpy()
@@ -55,7 +58,7 @@ def compare_training(
     unknown = set(keys) - dict(model.named_parameters()).keys()
     if unknown or len(keys) != len(norms):
         raise UserError(
-            f"its gradients do not fit the parameters: {len(keys)} keys, {len(norms)} norms, unknown keys {sorted(unknown)[:3]}"
+            f"its gradients do not fit our parameters: {len(keys)} keys, {len(norms)} norms, unknown {sorted(unknown)[:3]}"
         )
     return results + _gradients(model, inputs, meta, keys, norms)
 
@@ -76,10 +79,11 @@ def _gradients(
 ) -> list[tuple[str, float, float]]:
     """The largest relative error of the gradients' norms.
 
-    At a kink (see glip_kinks.py), rounding may give a network the gradient of the other side than the reference has; with the
-    recipe's weights, one of 10^6 positions affects the gradients of all earlier layers. If a norm is past the bar, the float32
-    network is run again with other roundings (without oneDNN, with other numbers of threads), and then with each of the few
-    positions that rounding can move to the other side of a pixel. One of these runs must give all norms.
+    At a kink (see glip_kinks.py), rounding may give a network the gradient of the other side than the reference has;
+    with the recipe's weights, one of 10^6 positions affects the gradients of all earlier layers. If a norm is past the
+    bar, the float32 network is run again with other roundings (without oneDNN, with other numbers of threads), and then
+    with each of the few positions that rounding can move to the other side of a pixel. One of these runs must give all
+    norms.
     """
     with Sampling() as sampling:
         error = norm_errors(_norms(model, inputs, meta, keys), keys, expected)
@@ -143,9 +147,9 @@ def _keep_gradient(out: Tensor, outputs: list[Tensor]) -> None:
 def norm_errors(found: tuple[Norms, Norms], keys: list[str], expected: Norms) -> Norms:
     """Relative errors of the norms `found`, which `_norms` returned with the scale of their terms.
 
-    The gradient of AttnConv's bias is a sum of terms of both signs, one per cell: its error is relative to the sum of their
-    absolute values. The bias of a key projection cancels in the softmax, so its gradient is only rounding: its error is
-    relative to the norm of all gradients.
+    The gradient of AttnConv's bias is a sum of terms of both signs, one per cell: its error is relative to the sum of
+    their absolute values. The bias of a key projection cancels in the softmax, so its gradient is only rounding: its
+    error is relative to the norm of all gradients.
     """
     norms, scale = found
     rounded = np.array([ROUNDED if key.endswith("key.bias") else 1e-9 for key in keys]) * np.linalg.norm(expected)

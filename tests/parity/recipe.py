@@ -1,7 +1,7 @@
 """Deterministic weights, images and embeddings for the parity cases.
 
-Uses only numpy and the standard library. All values depend only on (seed, name, shape), so two implementations with the same
-state-dict keys and shapes get bit-identical inputs without exchanging a checkpoint.
+Uses only numpy and the standard library. All values depend only on (seed, name, shape), so two implementations with the
+same state-dict keys and shapes get bit-identical inputs without exchanging a checkpoint.
 """
 
 import re
@@ -72,7 +72,7 @@ def images(name, n, size=224, seed=0):
 
 
 def points(name, shape, norm=1.0, seed=0):
-    """Float32 vectors of random directions, with `norm` as norms: a scalar, or an array that broadcasts to shape[:-1]."""
+    """Float32 vectors with random directions and norm `norm`, a scalar or an array that broadcasts to shape[:-1]."""
     z = rng_for("points:" + name, seed).standard_normal(shape)
     z /= np.linalg.norm(z, axis=-1, keepdims=True)
     return (z * np.broadcast_to(norm, shape[:-1])[..., None]).astype(np.float32)

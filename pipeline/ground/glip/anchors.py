@@ -7,7 +7,7 @@ from pipeline.ground.glip.config import AnchorConfig
 
 
 def level_anchors(size: tuple[int, int], stride: int, side_in_strides: float, device: torch.device) -> Tensor:
-    """Anchors of one level: xyxy [h*w, 4], row-major. The first one is centred at ((stride - 1) / 2, (stride - 1) / 2)."""
+    """Anchors of one level: xyxy [h*w, 4], row-major. The centre of the first one is at (stride - 1) / 2 in x and y."""
     rows = torch.arange(size[0], device=device, dtype=torch.float32) * stride + (stride - 1) / 2
     columns = torch.arange(size[1], device=device, dtype=torch.float32) * stride + (stride - 1) / 2
     half = (side_in_strides * stride - 1) / 2

@@ -16,7 +16,7 @@ def build_backbone(config: SwinConfig | ConvConfig) -> nn.Module:
 
 
 class ConvBackbone(nn.Module):
-    """A residual network with feature maps at strides 8, 16 and 32. Parameters have timm's names, prefixed with `model.`."""
+    """A residual network with feature maps at strides 8, 16 and 32. Parameter names are `model.` and timm's name."""
 
     def __init__(self, config: ConvConfig) -> None:
         super().__init__()

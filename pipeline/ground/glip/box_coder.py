@@ -1,6 +1,6 @@
 """Boxes as offsets from anchors, and sides, areas and overlaps of boxes with inclusive corners.
 
-A box with inclusive corners contains its corner pixels: its width is x_max - x_min + 1. Its centre is (x_min + x_max) / 2.
+A box with inclusive corners contains its corner pixels: its width is x_max - x_min + 1, its centre (x_min + x_max) / 2.
 """
 
 import math
@@ -15,7 +15,7 @@ MAX_LOG_RATIO = math.log(1000.0 / 16.0)
 
 
 def decode(deltas: Tensor, anchors: Tensor) -> Tensor:
-    """Boxes of deltas: both [..., 4], the boxes as inclusive xyxy in float32."""
+    """Convert deltas [..., 4] to boxes [..., 4]: inclusive xyxy in float32."""
     deltas = deltas.float() / deltas.new_tensor(WEIGHTS, dtype=torch.float32)
     sides = inclusive_sides(anchors)
     center = deltas[..., :2] * sides + centers(anchors)
@@ -24,7 +24,7 @@ def decode(deltas: Tensor, anchors: Tensor) -> Tensor:
 
 
 def encode(boxes: Tensor, anchors: Tensor) -> Tensor:
-    """Deltas of boxes; the inverse of `decode`."""
+    """Convert boxes to deltas; the inverse of `decode`."""
     sides = inclusive_sides(anchors)
     shift = (centers(boxes) - centers(anchors)) / sides
     ratio = (inclusive_sides(boxes) / sides).log()
@@ -45,10 +45,10 @@ def inclusive_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def to_exclusive(boxes: Tensor) -> Tensor:
-    """Boxes [..., 4] with exclusive right and bottom corners, for which torchvision computes the same areas and overlaps."""
+    """Convert inclusive boxes [..., 4] to exclusive right and bottom sides, as torchvision's areas and IoUs require."""
     return torch.cat([boxes[..., :2], boxes[..., 2:] + 1], dim=-1)
 
 
 def to_inclusive(boxes: Tensor) -> Tensor:
-    """The inverse of `to_exclusive`."""
+    """Convert boxes [..., 4] with exclusive right and bottom sides to inclusive ones."""
     return torch.cat([boxes[..., :2], boxes[..., 2:] - 1], dim=-1)

@@ -44,7 +44,10 @@ class ConvConfig:
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Keywords of `timm.create_model("resnet10t", ...)` without the norm. A CLIP tower built with them has weights that fit."""
+        """Keywords of `timm.create_model("resnet10t", ...)` without the norm.
+
+        The weights of a CLIP tower with the same keywords fit this network.
+        """
         return {
             "layers": list(self.layers),
             "channels": list(self.widths),
@@ -85,8 +88,9 @@ class HeadConfig:
     norm_groups: int = 16
     dyrelu_reduction: int = 4
     deformable: bool = True
-    # Conversion of a level's offsets to the size of the next coarser level. flat_memory reproduces a property of the kernel
-    # that the released weights were trained with (see `dyconv.flat_memory`); resize is for training from scratch.
+    # Conversion of a level's offsets to the size of the next coarser level. flat_memory reproduces a property of the
+    # kernel that the released weights were trained with (see `dyconv.flat_memory`); resize is for training from
+    # scratch.
     coarse_offsets: Literal["flat_memory", "resize"] = "flat_memory"
     # channels of `cls_logits`, a layer of the released files without effect on any result
     unused_classes: int = 80

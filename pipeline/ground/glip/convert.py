@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 USAGE: Final = """\
 usage: python -m pipeline.ground.glip.convert CHECKPOINT output=FOLDER [key=value ...]
 
-Checks a released checkpoint, a .pth or .safetensors file, and writes a folder that loads without unpickling: grounder=FOLDER.
+Checks a released checkpoint, a .pth or .safetensors file, and writes a folder that loads without unpickling:
+grounder=FOLDER.
 
   python -m pipeline.ground.glip.convert glip_tiny.pth output=models/glip_t vocabulary=vocab.txt
 """

@@ -1,6 +1,6 @@
 """Modulated deformable 3x3 convolution (Zhu et al., CVPR 2019): torchvision's operator on GPUs, a faster one on CPUs.
 
-Letters: b images, m = oh*ow output cells, k = 9 taps row-major, c channels.
+Axes: b images, m = oh*ow output cells, k = 9 taps row-major, c channels.
 """
 
 import torch
@@ -12,9 +12,10 @@ from torchvision.ops import deform_conv2d
 def modulated_deform_conv(
     x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor | None, stride: int
 ) -> Tensor:
-    """x [b, c, h, w], offset [b, 18, oh, ow] as (y, x) per tap, mask [b, 9, oh, ow], weight [o, c, 3, 3], padding 1.
+    """Convolve `x` with a 3x3 kernel whose taps are shifted by `offset` and scaled by `mask`; padding 1.
 
-    Returns [b, o, oh, ow]. Half precision is too coarse for sampling positions: all but the final product runs in float32.
+    x [b, c, h, w], offset [b, 18, oh, ow] as (y, x) per tap, mask [b, 9, oh, ow], weight [o, c, 3, 3]; returns
+    [b, o, oh, ow]. Half precision is too coarse for sampling positions: all but the final product runs in float32.
     """
     if x.is_cuda:
         with torch.autocast("cuda", enabled=False):
@@ -31,8 +32,8 @@ def modulated_deform_conv(
 def sample_taps(x: Tensor, offset: Tensor, mask: Tensor, stride: int) -> Tensor:
     """Bilinear samples times modulation, float32 [b*m, k*c]; zero outside the map.
 
-    Each sample is a weighted sum of four pixels. With the pixels as rows of a table, `embedding_bag` computes all sums in
-    one pass.
+    Each sample is a weighted sum of four pixels. With the pixels as rows of a table, `embedding_bag` computes all sums
+    in one pass.
     """
     b, c, height, width = x.shape
     rows = x.permute(0, 2, 3, 1).reshape(-1, c).float()
@@ -59,9 +60,9 @@ def corners(offset: Tensor, size: tuple[int, int], stride: int) -> tuple[Tensor,
         # Neighbours outside the map get index 0 and weight 0. A non-finite offset counts as outside; its weight is NaN,
         # so the result shows it.
         index = torch.where(is_inside, corner_rows * width + corner_columns, 0).int()
-    down, right = y - top, x - left
-    up, far = 1 - down, 1 - right
-    weight = torch.stack([up * far, up * right, down * far, down * right], dim=-1)
+    to_bottom, to_right = y - top, x - left  # weights of the lower and the right neighbours
+    to_top, to_left = 1 - to_bottom, 1 - to_right
+    weight = torch.stack([to_top * to_left, to_top * to_right, to_bottom * to_left, to_bottom * to_right], dim=-1)
     return index, weight * is_inside
 
 

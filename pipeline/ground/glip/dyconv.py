@@ -66,6 +66,7 @@ class DyConv(nn.Module):
             nn.init.zeros_(self.offset.bias)  # type: ignore[arg-type]
 
     def forward(self, visual: list[Tensor], lang: Tensor, mask: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The new levels, and the words unchanged."""
         return [self.relu(self._level(visual, level)) for level in range(len(visual))], lang
 
     def _level(self, visual: list[Tensor], level: int) -> Tensor:

@@ -17,8 +17,8 @@ PADDING_PENALTY = -9e15  # added to the scores of padding
 class BiAttention(nn.Module):
     """Attention from cells to words and from words to cells, with one matrix of scores.
 
-    Cells attend to words that are not padding. Words attend to all cells of all levels, including those of padded pixels:
-    the result of an image depends on its padded size, so only images of one padded size can share a batch.
+    Cells attend to words that are not padding. Words attend to all cells of all levels, including those of padded
+    pixels: the result of an image depends on its padded size, so only images of one padded size can share a batch.
     """
 
     def __init__(self, visual: int, lang: int, width: int, heads: int, dropout: float) -> None:
@@ -55,7 +55,7 @@ class BiAttention(nn.Module):
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """[b, n, h * d] to [b, h, n, d], d being the width of a head."""
+    """Split the channels of `x` into heads: [b, n, h * width] to [b, h, n, width]."""
     return x.unflatten(2, (heads, -1)).transpose(1, 2)
 
 
@@ -65,7 +65,7 @@ def join_heads(x: Tensor) -> Tensor:
 
 
 class FuseBlock(nn.Module):
-    """Two-way attention as a residual, scaled per channel. It is added to the *normalised* inputs, as in the released graph."""
+    """Add two-way attention, scaled per channel, to the *normalised* inputs, as the released graph does."""
 
     def __init__(self, head: HeadConfig, lang: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class TextSelfAttention(nn.Module):
 
 
 class TextOutput(nn.Module):
-    """A projection, the residual added to it, and layer normalisation; `clamps`: clamp before and after the normalisation."""
+    """Project, add the residual and normalise. With `clamps`, values are clamped before and after the normalisation."""
 
     def __init__(self, width: int, config: TextConfig, *, clamps: bool) -> None:
         super().__init__()

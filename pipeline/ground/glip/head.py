@@ -24,7 +24,7 @@ class Scale(nn.Module):
 
 
 class GlipHead(nn.Module):
-    """Tower and predictors. `cls_logits` exists because the released files hold it; it is never called."""
+    """Tower and predictors. `cls_logits` is never called; it exists because the released files hold its weights."""
 
     def __init__(self, config: GlipConfig) -> None:
         super().__init__()

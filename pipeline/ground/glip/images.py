@@ -9,7 +9,7 @@ from torch import Tensor
 from common.images import Image
 from pipeline.ground.glip.config import DetectConfig
 
-MEAN_BGR = (103.530, 116.280, 123.675)
+MEAN_BGR = (103.530, 116.280, 123.675)  # of ImageNet, for values from 0 to 255
 STD_BGR = (57.375, 57.120, 58.395)
 DIVISOR = 32  # of padded heights and widths: the coarsest stride of the image tower
 
@@ -18,12 +18,13 @@ Size = tuple[int, int]
 
 
 def network_size(height: int, width: int, config: DetectConfig) -> Size:
-    """Size after resizing: the shorter side is `short_side_px`, or less if the longer side would exceed `max_side_px`."""
+    """Size after resizing: the shorter side is `short_side_px`, or less where the longer would exceed `max_side_px`."""
     short, long = min(height, width), max(height, width)
     target = config.short_side_px
     if long / short * target > config.max_side_px:
         target = max(round(config.max_side_px * short / long), 1)
-    scaled = min(int(target * long / short), config.max_side_px)  # narrow strips lose their aspect ratio
+    # Strips so narrow that the shorter side is one pixel lose their aspect ratio.
+    scaled = min(int(target * long / short), config.max_side_px)
     return (target, scaled) if height <= width else (scaled, target)
 
 
@@ -42,7 +43,7 @@ def resize_bilinear(image: Image, size: Size) -> Image:
 
 
 def batch_images(images: Sequence[Image]) -> Tensor:
-    """Stack RGB images into uint8 [b, 3, h, w], BGR, zero-padded at the right and bottom to the padded size of the largest."""
+    """Stack RGB images into uint8 [b, 3, h, w], BGR, zero-padded at the right and bottom to a common padded size."""
     height, width = padded_size((max(image.shape[0] for image in images), max(image.shape[1] for image in images)))
     batch = torch.zeros(len(images), 3, height, width, dtype=torch.uint8)
     for row, image in zip(batch, images, strict=True):

@@ -33,7 +33,7 @@ class BertBody(nn.Module):
 
 
 class LanguageBackbone(nn.Module):
-    """Hidden states [b, t, d] of word pieces. Other word pieces do not attend to padding; it has hidden states itself."""
+    """Hidden states [b, t, d] of word pieces. No position attends to padding, but padding has hidden states too."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()

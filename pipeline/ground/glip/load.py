@@ -17,21 +17,21 @@ from pipeline.ground.hub import fetch, list_files, parse_hub_name, weight_file
 
 WEIGHTS, CONFIG, VOCAB = "model.safetensors", "config.json", "vocab.txt"
 
-# Keys that some released files hold and that do not affect any result: derived buffers, a pooler that one converter keeps,
-# and the head of a training objective.
+# Keys that some released files hold and that do not affect any result: derived buffers, a pooler that one converter
+# keeps, and the head of a training objective.
 IGNORABLE = re.compile(
     r"rpn\.anchor_generator\.cell_anchors\.|\.relative_position_index$|\.position_ids$|\.pooler\.|rpn\.head\.mlm_head\."
 )
 UNUSED = ("rpn.head.cls_logits.weight", "rpn.head.cls_logits.bias")
-MAX_LISTED, MAX_KEY_CHARS = 10, 200  # of the keys in an error message
+MAX_LISTED, MAX_KEY_CHARS = 10, 200  # in an error message: number of keys, and length of each
 
 
 def load_glip(name: str | Path, config: GlipConfig | None = None) -> Glip:
     """Load a network in evaluation mode and float32.
 
-    `name` is a folder, a weight file or `owner/name@commit[/file]` on the hub. A released `.pth` file does not state its
-    architecture; without `config` its keys determine it. Raises UserError if a file is missing or damaged, or if weights
-    and configuration do not fit.
+    `name` is a folder, a weight file or `owner/name@commit[/file]` on the hub. A released `.pth` file does not state
+    its architecture; without `config` its keys determine it. Raises UserError if a file is missing or damaged, or if
+    weights and configuration do not fit.
     """
     path = find_weights(name)
     if path.is_dir():
@@ -126,9 +126,8 @@ def check_state(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], pat
     found = {key: value for key, value in state.items() if key in expected or not IGNORABLE.search(key)}
     for key in UNUSED:
         if key in expected and key in found and found[key].shape[1:] == expected[key].shape[1:]:
-            found[key] = torch.zeros(
-                expected[key].shape, device="cpu"
-            )  # any number of classes: the layer is never called
+            # The layer is never called, so a file may have been trained with any number of classes.
+            found[key] = torch.zeros(expected[key].shape, device="cpu")
     problems = _list_keys("missing", [key for key in expected if key not in found])
     problems += _list_keys("unknown", [key for key in found if key not in expected])
     wrong_shapes = [

@@ -56,9 +56,9 @@ class Glip(nn.Module):
         self.rpn = Rpn(config)
 
     def forward(self, images: Tensor, ids: Tensor, mask: Tensor) -> GlipOutput:
-        """Predictions for normalised, padded images [b, 3, h, w] and prompts; ids and mask are [b, t], mask 0 for padding.
+        """Predictions for normalised, padded images [b, 3, h, w] and prompts.
 
-        Padding of a prompt does not change the result.
+        ids and mask are [b, t]; the mask is 0 for padding, which does not change the result.
         """
         return self.ground(self.backbone(images), ids, mask)
 

@@ -49,10 +49,10 @@ class Predictions:
 class GlipGrounder:
     """Predict boxes that score at least `floor`, after GLIP's own suppression within each phrase.
 
-    The fusion layers also attend to padded cells, so only images of one padded size share a batch: the result of an image
-    does not depend on the others. A caption that is too long for the text tower is split into several prompts; the image
-    tower still runs once per image. In half precision, the sampling of deformable convolutions, softmaxes, logits and
-    boxes stay in float32.
+    The fusion layers also attend to padded cells, so only images of one padded size share a batch: the result of an
+    image does not depend on the others. A caption that is too long for the text tower is split into several prompts;
+    the image tower still runs once per image. In half precision, the sampling of deformable convolutions, softmaxes,
+    logits and boxes stay in float32.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class GlipGrounder:
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Predictions:
-        """Run the image tower once per image and the rest once per prompt, in batches of at most as many prompts as images."""
+        """Run the image tower once per image, and the rest once per prompt, in batches of at most as many prompts."""
         passes = []
         for indices, pixels in prepared.groups:
             images = normalise(pixels.to(self.device, non_blocking=True), [prepared.sizes[i] for i in indices])
@@ -154,8 +154,8 @@ def load_glip_grounder(
 ) -> GlipGrounder:
     """Load the grounder of a folder, weight file or hub name (see `load.find_weights`).
 
-    `vocabulary` is the path or hub name of a vocab.txt; default: the one beside the weights. Raises UserError naming the
-    file that is missing or wrong.
+    `vocabulary` is the path or hub name of a vocab.txt; default: the one beside the weights. Raises UserError naming
+    the file that is missing or wrong.
     """
     path = find_weights(name)
     vocab = find_vocabulary(vocabulary, path)
@@ -169,7 +169,8 @@ def load_glip_grounder(
 def compile_image_tower(model: Glip) -> None:
     """Compile the backbone with torch.compile, once for each padded size and batch size.
 
-    The head is not compiled: its shapes also depend on the prompt's length, and tracing it with symbolic shapes takes minutes.
+    The head is not compiled: its shapes also depend on the prompt's length, and tracing it with symbolic shapes takes
+    minutes.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_COMPILED_SIZES)
     model.backbone.compile(dynamic=False)  # in place: a wrapper would change the keys and lose the hooks

@@ -33,7 +33,7 @@ class WindowAttention(nn.Module):
         self.register_buffer("relative_position_index", relative_position_index(window), persistent=False)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x [b, n, p, c]; mask [n, p, p] or None."""
+        """Attend within each window of x [b, n, p, c]. `mask` [n, p, p] is added to the logits."""
         b, n, p, c = x.shape
         q, k, v = self.qkv(x).view(b, n, p, 3, self.heads, c // self.heads).permute(3, 0, 1, 4, 2, 5)
         bias = self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1)  # [h, p, p]
@@ -73,7 +73,7 @@ class Block(nn.Module):
         self.drop_path = StochasticDepth(drop_path, "row")
 
     def forward(self, x: Tensor, size: tuple[int, int], shift_mask: Tensor) -> Tensor:
-        """x [b, h*w, c]; shift_mask [n, p, p]."""
+        """Update x [b, h*w, c], a map of (height, width) `size`; `shift_mask` [n, p, p] is used by shifted blocks."""
         b, _, c = x.shape
         height, width = size
         grid = self.norm1(x).view(b, height, width, c)

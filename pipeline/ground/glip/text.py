@@ -53,7 +53,10 @@ class Prompter:
     """Tokenise captions as bert-base-uncased does, with a vocabulary file of one word piece per line."""
 
     def __init__(self, vocab: Path, config: TextConfig) -> None:
-        """Read the vocabulary. Raises UserError if it is missing, is not a vocabulary, or is larger than the model's."""
+        """Read the vocabulary.
+
+        Raises UserError if the file is missing, is not a vocabulary, or is too large for the model.
+        """
         if not vocab.is_file():
             raise UserError(f"GLIP's vocabulary {vocab} does not exist; copy bert-base-uncased's vocab.txt there")
         try:
@@ -65,15 +68,15 @@ class Prompter:
         n_pieces = self.tokenizer.get_vocab_size()
         if self.unknown is None or n_pieces > config.vocab_size:
             raise UserError(
-                f"{vocab} holds {n_pieces} word pieces; it must hold [UNK] and at most the model's {config.vocab_size} word pieces"
+                f"{vocab} holds {n_pieces} word pieces; it must hold [UNK], and at most {config.vocab_size} for this model"
             )
         self.ignored = {self.tokenizer.token_to_id(word) for word in config.ignored_words}
 
     def plan(self, caption: str, spans: Sequence[Span], style: PromptStyle) -> Plan:
         """Prompts that together contain every phrase that can be grounded.
 
-        Style `caption` uses the caption as the text, as GRIT does; `phrases` uses a list of the phrases, as GLIP does for
-        detection data. A text that is too long for one prompt is split between phrases.
+        Style `caption` uses the caption as the text, as GRIT does; `phrases` uses a list of the phrases, as GLIP does
+        for detection data. A text that is too long for one prompt is split between phrases.
         """
         valid, dropped = _check_spans(caption, spans)
         if style == "phrases":
@@ -119,7 +122,7 @@ def positive_map(phrases: Sequence[Sequence[int]], length: int) -> Tensor:
 
 
 def pad_prompts(prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-    """Ids and mask, int64 [b, t], padded with 0 to the longest prompt. Padding does not change the result of a prompt."""
+    """Ids and mask, int64 [b, t], padded with 0 to the longest prompt. Padding does not change any result."""
     length = max(len(ids) for ids in prompts)
     ids = torch.zeros(len(prompts), length, dtype=torch.int64)
     for row, values in zip(ids, prompts, strict=True):

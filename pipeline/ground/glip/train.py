@@ -1,4 +1,4 @@
-"""Fine-tune GLIP, or train a new one, on shards of the pipeline: `python -m pipeline.ground.glip.train SHARDS key=value ...`."""
+"""Fine-tune GLIP, or train a new one, on shards of the pipeline: `python -m pipeline.ground.glip.train --help`."""
 
 import logging
 import sys
@@ -12,9 +12,9 @@ from pipeline.ground.glip.training.config import KEYS, GlipTrainConfig, load_con
 USAGE: Final = """\
 usage: python -m pipeline.ground.glip.train SHARDS [CONFIG.yaml ...] [key=value ...]
 
-SHARDS is an output folder of the pipeline, its grit/ or arrow/, a glob of their files, or an fsspec URL of any of these. The
-same command resumes an interrupted run. The folder `output` can be used as a grounder from the first checkpoint on:
-grounder=OUTPUT. Exit status: 0 after training, 2 after an error that the user can fix.
+SHARDS is an output folder of the pipeline, its grit/ or arrow/, a glob of their files, or an fsspec URL of any of
+these. The same command resumes an interrupted run. The folder `output` can be used as a grounder from the first
+checkpoint on: grounder=OUTPUT. Exit status: 0 after training, 2 after an error that the user can fix.
 
   python -m pipeline.ground.glip.train out/mine output=out/my_glip init=models/glip_t steps=2000
   python -m pipeline.ground.glip.train out/mine output=out/my_mini init=new:miniature lr=2e-3 optim.language_lr_ratio=1

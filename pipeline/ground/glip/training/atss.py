@@ -12,10 +12,10 @@ MIN_INSIDE_PX = 0.01  # minimum distance of an anchor's centre from the sides of
 def assign(anchors: list[Tensor], boxes: Tensor, candidates: int) -> Tensor:
     """Index of the box that each anchor is assigned to, or -1: int64 [cells].
 
-    `anchors` holds xyxy [h*w, 4] per level, `boxes` is xyxy [g, 4]. The candidates of a box are the `candidates` nearest
-    anchors of each level. Those are positive whose IoU reaches the mean plus the standard deviation of the candidates' IoUs
-    and whose centre lies inside the box. An anchor that is positive for several boxes is assigned to the one with the
-    largest IoU.
+    `anchors` holds xyxy [h*w, 4] per level, `boxes` is xyxy [g, 4]. The candidates of a box are the `candidates`
+    nearest anchors of each level. Those are positive whose IoU reaches the mean plus the standard deviation of the
+    candidates' IoUs and whose centre lies inside the box. An anchor that is positive for several boxes is assigned to
+    the one with the largest IoU.
     """
     joined = torch.cat(anchors)
     if len(boxes) == 0:

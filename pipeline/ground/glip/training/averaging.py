@@ -6,7 +6,7 @@ from torch import nn
 
 
 class Averaged:
-    """Exponential moving average of the floating-point state of a model. The decay per step rises from 0.1 to `decay`."""
+    """Exponential moving average of a model's floating-point state. The decay per step rises from 0.1 to `decay`."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -22,7 +22,10 @@ class Averaged:
 
 @torch.no_grad()
 def average_processes(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Replace the weights and AdamW's moments by their means over all processes. Collective; does nothing in a single process."""
+    """Replace the weights and AdamW's moments by their means over all processes. Collective.
+
+    Does nothing without torch.distributed.
+    """
     if not dist.is_initialized():
         return
     tensors = [value for value in model.state_dict().values() if value.is_floating_point()]

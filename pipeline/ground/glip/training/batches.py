@@ -16,24 +16,31 @@ from pipeline.ground.glip.training.index import IndexedExample
 from pipeline.ground.glip.training.shards import StoredExample, read_images
 from pipeline.ground.grounder import Span, prefetch
 
-SORTED_BATCHES: Final = 16  # so many are drawn together and sorted by image size, to reduce padding
+SORTED_BATCHES: Final = 16  # batches whose examples are drawn together and sorted by image size, to reduce padding
 
 
 def load_batches(
-    examples: Sequence[IndexedExample], prompter: Prompter, model: GlipConfig, config: GlipTrainConfig, start: int
+    examples: Sequence[IndexedExample],
+    prompter: Prompter,
+    model_config: GlipConfig,
+    config: GlipTrainConfig,
+    start: int,
 ) -> Iterator[Batch]:
     """Endless batches from the one with index `start` on. The next batch is loaded by another thread.
 
-    The random numbers of a batch depend only on its index and `config.seed`. Raises UserError if an image cannot be read.
+    The random numbers of a batch depend only on its index and `config.seed`. Raises UserError if an image cannot be
+    read.
     """
 
     def load(item: tuple[int, list[IndexedExample]]) -> Batch:
         index, drawn = item
         rng = np.random.default_rng([config.seed, 1, index])
-        short_side = int(rng.choice(config.short_sides)) if config.short_sides else model.detect.short_side_px
+        default = model_config.detect.short_side_px
+        short_side = int(rng.choice(config.short_sides)) if config.short_sides else default
+        detect = replace(model_config.detect, short_side_px=short_side)
         loaded = load_examples([example.stored for example in drawn])
         loaded = [mirror(example) if rng.random() < config.flip else example for example in loaded]
-        return collate(loaded, prompter, replace(model, detect=replace(model.detect, short_side_px=short_side)))
+        return collate(loaded, prompter, replace(model_config, detect=detect))
 
     return prefetch(load, enumerate(draw_batches(examples, config.batch_size, config.seed, start), start=start))
 
@@ -43,7 +50,8 @@ def draw_batches(
 ) -> Iterator[list[IndexedExample]]:
     """Endless batches of `size` examples from the one with index `start` on.
 
-    Every epoch has another order, which depends only on `seed`. Raises UserError for fewer than `size` examples.
+    Each epoch has its own order, which depends only on `seed` and the epoch. Raises UserError for fewer than `size`
+    examples.
     """
     per_epoch = len(examples) // size
     if not per_epoch:

@@ -1,7 +1,7 @@
 """Checkpoints of a training run: the averaged weights as a grounder, and beside them the state for resuming.
 
-Both are safetensors files whose bytes depend only on the numbers, so a resumed run ends with the same files as one that was
-never interrupted.
+Both are safetensors files whose bytes depend only on the numbers, so a resumed run ends with the same files as one that
+was never interrupted.
 """
 
 import logging

@@ -32,7 +32,10 @@ NEW: Final = "new:"
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW, its schedule, and averaging. The defaults fine-tune a released model; a new one needs lr=2e-3, language_lr_ratio=1."""
+    """AdamW, its schedule, and averaging.
+
+    The defaults are for fine-tuning a released model; a new model needs lr=2e-3 and language_lr_ratio=1.
+    """
 
     # optimizer steps of the whole run; must be more than warmup_steps
     steps: int = 2500
@@ -50,7 +53,7 @@ class OptimConfig:
     max_gradient_norm: float = 1.0
     # decay per step, 0 to below 1, of the running average of the weights, which becomes the model
     ema: float = 0.992
-    # the processes average their weights and AdamW's moments every so many steps; checkpoints are written after averaging
+    # steps after which the processes average their weights and AdamW's moments; checkpoints are written only then
     average_every: int = 6
 
     def __post_init__(self) -> None:
@@ -88,14 +91,15 @@ class GlipTrainConfig:
     """The configuration of a training run."""
 
     # shards of the pipeline: an output folder, its grit/ or arrow/, a file, a glob, or an fsspec URL of any of these;
-    # several are separated by commas
+    # several are separated by commas; arrow/ must hold images (write.image_bytes), and all of them must fit in memory
     shards: str = ""
     # folder for the weights, the metrics and the checkpoint
     output: str = runtime("")
     # initial weights, with a name as for `grounder`; or new:NAME for random weights: new:miniature, new:glip_t_a,
     # new:glip_t or new:glip_l
     init: str = "miniature"
-    # vocab.txt with the word pieces; null: the file beside the weights, or, for a new model, one built from the captions
+    # vocab.txt with the word pieces; null: the file beside the weights, or, for a new model, one built from the
+    # captions
     vocabulary: str | None = None
     # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")

@@ -46,8 +46,8 @@ class Batch:
 def collate(examples: Sequence[Example], prompter: Prompter, config: GlipConfig) -> Batch:
     """Build a batch, padded to its largest image and longest prompt.
 
-    Of a caption that is split into several prompts, only the first one is used. Raises ValueError for a caption without a
-    phrase that can be tokenised.
+    Of a caption that is split into several prompts, only the first one is used. Raises ValueError for a caption without
+    a phrase that can be tokenised.
     """
     images, prompts, scaled = [], [], []
     for example in examples:

@@ -1,7 +1,7 @@
 """The training loop: AdamW on GLIP's loss, on one process or on several whose weights and moments are averaged.
 
-The schedule depends on the step, never on the time, and all random numbers of a step are derived from its number. A run can
-be repeated, and an interrupted and resumed run ends with the weights of an uninterrupted one.
+The schedule depends on the step, never on the time, and all random numbers of a step are derived from its number. A run
+can be repeated, and an interrupted and resumed run ends with the weights of an uninterrupted one.
 """
 
 import json
@@ -32,8 +32,9 @@ METRICS = "metrics.jsonl"
 def train(model: Glip, data: Iterator[Batch], vocab: Path, config: GlipTrainConfig, *, resume: bool = False) -> None:
     """Train to step `config.optim.steps`, with metrics and checkpoints in `config.output`.
 
-    With `resume`, `data` must start at the batch of `next_step(config.output)`. Drop-out is seeded with `config.seed`. Raises
-    FloatingPointError if a loss or a gradient is not finite, UserError if a checkpoint cannot be read or written.
+    With `resume`, `data` must start at the batch of `next_step(config.output)`. Drop-out is seeded with `config.seed`.
+    Raises FloatingPointError if a loss or a gradient is not finite, UserError if a checkpoint cannot be read or
+    written.
     """
     out, optim = Path(config.output), config.optim
     # Not channels last: in that format, GroupNorm's backward pass in bfloat16 on a CPU takes 12 times as long.

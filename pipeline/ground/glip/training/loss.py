@@ -65,7 +65,8 @@ def glip_loss(output: GlipOutput, mask: Tensor, targets: list[Target], config: G
 def token_targets(owner: Tensor, target: Target, max_tokens: int) -> Tensor:
     """Targets [n, t] of the token logits of one image; `owner` [n] is the box of each cell, or -1 for background.
 
-    In a prompt of `max_tokens` word pieces, the last one is the target of background cells; in shorter prompts they have none.
+    In a prompt of `max_tokens` word pieces, the last one is the target of background cells; in shorter prompts they
+    have none.
     """
     t = target.tokens.shape[1]
     background = owner.new_zeros((1, t), dtype=torch.float32)

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 def run(config: GlipTrainConfig) -> None:
     """Train from the start, or resume from the checkpoint in `config.output`.
 
-    Raises UserError or OSError if the user has to correct the settings, the shards or the disk, and FloatingPointError if
-    the loss or its gradient is not finite.
+    Raises UserError or OSError if the user has to correct the settings, the shards or the disk, and FloatingPointError
+    if the loss or its gradient is not finite.
     """
     output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)

@@ -16,9 +16,10 @@ SETTINGS_FILE: Final = "training.yaml"
 
 
 def check_settings(path: Path, config: GlipTrainConfig, *, resumes: bool) -> None:
-    """Save the settings in `path`. If the run resumes, first compare them with the saved ones, also those of version 0.1.
+    """Save the settings in `path`; if the run resumes, compare them with the saved ones first.
 
-    Raises UserError naming the first setting that differs, unless it is marked with `runtime`.
+    Settings saved by version 0.1 are translated. Raises UserError naming the first setting that differs. Settings
+    marked with `runtime` may differ.
     """
     if resumes and path.exists():
         fixed, _ = split_runtime(config)

@@ -18,7 +18,6 @@ from schemas.status import KEPT
 SUFFIXES: Final = (".tar", ".arrow")
 COLUMNS: Final = ["status", "height", "width", "caption", "noun_chunks", "boxes", "box_scores"]
 
-
 Corners = tuple[float, float, float, float]
 """x_min, y_min, x_max, y_max as fractions of the image."""
 
@@ -39,8 +38,8 @@ class StoredExample(NamedTuple):
 def list_training_shards(shards: str) -> list[str]:
     """The .tar and .arrow files of a folder, glob, file or URL, or of several separated by commas, in numeric order.
 
-    Of an output folder of the pipeline these are the files of grit/, or of arrow/ if it has no grit/. Files that their job
-    has not committed are skipped with a warning. Raises UserError if no file is found.
+    Of an output folder of the pipeline these are the files of grit/, or of arrow/ if it has no grit/. Files that their
+    job has not committed are skipped with a warning. Raises UserError if no file is found.
     """
     with prefixed("shards: "):
         found = list_shards(shards, formats=("grit", "arrow"), suffixes=SUFFIXES)
@@ -61,7 +60,10 @@ def read_examples(url: str) -> Iterator[StoredExample]:
 
 
 def read_images(examples: Sequence[StoredExample]) -> list[bytes]:
-    """The encoded images of examples. Those of remote shards are requested concurrently."""
+    """The encoded images of examples; those of remote shards are requested concurrently.
+
+    Raises UserError or OSError if one cannot be read.
+    """
     if any(_is_remote(example.url) for example in examples):
         return list(map_concurrently(_read_image, examples))
     return [_read_image(example) for example in examples]
@@ -86,7 +88,7 @@ def _read_image(example: StoredExample) -> bytes:
 
 @cache
 def _arrow_table(url: str) -> pa.Table:
-    """The table of an .arrow file. Local files are memory-mapped; remote ones are read completely."""
+    """The table of an .arrow file. It stays in memory, where the columns of the pipeline's files are decompressed."""
     with _damage_explained(url, "arrow/"):
         if not _is_remote(url):
             return pa.ipc.open_file(pa.memory_map(url)).read_all()
@@ -151,7 +153,7 @@ def _open(url: str) -> IO[bytes]:
 
 @contextmanager
 def _damage_explained(url: str, folder: str) -> Iterator[None]:
-    """Raise UserError for a shard that cannot be read or is not one of this folder of the pipeline's output."""
+    """Raise UserError if the shard cannot be read, or if it is not one of this folder of the pipeline's output."""
     try:
         yield
     except store_errors() as error:
