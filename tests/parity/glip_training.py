@@ -58,7 +58,7 @@ def compare_training(
     unknown = set(keys) - dict(model.named_parameters()).keys()
     if unknown or len(keys) != len(norms):
         raise UserError(
-            f"its gradients do not fit our parameters: {len(keys)} keys, {len(norms)} norms, unknown {sorted(unknown)[:3]}"
+            f"its gradients do not fit the network: {len(keys)} keys, {len(norms)} norms, unknown {sorted(unknown)[:3]}"
         )
     return results + _gradients(model, inputs, meta, keys, norms)
 

@@ -68,7 +68,7 @@ class Prompter:
         n_pieces = self.tokenizer.get_vocab_size()
         if self.unknown is None or n_pieces > config.vocab_size:
             raise UserError(
-                f"{vocab} holds {n_pieces} word pieces; it must hold [UNK], and at most {config.vocab_size} for this model"
+                f"{vocab} holds {n_pieces} word pieces; it must hold [UNK] and at most {config.vocab_size} in all"
             )
         self.ignored = {self.tokenizer.token_to_id(word) for word in config.ignored_words}
 
