@@ -1,6 +1,6 @@
-"""Our GLIP against numbers of the authors' code: `python -m tests.parity.glip FILE.npz`.
+"""Compare GLIP with numbers of the authors' code: `python -m tests.parity.glip FILE.npz ...`.
 
-Prints the worst error of every stored tensor in units of its rms and exits non-zero past the bar.
+Prints the largest error of each stored tensor, in units of its rms, and whether it is within the bar.
 """
 
 import sys
@@ -21,12 +21,12 @@ from tests.parity.glip_capture import Capture
 from tests.parity.glip_case import Stored, read_case
 from tests.parity.glip_training import compare_training, positive_map
 
-BAR = 2e-3  # of a tensor's rms, plus 1e-5
+BAR = 2e-3  # largest error of a tensor, in units of its rms; 1e-5 is added to it
 DATA = Path(__file__).parent / "data"
 
 
 def recipe_model(config: GlipConfig, seed: int) -> Glip:
-    """The network with the recipe's weights, in evaluation mode."""
+    """Build the network with the recipe's weights, in evaluation mode."""
     model = Glip(config)
     state = {key: recipe.weight(key, tuple(value.shape), seed) for key, value in model.state_dict().items()}
     model.load_state_dict({key: torch.from_numpy(value) for key, value in state.items()})
@@ -34,7 +34,7 @@ def recipe_model(config: GlipConfig, seed: int) -> Glip:
 
 
 def run(path: Path) -> list[tuple[str, float, float]]:
-    """(name, error, bar) of every comparison of one file. Raises UserError for what is no such file."""
+    """(name, error, bar) of each comparison with a file. Raises UserError if it is not a parity file of GLIP."""
     stored, meta, config = read_case(path)
     model = recipe_model(config, meta["seed"])
     rgb = recipe.picture(meta["height"], meta["width"], meta["seed"])
@@ -51,25 +51,26 @@ def run(path: Path) -> list[tuple[str, float, float]]:
 
 
 def _error(stored: Stored, name: str, value: Tensor) -> tuple[float, float]:
-    """Largest difference in units of the rms, and the bar in the same units."""
+    """The largest difference in units of the rms, and the bar in the same units."""
     found = value.detach().float().contiguous().numpy()
     if name in stored:
-        wanted = stored[name]
-        rms = float(np.sqrt(np.mean(np.square(wanted, dtype=np.float64)))) if wanted.size else 1.0
-    else:
-        wanted, places = stored[f"{name}/val"], stored[f"{name}/idx"]
-        if tuple(found.shape) != tuple(stored[f"{name}/shape"]) or not np.isin(places, np.arange(found.size)).all():
+        expected = stored[name]
+        rms = float(np.sqrt(np.mean(np.square(expected, dtype=np.float64)))) if expected.size else 1.0
+    else:  # a sample of a large tensor
+        expected, indices = stored[f"{name}/val"], stored[f"{name}/idx"]
+        if tuple(found.shape) != tuple(stored[f"{name}/shape"]) or not np.isin(indices, np.arange(found.size)).all():
             return float("inf"), BAR
-        found = found.ravel()[places]
+        found = found.ravel()[indices]
         mean, std = stored[f"{name}/stat"][:2]
         rms = float(np.hypot(mean, std))
-    if found.shape != wanted.shape:
+    if found.shape != expected.shape:
         return float("inf"), BAR
-    worst = float(np.abs(found - wanted).max(initial=0.0))
+    worst = float(np.abs(found - expected).max(initial=0.0))
     return worst / max(rms, 1e-12), BAR + 1e-5 / max(rms, 1e-12)
 
 
 def _derived(output: GlipOutput, captured: dict[str, Tensor], ids: Tensor, meta: dict[str, Any]) -> dict[str, Tensor]:
+    """Tensors of the file that are computed from the network's output."""
     n_tokens = len(meta["ids"])
     anchors = torch.cat(output.anchors)
     probability = class_probability(output.token_logits[0], positive_map(meta, ids.shape[1]))
@@ -93,7 +94,10 @@ def _derived(output: GlipOutput, captured: dict[str, Tensor], ids: Tensor, meta:
 def _detections(
     stored: Stored, output: GlipOutput, meta: dict[str, Any], config: GlipConfig
 ) -> list[tuple[str, float, float]]:
-    """Detections without a partner of the same label, within 0.05 px and 1e-4 of the score; each partner serves once."""
+    """Compare detections: the number of those, on either side, without a match on the other side.
+
+    A match has the same label, corners within 0.05 px and a score within 1e-4. Each detection is matched at most once.
+    """
     found = detect(
         output, 0, positive_map(meta, output.token_logits.shape[2]), (meta["width"], meta["height"]), config.detect
     )
@@ -112,7 +116,7 @@ def _detections(
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status for the files named on the command line: 0 within the bars, 1 past one, 2 where a file is none."""
+    """Run the command; returns 0 if all errors are within their bars, 1 if not, 2 if a file cannot be compared."""
     if not arguments:
         print("usage: python -m tests.parity.glip FILE.npz ...", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""ATSS, losses and gradients of our GLIP against the authors' numbers."""
+"""Compare the assignment of anchors, the losses and the gradients with the authors' numbers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,16 +18,16 @@ from tests.parity.glip_kinks import Sampling
 
 LOSSES = {"token": "loss_dot_product_token", "box": "loss_reg", "centerness": "loss_centerness"}
 GRADIENT_BAR = 1e-3
-ROUNDED = 1e-5  # of all gradients together: what the terms of one that cancels to nothing amount to
-ROUNDINGS = ((False, 1), (True, 1), (True, 2))  # oneDNN, threads
-MAX_KINKS = 8  # sampling positions that are tried from their other side
+ROUNDED = 1e-5  # size of the terms of a gradient that cancels to 0, relative to the norm of all gradients
+ROUNDINGS = ((False, 1), (True, 1), (True, 2))  # (uses oneDNN, number of threads)
+MAX_KINKS = 8  # maximum number of sampling positions that are moved to the other side of their pixel
 
 Inputs = tuple[Tensor, Tensor, Tensor]  # images, ids, mask
 Norms = NDArray[np.float64]
 
 
 def positive_map(meta: dict[str, Any], length: int) -> Tensor:
-    """Bool [labels, length] of the case's phrases."""
+    """The positive map of the case's phrases, bool [labels, length]."""
     rows = torch.zeros(len(meta["phrases"]), length, dtype=torch.bool)
     for label, tokens in meta["phrases"].items():
         rows[int(label) - 1, [token for token in tokens if token < length]] = True
@@ -37,7 +37,10 @@ def positive_map(meta: dict[str, Any], length: int) -> Tensor:
 def compare_training(
     stored: Stored, meta: dict[str, Any], model: Glip, inputs: Inputs, output: GlipOutput
 ) -> list[tuple[str, float, float]]:
-    """(name, error, bar) of the assignment, the losses and the gradients."""
+    """(name, error, bar) of the assignment, the losses and the gradients.
+
+    Raises UserError if a stored array does not fit.
+    """
     boxes, labels = _truth(meta)
     owner = assign(output.anchors, boxes, model.config.loss.candidates)
     assigned = torch.cat([labels, labels.new_zeros(1)])[owner].numpy()
@@ -46,20 +49,22 @@ def compare_training(
     results = [("ATSS assignment, anchors that differ", float((assigned != stored["assigned"]).sum()), 0.0)]
     losses = _losses(model, output, inputs, meta)
     for name, key in LOSSES.items():
-        wanted = meta["loss"][key]
-        error = abs(getattr(losses, name).item() - wanted) / max(abs(wanted), 1e-12)  # 0 where nothing is positive
+        expected = meta["loss"][key]
+        error = abs(getattr(losses, name).item() - expected) / max(
+            abs(expected), 1e-12
+        )  # without positive anchors the loss is 0
         results.append((f"loss {name} (relative)", error, 1e-5))
     keys, norms = [str(key).removeprefix("module.") for key in stored["grad.key"]], stored["grad.norm"]
-    strange = set(keys) - dict(model.named_parameters()).keys()
-    if strange or len(keys) != len(norms):
+    unknown = set(keys) - dict(model.named_parameters()).keys()
+    if unknown or len(keys) != len(norms):
         raise UserError(
-            f"its gradients are not one a parameter: {len(keys)} keys, {len(norms)} norms, {sorted(strange)[:3]}"
+            f"its gradients do not fit the network: {len(keys)} keys, {len(norms)} norms, unknown {sorted(unknown)[:3]}"
         )
     return results + _gradients(model, inputs, meta, keys, norms)
 
 
 def _truth(meta: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Boxes [g, 4] and labels [g], from 1."""
+    """The true boxes [g, 4] and their labels [g], which count from 1."""
     return torch.tensor(meta["gt_boxes"], dtype=torch.float32).view(-1, 4), torch.tensor(meta["gt_labels"]).long()
 
 
@@ -70,28 +75,29 @@ def _losses(model: Glip, output: GlipOutput, inputs: Inputs, meta: dict[str, Any
 
 
 def _gradients(
-    model: Glip, inputs: Inputs, meta: dict[str, Any], keys: list[str], wanted: Norms
+    model: Glip, inputs: Inputs, meta: dict[str, Any], keys: list[str], expected: Norms
 ) -> list[tuple[str, float, float]]:
-    """The worst relative error of the gradients' norms.
+    """The largest relative error of the gradients' norms.
 
-    The reference stands on one side of every kink, and rounding may put us on the other (tests/parity/glip_kinks.py): with
-    the recipe's weights, one position of 10^6 decides about every gradient before it. Where a norm is past the bar, the
-    same float32 network is run with other roundings (without oneDNN, on other numbers of threads), then the few positions that
-    rounding can carry over a pixel are tried one at a time: one of the sides must give every norm.
+    At a kink (see glip_kinks.py), rounding may give a network the gradient of the other side than the reference has;
+    with the recipe's weights, one of 10^6 positions affects the gradients of all earlier layers. If a norm is past the
+    bar, the float32 network is run again with other roundings (without oneDNN, with other numbers of threads), and then
+    with each of the few positions that rounding can move to the other side of a pixel. One of these runs must give all
+    norms.
     """
     with Sampling() as sampling:
-        error = norm_errors(_norms(model, inputs, meta, keys), keys, wanted)
+        error = norm_errors(_norms(model, inputs, meta, keys), keys, expected)
     side = ""
     for one_dnn, threads in ROUNDINGS if error.max() > GRADIENT_BAR else ():
         with rounding(one_dnn, threads):
-            other = norm_errors(_norms(model, inputs, meta, keys), keys, wanted)
+            other = norm_errors(_norms(model, inputs, meta, keys), keys, expected)
         if other.max() < error.max():
             error, side = other, f" (oneDNN {'on' if one_dnn else 'off'}, threads: {threads})"
         if error.max() <= GRADIENT_BAR:
             break
     for kink in sampling.kinks()[:MAX_KINKS] if error.max() > GRADIENT_BAR else []:
         with Sampling(kink):
-            other = norm_errors(_norms(model, inputs, meta, keys), keys, wanted)
+            other = norm_errors(_norms(model, inputs, meta, keys), keys, expected)
         if other.max() < error.max():
             error, side = other, f" (other side of {kink})"
         if error.max() <= GRADIENT_BAR:
@@ -101,7 +107,7 @@ def _gradients(
 
 @contextmanager
 def rounding(one_dnn: bool, threads: int) -> Iterator[None]:
-    """The same sums in another order."""
+    """Compute sums in another order, which rounds them differently."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -112,14 +118,16 @@ def rounding(one_dnn: bool, threads: int) -> Iterator[None]:
 
 
 def _norms(model: Glip, inputs: Inputs, meta: dict[str, Any], keys: list[str]) -> tuple[Norms, Norms]:
-    """Norm of each gradient, -1 where there is none; and the scale of what was summed to it."""
+    """The norm of each gradient, -1 without a gradient, and the scale of the terms that it is the sum of."""
     model.zero_grad(set_to_none=True)
     terms: dict[str, list[Tensor]] = {}
     handles = []
     for name, module in model.named_modules():
         if name.endswith(".AttnConv.1"):
-            seen = terms.setdefault(f"{name}.bias", [])
-            handles.append(module.register_forward_hook(lambda _, __, out, seen=seen: _keep_gradient(out, seen)))
+            outputs = terms.setdefault(f"{name}.bias", [])
+            handles.append(
+                module.register_forward_hook(lambda _, __, out, outputs=outputs: _keep_gradient(out, outputs))
+            )
     _losses(model, model(*inputs), inputs, meta).total.backward()
     for handle in handles:
         handle.remove()
@@ -131,18 +139,20 @@ def _norms(model: Glip, inputs: Inputs, meta: dict[str, Any], keys: list[str]) -
     return np.array(norms), np.array([sums.get(key, norm) for key, norm in zip(keys, norms, strict=True)])
 
 
-def _keep_gradient(out: Tensor, seen: list[Tensor]) -> None:
+def _keep_gradient(out: Tensor, outputs: list[Tensor]) -> None:
     out.retain_grad()
-    seen.append(out)
+    outputs.append(out)
 
 
-def norm_errors(found: tuple[Norms, Norms], keys: list[str], wanted: Norms) -> Norms:
-    """Relative errors. AttnConv's bias is one number, the sum of a map's worth of signed terms: relative to these.
+def norm_errors(found: tuple[Norms, Norms], keys: list[str], expected: Norms) -> Norms:
+    """Relative errors of the norms `found`, which `_norms` returned with the scale of their terms.
 
-    A key projection's bias cancels in the softmax. Its gradient is rounding alone, relative to what was rounded.
+    The gradient of AttnConv's bias is a sum of terms of both signs, one per cell: its error is relative to the sum of
+    their absolute values. The bias of a key projection cancels in the softmax, so its gradient is only rounding: its
+    error is relative to the norm of all gradients.
     """
     norms, scale = found
-    rounded = np.array([ROUNDED if key.endswith("key.bias") else 1e-9 for key in keys]) * np.linalg.norm(wanted)
-    error = np.abs(norms - wanted) / np.maximum(np.maximum(np.abs(wanted), scale), rounded)
-    error[(wanted < 0) != (norms < 0)] = np.inf
+    rounded = np.array([ROUNDED if key.endswith("key.bias") else 1e-9 for key in keys]) * np.linalg.norm(expected)
+    error = np.abs(norms - expected) / np.maximum(np.maximum(np.abs(expected), scale), rounded)
+    error[(expected < 0) != (norms < 0)] = np.inf
     return error

@@ -1,8 +1,7 @@
-"""Deterministic fake weights, images and embeddings for the parity cases.
+"""Deterministic weights, images and embeddings for the parity cases.
 
-Only numpy and the standard library.  Everything depends on (seed, name, shape),
-so two independent implementations that agree on state-dict names and shapes
-get bit-identical inputs without exchanging a checkpoint.
+Uses only numpy and the standard library. All values depend only on (seed, name, shape), so two implementations with the
+same state-dict keys and shapes get bit-identical inputs without exchanging a checkpoint.
 """
 
 import re
@@ -10,11 +9,10 @@ import zlib
 
 import numpy as np
 
-# Entries of a state dict that are NOT drawn: the model builds them itself and
-# the parity case checks that it builds the right ones.
+# Entries of a state dict that are not drawn: the model computes them, and the parity case checks the result.
 BUILT = ("visual.pos_embed", "textual.attn_mask", "pixel_mean", "pixel_std")
 
-# Value before the small seeded jitter, for the learnable log-scalars.
+# (pattern of the key, mean, half width) of the learnable scalars, which are drawn uniformly
 _SCALARS = [
     (r"^logit_scale$", np.log(1 / 0.07), 0.2),
     (r"^(curv|curvs\.\d+)$", 0.0, 0.5),
@@ -24,11 +22,12 @@ _SCALARS = [
 
 
 def rng_for(name, seed=0):
+    """A generator that depends only on the name and the seed."""
     return np.random.Generator(np.random.PCG64([seed, zlib.crc32(name.encode())]))
 
 
 def weight(key, shape, seed=0):
-    """float32 array for one state-dict entry."""
+    """The value of a state-dict entry, a float32 array."""
     shape = tuple(int(s) for s in shape)
     rng = rng_for(key, seed)
     if shape == ():
@@ -53,7 +52,7 @@ def weight(key, shape, seed=0):
 
 
 def fill(shapes, seed=0, overrides=None):
-    """{key: shape} -> {key: float32 array}, leaving out BUILT entries."""
+    """The values of a state dict, {key: float32 array}, from {key: shape}; entries of BUILT are omitted."""
     overrides = overrides or {}
     return {
         k: (np.float32(overrides[k]) if k in overrides else weight(k, s, seed))
@@ -63,7 +62,7 @@ def fill(shapes, seed=0, overrides=None):
 
 
 def images(name, n, size=224, seed=0):
-    """(n, 3, size, size) float32 in [0, 1]; a 7x7 colour mosaic plus noise."""
+    """Float32 images [n, 3, size, size] in [0, 1]: a 7x7 colour mosaic plus noise."""
     rng = rng_for("images:" + name, seed)
     coarse = rng.uniform(0.0, 1.0, (n, 3, 7, 7))
     coarse = coarse ** rng.uniform(0.3, 3.0, (n, 3, 1, 1))
@@ -73,8 +72,7 @@ def images(name, n, size=224, seed=0):
 
 
 def points(name, shape, norm=1.0, seed=0):
-    """Gaussian directions rescaled so that each row's norm is `norm`
-    (a scalar, or an array broadcastable to shape[:-1])."""
+    """Float32 vectors with random directions and norm `norm`, a scalar or an array that broadcasts to shape[:-1]."""
     z = rng_for("points:" + name, seed).standard_normal(shape)
     z /= np.linalg.norm(z, axis=-1, keepdims=True)
     return (z * np.broadcast_to(norm, shape[:-1])[..., None]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The runners of the authors' numbers hold to them: an altered number fails, and a foreign file is refused with a reason."""
+"""The parity runners detect altered numbers, and refuse files of another kind with a reason."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ DATA = Path(__file__).parent / "data"
 
 
 class Table(dict[str, np.ndarray]):
-    """Arrays as an npz gives them."""
+    """Arrays by name, with the `files` attribute of an npz."""
 
     @property
     def files(self) -> list[str]:
@@ -26,8 +26,8 @@ def table(name: str) -> Table:
         return Table({key: file[key] for key in file.files})
 
 
-def off(values: np.ndarray) -> np.ndarray:
-    """The same, with the largest number 2 % larger."""
+def with_error(values: np.ndarray) -> np.ndarray:
+    """Copy `values` with the largest number increased by 2 %."""
     altered = values.copy()
     altered.flat[np.abs(altered).argmax()] *= 1.02
     return altered
@@ -40,11 +40,11 @@ def failing(rows: list[dict[str, Any]]) -> set[str]:
 @pytest.mark.parametrize("name", ["c0/exp_map0", "c1/pairwise_dist", "c2/half_aperture", "c4/grad/oxy", "batch/rms_l2"])
 def test_an_altered_number_of_the_lorentz_table_fails(name: str) -> None:
     altered = table("lorentz")
-    altered[f"f64/{name}"] = off(altered[f"f64/{name}"])
+    altered[f"f64/{name}"] = with_error(altered[f"f64/{name}"])
     assert failing(lorentz.compare(altered)) == {name}
 
 
-def test_a_function_that_a_table_lacks_fails() -> None:
+def test_a_function_that_is_missing_in_a_table_fails() -> None:
     lorentz_table, ball = table("lorentz"), table("poincare")
     del lorentz_table["f64/c1/log_map0"], ball["c2/ext_xy"]
     assert failing(lorentz.compare(lorentz_table)) == {"c1/log_map0"}
@@ -52,7 +52,7 @@ def test_a_function_that_a_table_lacks_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    "place",
+    "keys",
     [
         ("head", "plain", "out", "loss"),
         ("head", "plain", "grad_scalar_float64", "curv"),
@@ -63,18 +63,18 @@ def test_a_function_that_a_table_lacks_fails() -> None:
         ("train_trace", 5, "loss"),
     ],
 )
-def test_an_altered_fact_of_a_model_fails(place: tuple[str | int, ...]) -> None:
+def test_an_altered_fact_of_a_model_fails(keys: tuple[str | int, ...]) -> None:
     cases = table("meru")
     facts = json.loads(str(cases["meta_json"]))
-    at = facts
-    for step in place[:-1]:
-        at = at[step]
-    at[place[-1]] = at[place[-1]] * 1.02 + 1e-3
+    parent = facts
+    for key in keys[:-1]:
+        parent = parent[key]
+    parent[keys[-1]] = parent[keys[-1]] * 1.02 + 1e-3
     cases["meta_json"] = np.array(json.dumps(facts))
     assert models.compare(cases, sizes=("mini",)).failed()
 
 
-def test_a_head_case_of_an_unknown_name_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_case_with_an_unknown_name_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = table("meru")
     facts = json.loads(str(cases["meta_json"]))
     inputs = models.head_inputs("plain", facts["seed"])
@@ -90,7 +90,7 @@ def test_a_head_case_of_an_unknown_name_is_compared(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("runner", [models, lorentz, poincare])
 @pytest.mark.parametrize("name", ["metrics.npz", "text_cases.json", "nothing.npz"])
-def test_a_foreign_file_is_refused_in_a_line_that_says_why(runner: Any, name: str) -> None:
-    with pytest.raises(SystemExit, match=f"{name} (is no|cannot be read)") as refusal:
+def test_a_file_of_another_kind_is_refused_with_a_reason_in_one_line(runner: Any, name: str) -> None:
+    with pytest.raises(SystemExit, match=f"{name} (is not a|cannot be read)") as refusal:
         runner.main([str(DATA / name)])
     assert "\n" not in str(refusal.value)

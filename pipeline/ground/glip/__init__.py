@@ -1,1 +1,1 @@
-"""GLIP (Li et al., CVPR 2022): grounded detection, in plain PyTorch, with the released checkpoints' graph and key names."""
+"""GLIP (Li et al., CVPR 2022), a grounded detector, in plain PyTorch; the released checkpoints can be loaded."""

@@ -1,4 +1,4 @@
-"""Anchors: one square box a cell, in inclusive pixel coordinates."""
+"""Anchors: one square box per cell, in inclusive pixel coordinates."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from pipeline.ground.glip.config import AnchorConfig
 
 
 def level_anchors(size: tuple[int, int], stride: int, side_in_strides: float, device: torch.device) -> Tensor:
-    """xyxy [h*w, 4], row-major. The first cell's centre is ((stride - 1) / 2, (stride - 1) / 2)."""
+    """Anchors of one level: xyxy [h*w, 4], row-major. The centre of the first one is at (stride - 1) / 2 in x and y."""
     rows = torch.arange(size[0], device=device, dtype=torch.float32) * stride + (stride - 1) / 2
     columns = torch.arange(size[1], device=device, dtype=torch.float32) * stride + (stride - 1) / 2
     half = (side_in_strides * stride - 1) / 2
@@ -15,13 +15,13 @@ def level_anchors(size: tuple[int, int], stride: int, side_in_strides: float, de
     return torch.stack([x - half, y - half, x + half, y + half], dim=1)
 
 
-def make_anchors(sizes: list[tuple[int, int]], config: AnchorConfig, device: torch.device) -> list[Tensor]:
-    """Anchors of every level, fine to coarse."""
+def pyramid_anchors(sizes: list[tuple[int, int]], config: AnchorConfig, device: torch.device) -> list[Tensor]:
+    """Anchors of every level, fine to coarse; `sizes` holds the height and width of each feature map."""
     return [
         level_anchors(size, stride, config.size, device) for size, stride in zip(sizes, config.strides, strict=True)
     ]
 
 
 def centers(boxes: Tensor) -> Tensor:
-    """Middle points [..., 2] of xyxy boxes."""
+    """Centres [..., 2] of xyxy boxes."""
     return (boxes[..., :2] + boxes[..., 2:]) / 2

@@ -1,4 +1,4 @@
-"""The image tower: Swin, or for the miniature a small residual network of timm."""
+"""The image tower: Swin for the released models, a small residual network of timm for the miniature."""
 
 from functools import partial
 
@@ -11,12 +11,12 @@ from pipeline.ground.glip.swin import Swin
 
 
 def build_backbone(config: SwinConfig | ConvConfig) -> nn.Module:
-    """The image tower: [b, 3, h, w] to maps at strides 8, 16 and 32."""
+    """Build the image tower, which turns [b, 3, h, w] into feature maps at strides 8, 16 and 32."""
     return Swin(config) if isinstance(config, SwinConfig) else ConvBackbone(config)
 
 
 class ConvBackbone(nn.Module):
-    """Maps at strides 8, 16 and 32. Parameter names are timm's own behind `model.`."""
+    """A residual network with feature maps at strides 8, 16 and 32. Parameter names are `model.` and timm's name."""
 
     def __init__(self, config: ConvConfig) -> None:
         super().__init__()

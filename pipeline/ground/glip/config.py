@@ -1,11 +1,11 @@
-"""Configurations of GLIP: the three released graphs and the miniature are one set of modules with other numbers."""
+"""Configurations of GLIP: three released graphs and the miniature, which share one set of modules."""
 
 import dataclasses
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_type_hints
 
-MAX_DEPTH = 100
+MAX_DEPTH = 100  # a config.json is read from untrusted repositories and must not build a huge network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,11 +16,12 @@ class SwinConfig:
     depths: tuple[int, ...] = (2, 2, 6, 2)
     heads: tuple[int, ...] = (3, 6, 12, 24)
     window: int = 7
-    drop_path: float = 0.2  # of the last block; linear over depth
+    # stochastic depth of the last block; it rises linearly from 0 at the first
+    drop_path: float = 0.2
 
     @property
     def channels(self) -> tuple[int, ...]:
-        """Widths of the outputs at strides 8, 16 and 32."""
+        """Channels of the feature maps at strides 8, 16 and 32."""
         return tuple(self.embed_dim * 2**stage for stage in (1, 2, 3))
 
 
@@ -28,19 +29,25 @@ class SwinConfig:
 class ConvConfig:
     """A small residual network of timm, for the miniature."""
 
-    layers: tuple[int, ...] = (1, 1, 1, 1)  # blocks of two convolutions, per stage
+    # blocks of two convolutions, per stage
+    layers: tuple[int, ...] = (1, 1, 1, 1)
+    # channels, per stage
     widths: tuple[int, ...] = (48, 96, 160, 192)
     stem_width: int = 16
-    norm_groups: int = 8  # GroupNorm: an image's result must not depend on its batch
+    # groups of GroupNorm, which unlike BatchNorm makes the result of an image independent of its batch
+    norm_groups: int = 8
 
     @property
     def channels(self) -> tuple[int, ...]:
-        """Widths of the outputs at strides 8, 16 and 32."""
+        """Channels of the feature maps at strides 8, 16 and 32."""
         return self.widths[1:]
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Keywords of `timm.create_model("resnet10t", ...)`, but for the norm; such a CLIP tower can start this one."""
+        """Keywords of `timm.create_model("resnet10t", ...)` without the norm.
+
+        The weights of a CLIP tower with the same keywords fit this network.
+        """
         return {
             "layers": list(self.layers),
             "channels": list(self.widths),
@@ -52,7 +59,7 @@ class ConvConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """BERT, and how captions become its input."""
+    """BERT, and the conversion of captions to its input."""
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -60,45 +67,55 @@ class TextConfig:
     heads: int = 12
     intermediate_size: int = 3072
     max_positions: int = 512
-    max_tokens: int = 256  # word pieces of a prompt, [CLS] and [SEP] included
+    # maximum number of word pieces of a prompt, including [CLS] and [SEP]
+    max_tokens: int = 256
     dropout: float = 0.1
-    ignored_words: tuple[str, ...] = ()  # of a phrase; the miniature learns no score for its determiners
+    # words of a phrase that do not count for its score; the miniature ignores determiners
+    ignored_words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """The tower (fuse, text layer, DyConv), the box and token heads."""
+    """The tower (fusion, text layer, DyConv), and the box and token predictors."""
 
     channels: int = 256
     rounds: int = 6
-    fuse: bool = True  # GLIP-T(A) has none: the words never see the image
+    # deep fusion of image and text; GLIP-T(A) has none
+    fuse: bool = True
     fuse_width: int = 2048
     fuse_heads: int = 8
     fuse_dropout: float = 0.1
     norm_groups: int = 16
     dyrelu_reduction: int = 4
     deformable: bool = True
-    # Offsets of DyConv.0 belong to the finer level. The released weights were trained with a kernel that read the map's
-    # flat memory with the coarser level's pitch; training from scratch resizes the map.
+    # Conversion of a level's offsets to the size of the next coarser level. flat_memory reproduces a property of the
+    # kernel that the released weights were trained with (see `dyconv.flat_memory`); resize is for training from
+    # scratch.
     coarse_offsets: Literal["flat_memory", "resize"] = "flat_memory"
-    unused_classes: int = 80  # width of `cls_logits`, a layer that the released files carry and no result depends on
-    log_scale: float = 0.0  # start of the log temperature of the token logits; smaller is sharper
-    prior: float = 0.01  # start of every token's probability
+    # channels of `cls_logits`, a layer of the released files without effect on any result
+    unused_classes: int = 80
+    # initial log temperature of the token logits; smaller is sharper
+    log_scale: float = 0.0
+    # initial probability of each token
+    prior: float = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnchorConfig:
-    """One square anchor a cell."""
+    """One square anchor per cell."""
 
+    # strides of the levels P3 to P7, in pixels
     strides: tuple[int, ...] = (8, 16, 32, 64, 128)
-    size: float = 8.0  # side, in strides
+    # side of an anchor, in strides
+    size: float = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """ATSS, token focal loss and box losses (released training configurations)."""
+    """ATSS, token focal loss and box losses. The defaults are those of the released training configurations."""
 
-    candidates: int = 9  # anchors per level and box, by centre distance
+    # nearest anchors per level and box that ATSS considers
+    candidates: int = 9
     focal_alpha: float = 0.25
     focal_gamma: float = 2.0
     box_weight: float = 2.0
@@ -106,20 +123,23 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectConfig:
-    """From logits to boxes, as GLIP does it; the last is where the pipeline draws the line."""
+    """Image size, and selection of boxes from the logits. All but the score threshold are GLIP's own settings."""
 
     short_side_px: int = 800
     max_side_px: int = 1333
-    min_class_prob: float = 0.05  # before centerness enters the score
+    # minimum class probability of a box, before its centerness is taken into account
+    min_class_prob: float = 0.05
     top_per_level: int = 1000
     max_boxes: int = 100
-    nms_iou: float = 0.6  # among boxes of one phrase
-    score_threshold: float = 0.65  # GRIT (Kosmos-2, section 2.1)
+    # IoU above which a box suppresses another box of the same phrase
+    nms_iou: float = 0.6
+    # minimum score of boxes that the pipeline keeps; 0.65 is GRIT's (Kosmos-2, section 2.1)
+    score_threshold: float = 0.65
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlipConfig:
-    """One GLIP model."""
+    """The configuration of a GLIP network."""
 
     backbone: SwinConfig | ConvConfig = field(default_factory=SwinConfig)
     text: TextConfig = field(default_factory=TextConfig)
@@ -127,14 +147,15 @@ class GlipConfig:
     anchors: AnchorConfig = field(default_factory=AnchorConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     detect: DetectConfig = field(default_factory=DetectConfig)
-    drop_block: float = 0.3  # probability, before two of the FPN's 3x3 layers, in training
+    # DropBlock probability before two of the feature pyramid's 3x3 layers, in training
+    drop_block: float = 0.3
 
     def __post_init__(self) -> None:
         if len(self.anchors.strides) != 5:
             raise ValueError(f"anchors.strides must hold five strides (P3 to P7), got {self.anchors.strides}")
         blocks = self.backbone.depths if isinstance(self.backbone, SwinConfig) else self.backbone.layers
-        if max(sum(blocks), self.text.layers, self.head.rounds) > MAX_DEPTH:  # a configuration may come with weights
-            raise ValueError(f"no tower may be deeper than {MAX_DEPTH} blocks")
+        if max(sum(blocks), self.text.layers, self.head.rounds) > MAX_DEPTH:
+            raise ValueError(f"backbone, text tower and head must not be deeper than {MAX_DEPTH} blocks")
 
 
 _SWIN_L = SwinConfig(embed_dim=192, depths=(2, 2, 18, 2), heads=(6, 12, 24, 48), window=12, drop_path=0.4)
@@ -165,37 +186,44 @@ CONFIGS = MappingProxyType(
 
 
 def to_dict(config: GlipConfig) -> dict[str, Any]:
-    """The configuration as JSON can hold it."""
+    """Convert a configuration to plain values for JSON."""
     return dataclasses.asdict(config)
 
 
 def from_dict(values: dict[str, Any]) -> GlipConfig:
-    """The configuration of `to_dict`'s dictionary; an unknown key is an error that names it."""
+    """Build a configuration from the values of `to_dict`.
+
+    Raises ValueError naming the first key that is unknown or has a value of the wrong type.
+    """
     backbone = values.get("backbone", {}) if isinstance(values, dict) else {}
     kind = ConvConfig if isinstance(backbone, dict) and "widths" in backbone else SwinConfig
     return _build(GlipConfig, values, {"backbone": kind}, "")
 
 
 def _build(cls: Any, values: Any, kinds: dict[str, Any], path: str) -> Any:
+    """Build `cls` from a mapping. `kinds` maps fields to the type to build; `path` prefixes keys in errors."""
     if not isinstance(values, dict):
         raise ValueError(
-            f"GLIP config: `{path.rstrip('.') or 'the whole'}` must be a mapping, got {type(values).__name__}"
+            f"GLIP config: `{path.rstrip('.') or 'config'}` must be a mapping, got {type(values).__name__}"
         )
     hints = get_type_hints(cls)
     unknown = sorted(set(values) - set(hints))
     if unknown:
         raise ValueError(f"GLIP config: unknown key {path}{unknown[0]}; known: {', '.join(sorted(hints))}")
-    return cls(**{key: _field(kinds.get(key, hints[key]), value, f"{path}{key}") for key, value in values.items()})
+    return cls(
+        **{key: _build_value(kinds.get(key, hints[key]), value, f"{path}{key}") for key, value in values.items()}
+    )
 
 
-def _field(hint: Any, value: Any, path: str) -> Any:
+def _build_value(hint: Any, value: Any, path: str) -> Any:
+    """Convert a plain value to the type `hint`."""
     if dataclasses.is_dataclass(hint):
         return _build(hint, value, {}, f"{path}.")
     choices = get_args(hint)
     if choices[1:] == (...,):
         if not isinstance(value, list | tuple):
             raise ValueError(f"GLIP config: {path} must be a list, got {value!r}")
-        return tuple(_field(choices[0], item, f"{path}[{index}]") for index, item in enumerate(value))
+        return tuple(_build_value(choices[0], item, f"{path}[{index}]") for index, item in enumerate(value))
     if choices and all(isinstance(choice, str) for choice in choices):
         if value not in choices:
             raise ValueError(f"GLIP config: {path} is {value!r}; choose one of {', '.join(choices)}")

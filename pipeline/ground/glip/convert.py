@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 USAGE: Final = """\
 usage: python -m pipeline.ground.glip.convert CHECKPOINT output=FOLDER [key=value ...]
 
-Checks a released checkpoint, a .pth or .safetensors file, and writes a folder that loads without unpickling: grounder=FOLDER.
+Checks a released checkpoint, a .pth or .safetensors file, and writes a folder that loads without unpickling:
+grounder=FOLDER.
 
   python -m pipeline.ground.glip.convert glip_tiny.pth output=models/glip_t vocabulary=vocab.txt
 """
@@ -44,14 +45,18 @@ class ConvertConfig:
 
 
 def convert(config: ConvertConfig) -> None:
-    """Write the folder. Raises UserError if the checkpoint or the vocabulary does not fit, OSError if a file cannot be read."""
+    """Write the folder.
+
+    Raises UserError if the checkpoint or the vocabulary is missing or does not fit, OSError if a file cannot be read or
+    written.
+    """
     from common.devices import torch_dtype
     from pipeline.ground.glip.config import CONFIGS
-    from pipeline.ground.glip.load import VOCAB, load_glip, save_glip
+    from pipeline.ground.glip.load import find_vocabulary, load_glip, save_glip
     from pipeline.ground.glip.text import Prompter
 
     checkpoint = Path(config.checkpoint)
-    vocab = Path(config.vocabulary) if config.vocabulary else checkpoint.parent / VOCAB
+    vocab = find_vocabulary(config.vocabulary, checkpoint)
     model = load_glip(checkpoint, CONFIGS[config.architecture] if config.architecture else None)
     Prompter(vocab, model.config.text)  # raises UserError if the vocabulary does not fit
     save_glip(Path(config.output), model.state_dict(), model.config, vocab, torch_dtype(config.precision))

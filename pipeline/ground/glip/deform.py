@@ -1,6 +1,6 @@
-"""Modulated deformable 3x3 convolution (Zhu et al. 2019), torchvision's operator with a fast form for the CPU.
+"""Modulated deformable 3x3 convolution (Zhu et al., CVPR 2019): torchvision's operator on GPUs, a faster one on CPUs.
 
-Letters: b images, m = oh*ow output cells, k = 9 taps row-major, c channels.
+Axes: b images, m = oh*ow output cells, k = 9 taps row-major, c channels.
 """
 
 import torch
@@ -12,9 +12,10 @@ from torchvision.ops import deform_conv2d
 def modulated_deform_conv(
     x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor | None, stride: int
 ) -> Tensor:
-    """x [b, c, h, w], offset [b, 18, oh, ow] as (y, x) per tap, mask [b, 9, oh, ow], weight [o, c, 3, 3], padding 1.
+    """Convolve `x` with a 3x3 kernel whose taps are shifted by `offset` and scaled by `mask`; padding 1.
 
-    Sampling positions lose too much in half precision: everything runs in float32, apart from the final product.
+    x [b, c, h, w], offset [b, 18, oh, ow] as (y, x) per tap, mask [b, 9, oh, ow], weight [o, c, 3, 3]; returns
+    [b, o, oh, ow]. Half precision is too coarse for sampling positions: all but the final product runs in float32.
     """
     if x.is_cuda:
         with torch.autocast("cuda", enabled=False):
@@ -31,7 +32,8 @@ def modulated_deform_conv(
 def sample_taps(x: Tensor, offset: Tensor, mask: Tensor, stride: int) -> Tensor:
     """Bilinear samples times modulation, float32 [b*m, k*c]; zero outside the map.
 
-    Pixels are rows of a table; each tap is a weighted sum of four rows, which `embedding_bag` does in one pass.
+    Each sample is a weighted sum of four pixels. With the pixels as rows of a table, `embedding_bag` computes all sums
+    in one pass.
     """
     b, c, height, width = x.shape
     rows = x.permute(0, 2, 3, 1).reshape(-1, c).float()
@@ -44,7 +46,10 @@ def sample_taps(x: Tensor, offset: Tensor, mask: Tensor, stride: int) -> Tensor:
 
 
 def corners(offset: Tensor, size: tuple[int, int], stride: int) -> tuple[Tensor, Tensor]:
-    """Row-major pixel indices (int32) and bilinear weights of the four neighbours, both [b, oh, ow, 9, 4]."""
+    """Row-major pixel indices (int32) and bilinear weights of the four neighbours of each sampling position.
+
+    Both are [b, oh, ow, 9, 4].
+    """
     height, width = size
     y, x = sampling_positions(offset, stride)
     with torch.no_grad():
@@ -52,16 +57,17 @@ def corners(offset: Tensor, size: tuple[int, int], stride: int) -> tuple[Tensor,
         corner_rows = torch.stack([top, top, top + 1, top + 1], dim=-1)
         corner_columns = torch.stack([left, left + 1, left, left + 1], dim=-1)
         is_inside = (corner_rows >= 0) & (corner_rows < height) & (corner_columns >= 0) & (corner_columns < width)
-        # 0 outside, where the weight is none; an offset that is not finite is outside, and says so in its own weight
+        # Neighbours outside the map get index 0 and weight 0. A non-finite offset counts as outside; its weight is NaN,
+        # so the result shows it.
         index = torch.where(is_inside, corner_rows * width + corner_columns, 0).int()
-    down, right = y - top, x - left
-    up, far = 1 - down, 1 - right
-    weight = torch.stack([up * far, up * right, down * far, down * right], dim=-1)
+    to_bottom, to_right = y - top, x - left  # weights of the lower and the right neighbours
+    to_top, to_left = 1 - to_bottom, 1 - to_right
+    weight = torch.stack([to_top * to_left, to_top * to_right, to_bottom * to_left, to_bottom * to_right], dim=-1)
     return index, weight * is_inside
 
 
 def sampling_positions(offset: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-    """Row and column, in pixels of the input, at which each tap of each output cell reads, both [b, oh, ow, 9]."""
+    """Row and column, in pixels of the input, at which each tap of each output cell samples; both [b, oh, ow, 9]."""
     b, _, oh, ow = offset.shape
     shift = offset.view(b, 9, 2, oh, ow).permute(0, 3, 4, 1, 2)
     tap = torch.arange(9, device=offset.device)

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from pipeline.ground.glip.config import HeadConfig
 from pipeline.ground.glip.deform import modulated_deform_conv
 
-N_OFFSETS = 18  # (y, x) of nine taps; nine modulations follow
+N_OFFSETS = 18  # channels: (y, x) of nine taps; nine channels of modulation follow
 
 
 class NormedConv(nn.Module):
-    """3x3 convolution, deformable or plain, and GroupNorm."""
+    """A 3x3 convolution, deformable or plain, followed by GroupNorm."""
 
     def __init__(self, channels: int, stride: int, groups: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class NormedConv(nn.Module):
 
 
 class DyReLU(nn.Module):
-    """A piecewise linear activation whose two slopes and intercepts the image decides (Chen et al. 2020)."""
+    """The maximum of two linear functions whose slopes and intercepts depend on the image (Chen et al., ECCV 2020)."""
 
     def __init__(self, channels: int, reduction: int) -> None:
         super().__init__()
@@ -47,13 +47,13 @@ class DyReLU(nn.Module):
 
 
 class DyConv(nn.Module):
-    """Each level becomes the mean of what itself, the finer and the coarser level say, weighted by the image."""
+    """Convolve each level and its finer and coarser neighbours; the new level is their mean, weighted by attention."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         channels, groups = config.channels, config.norm_groups
         self.coarse_offsets: Literal["flat_memory", "resize"] = config.coarse_offsets
-        # in the released order: from the coarser level, from the same, from the finer
+        # in the released order: convolution of the coarser level, of the level itself, of the finer level
         self.DyConv = nn.ModuleList(NormedConv(channels, stride, groups) for stride in (1, 1, 2))
         attention = nn.Conv2d(channels, 1, 1)
         self.AttnConv = nn.Sequential(nn.AdaptiveAvgPool2d(1), attention, nn.ReLU())
@@ -61,11 +61,12 @@ class DyConv(nn.Module):
         self.offset = nn.Conv2d(channels, N_OFFSETS + 9, 3, padding=1) if config.deformable else None
         nn.init.normal_(attention.weight, std=0.01)
         nn.init.zeros_(attention.bias)  # type: ignore[arg-type]
-        if self.offset is not None:  # a deformable convolution starts as a plain one
+        if self.offset is not None:  # with small offsets, a deformable convolution starts as a plain one
             nn.init.normal_(self.offset.weight, std=0.01)
             nn.init.zeros_(self.offset.bias)  # type: ignore[arg-type]
 
     def forward(self, visual: list[Tensor], lang: Tensor, mask: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The new levels, and the words unchanged."""
         return [self.relu(self._level(visual, level)) for level in range(len(visual))], lang
 
     def _level(self, visual: list[Tensor], level: int) -> Tensor:
@@ -77,21 +78,22 @@ class DyConv(nn.Module):
             results.append(from_finer(visual[level - 1], offset, modulation))
         if level + 1 < len(visual):
             coarser = visual[level + 1]
-            out = from_coarser(coarser, *self._refit(offset, modulation, coarser.shape[-2:]))
+            out = from_coarser(coarser, *self._for_coarser(offset, modulation, coarser.shape[-2:]))
             results.append(F.interpolate(out, size=x.shape[-2:], mode="bilinear", align_corners=True))
         total = torch.stack([result * F.hardsigmoid(self.AttnConv(result)) for result in results])
         return total.mean(dim=0)
 
     def _offsets(self, x: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Offsets and modulation at each cell of a level; None for plain convolutions."""
         if self.offset is None:
             return None, None
         maps = self.offset(x).float()
         return maps[:, :N_OFFSETS], maps[:, N_OFFSETS:].sigmoid()
 
-    def _refit(
+    def _for_coarser(
         self, offset: Tensor | None, modulation: Tensor | None, size: torch.Size
     ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """The finer level's maps for a convolution on the coarser level."""
+        """A level's offsets and modulation at the size of the next coarser level."""
         if offset is None or modulation is None:
             return None, None
         if self.coarse_offsets == "flat_memory":
@@ -103,10 +105,10 @@ class DyConv(nn.Module):
 
 
 def flat_memory(maps: Tensor, size: torch.Size) -> Tensor:
-    """The first numbers of each image's map, read with another height and width.
+    """The first numbers of each image's maps, read with another height and width.
 
-    The kernel that the released weights were trained with reads a map of the finer level with the coarser level's
-    pitch and checks nothing (microsoft/GLIP issues 52 and 62), so the weights expect just that.
+    The CUDA kernel that the released weights were trained with reads a finer level's map with the coarser level's row
+    length, without a check (microsoft/GLIP issues 52 and 62). The weights depend on it.
     """
     b, channels = maps.shape[:2]
     height, width = size

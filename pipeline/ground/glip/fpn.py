@@ -1,4 +1,4 @@
-"""Feature pyramid with two extra levels (Lin et al. 2017; P6/P7 as in RetinaNet): three maps in, five out."""
+"""Feature pyramid (Lin et al., CVPR 2017) with P6 and P7 as in RetinaNet: five levels from three feature maps."""
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ class TopBlocks(nn.Module):
 
 
 class Fpn(nn.Module):
-    """P3 to P7 from backbone maps of strides 8, 16 and 32. Layers are numbered after the stages that they read."""
+    """P3 to P7 from feature maps at strides 8, 16 and 32. Layer names contain the number of the backbone's stage."""
 
     def __init__(self, in_channels: tuple[int, ...], channels: int, drop_block: float) -> None:
         super().__init__()
@@ -49,17 +49,17 @@ class Fpn(nn.Module):
 
 
 def level_sizes(features: list[Tensor]) -> list[tuple[int, int]]:
-    """Height and width of every level."""
+    """Height and width of each level."""
     return [(int(feature.shape[-2]), int(feature.shape[-1])) for feature in features]
 
 
 def flatten_levels(features: list[Tensor]) -> Tensor:
-    """Levels [b, c, h, w] joined row-major to [b, cells, c], fine to coarse."""
+    """Join levels [b, c, h, w], fine to coarse, to [b, cells, c]; cells are row-major."""
     return torch.cat([feature.flatten(2).transpose(1, 2) for feature in features], dim=1)
 
 
 def split_levels(cells: Tensor, sizes: list[tuple[int, int]]) -> list[Tensor]:
-    """The inverse of `flatten_levels`."""
+    """Split [b, cells, c] into levels [b, c, h, w]; the inverse of `flatten_levels`."""
     parts = cells.split([height * width for height, width in sizes], dim=1)
     return [
         part.transpose(1, 2).unflatten(2, (height, width)) for part, (height, width) in zip(parts, sizes, strict=True)

@@ -1,6 +1,6 @@
-"""Deep fusion: image cells and words attend to each other (GLIP, section 3.2), then the words to themselves.
+"""Deep fusion (GLIP, section 3.2): image cells and word pieces attend to each other, then word pieces to themselves.
 
-Letters: b images, n cells of all levels, t word pieces, h heads, d width of a head.
+Axes: b images, n cells of all levels, t word pieces, h heads, c channels of the image, d channels of the text.
 """
 
 import torch
@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from pipeline.ground.glip.config import HeadConfig, TextConfig
 from pipeline.ground.glip.fpn import flatten_levels, level_sizes, split_levels
 
-LOGIT_LIMIT = 50_000.0  # the released graph clamps here, so that half precision stays finite
-PADDING_PENALTY = -9e15
+LOGIT_LIMIT = 50_000.0  # as in the released graph; keeps half precision finite
+PADDING_PENALTY = -9e15  # added to the scores of padding
 
 
 class BiAttention(nn.Module):
-    """One score matrix, used in both directions: words for each cell, cells for each word.
+    """Attention from cells to words and from words to cells, with one matrix of scores.
 
-    Cells attend to unmasked words. Words, padding included, attend to all cells of all levels, padded pixels included:
-    an image's result thus depends on its padded size, and only images of one padded size may share a batch.
+    Cells attend to words that are not padding. Words attend to all cells of all levels, including those of padded
+    pixels: the result of an image depends on its padded size, so only images of one padded size can share a batch.
     """
 
     def __init__(self, visual: int, lang: int, width: int, heads: int, dropout: float) -> None:
@@ -38,30 +38,34 @@ class BiAttention(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, v: Tensor, lang: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """v [b, n, c], lang [b, t, d], mask [b, t]: what to add to each."""
-        query = self._heads(self.v_proj(v) * self.scale)
-        key = self._heads(self.l_proj(lang))
+        """The updates of `v` [b, n, c] and of `lang` [b, t, d]; mask [b, t] is 0 for padding."""
+        query = split_heads(self.v_proj(v) * self.scale, self.heads)
+        key = split_heads(self.l_proj(lang), self.heads)
         scores = (query @ key.transpose(2, 3)).clamp(-LOGIT_LIMIT, LOGIT_LIMIT)  # [b, h, n, t]
-        # padding must not win over a valid word of very low score: mask in float32
+        # in float32, so that padding never gets more weight than a word with a very low score
         penalty = torch.zeros(mask.shape, device=mask.device).masked_fill(mask == 0, PADDING_PENALTY)
         to_words = F.dropout((scores.float() + penalty[:, None, None]).softmax(dim=3), self.dropout, self.training)
         by_word = scores.transpose(2, 3).float().contiguous()  # softmax along strided rows is slow on a CPU
         to_cells = F.dropout(by_word.softmax(dim=3), self.dropout, self.training)
-        value_l, value_v = self._heads(self.values_l_proj(lang)), self._heads(self.values_v_proj(v))
+        value_l = split_heads(self.values_l_proj(lang), self.heads)
+        value_v = split_heads(self.values_v_proj(v), self.heads)
         delta_v = to_words.to(value_l.dtype) @ value_l
         delta_l = to_cells.to(value_v.dtype) @ value_v
-        return self.out_v_proj(_join(delta_v)), self.out_l_proj(_join(delta_l))
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return self.out_v_proj(join_heads(delta_v)), self.out_l_proj(join_heads(delta_l))
 
 
-def _join(x: Tensor) -> Tensor:
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """Split the channels of `x` into heads: [b, n, h * width] to [b, h, n, width]."""
+    return x.unflatten(2, (heads, -1)).transpose(1, 2)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """The inverse of `split_heads`."""
     return x.transpose(1, 2).flatten(2)
 
 
 class FuseBlock(nn.Module):
-    """Adds the two-way attention to the *normalised* inputs, scaled per channel."""
+    """Add two-way attention, scaled per channel, to the *normalised* inputs, as the released graph does."""
 
     def __init__(self, head: HeadConfig, lang: int) -> None:
         super().__init__()
@@ -78,7 +82,7 @@ class FuseBlock(nn.Module):
 
 
 class Fuse(nn.Module):
-    """The tower's entry of the released key names, `b_attn`."""
+    """A `FuseBlock` under its released key name, `b_attn`."""
 
     def __init__(self, head: HeadConfig, lang: int) -> None:
         super().__init__()
@@ -89,7 +93,7 @@ class Fuse(nn.Module):
 
 
 class TextSelfAttention(nn.Module):
-    """BERT's self-attention with clamped scores."""
+    """BERT's self-attention, with clamped scores."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
@@ -100,17 +104,15 @@ class TextSelfAttention(nn.Module):
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        query, key, value = (
-            layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        )
+        query, key, value = (split_heads(layer(x), self.heads) for layer in (self.query, self.key, self.value))
         scores = (query @ key.transpose(2, 3) * query.shape[-1] ** -0.5).clamp(-LOGIT_LIMIT, LOGIT_LIMIT).float()
         scores = scores.masked_fill(mask[:, None, None] == 0, torch.finfo(torch.float32).min)
         weights = F.dropout(scores.softmax(dim=3), self.dropout, self.training)
-        return _join(weights.to(value.dtype) @ value)
+        return join_heads(weights.to(value.dtype) @ value)
 
 
 class TextOutput(nn.Module):
-    """A projection added to its residual, then normalised."""
+    """Project, add the residual and normalise. With `clamps`, values are clamped before and after the normalisation."""
 
     def __init__(self, width: int, config: TextConfig, *, clamps: bool) -> None:
         super().__init__()
@@ -127,7 +129,7 @@ class TextOutput(nn.Module):
 
 
 class TextLayer(nn.Module):
-    """One post-norm BERT layer on the fused words, clamped where the released graph clamps."""
+    """A post-norm BERT layer for the fused words, with the clamps of the released graph."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()

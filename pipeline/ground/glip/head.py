@@ -1,4 +1,4 @@
-"""GLIP's head: the tower, and from its maps boxes, centerness and a logit for each pair of cell and word piece."""
+"""GLIP's head: the tower, then box deltas, centerness and a logit for each pair of cell and word piece."""
 
 import math
 
@@ -9,13 +9,11 @@ from torch import Tensor, nn
 from pipeline.ground.glip.config import GlipConfig, HeadConfig, TextConfig
 from pipeline.ground.glip.dyconv import DyConv
 from pipeline.ground.glip.fpn import flatten_levels
-from pipeline.ground.glip.fuse import Fuse, TextLayer
-
-LOGIT_LIMIT = 50_000.0
+from pipeline.ground.glip.fuse import LOGIT_LIMIT, Fuse, TextLayer
 
 
 class Scale(nn.Module):
-    """One learned factor for a level's box deltas."""
+    """A learned factor for the box deltas of one level."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,13 +24,13 @@ class Scale(nn.Module):
 
 
 class GlipHead(nn.Module):
-    """Tower and predictors. `cls_logits` is in the released files; no result depends on it, so nothing calls it."""
+    """Tower and predictors. `cls_logits` is never called; it exists because the released files hold its weights."""
 
     def __init__(self, config: GlipConfig) -> None:
         super().__init__()
         head, text = config.head, config.text
         self.head = head
-        self.dyhead_tower = nn.ModuleList(tower(head, text))
+        self.dyhead_tower = nn.ModuleList(build_tower(head, text))
         if head.unused_classes:
             self.cls_logits = nn.Conv2d(head.channels, head.unused_classes, 1)
         self.bbox_pred = nn.Conv2d(head.channels, 4, 1)
@@ -58,7 +56,10 @@ class GlipHead(nn.Module):
         return self.token_logits(cells, lang), flatten_levels(deltas), flatten_levels(centerness)[..., 0]
 
     def token_logits(self, cells: Tensor, lang: Tensor) -> Tensor:
-        """cells [b, n, c] raw, words [b, t, d] normalised: x . (W e/2 + b) / exp(log_scale) + e . bias_lang + bias0."""
+        """Logits [b, n, t] of cells x [b, n, c] and unit word vectors e, the normalised `lang` [b, t, d].
+
+        x . (W e / 2 + b) / exp(log_scale) + e . bias_lang + bias0
+        """
         words = F.normalize(lang.float(), dim=-1)
         projected = self.dot_product_projection_text(words / 2)
         bias = words @ self.bias_lang.float() + self.bias0
@@ -66,8 +67,8 @@ class GlipHead(nn.Module):
         return (dots / self.log_scale.exp() + bias[:, None]).clamp(-LOGIT_LIMIT, LOGIT_LIMIT)
 
 
-def tower(head: HeadConfig, text: TextConfig) -> list[nn.Module]:
-    """Rounds of fuse, text layer and DyConv; DyConv alone without fusion."""
+def build_tower(head: HeadConfig, text: TextConfig) -> list[nn.Module]:
+    """Build `head.rounds` rounds of fusion, text layer and DyConv; without fusion, of DyConv only."""
     modules: list[nn.Module] = []
     for _ in range(head.rounds):
         if head.fuse:

@@ -1,4 +1,4 @@
-"""Images as GLIP's network reads them: BGR, normalised, resized by the short side, padded to a common size."""
+"""Prepare images for GLIP: resize by the shorter side, pad to a common size, convert to BGR, normalise."""
 
 from collections.abc import Sequence
 
@@ -9,28 +9,32 @@ from torch import Tensor
 from common.images import Image
 from pipeline.ground.glip.config import DetectConfig
 
-MEAN_BGR = (103.530, 116.280, 123.675)
+MEAN_BGR = (103.530, 116.280, 123.675)  # of ImageNet, for values from 0 to 255
 STD_BGR = (57.375, 57.120, 58.395)
-DIVISOR = 32  # the coarsest stride of the image tower
+DIVISOR = 32  # of padded heights and widths: the coarsest stride of the image tower
+
+Size = tuple[int, int]
+"""Height and width, in pixels."""
 
 
-def network_size(height: int, width: int, config: DetectConfig) -> tuple[int, int]:
-    """Height and width after resizing: the short side as configured, unless the long side would pass its limit."""
+def network_size(height: int, width: int, config: DetectConfig) -> Size:
+    """Size after resizing: the shorter side is `short_side_px`, or less where the longer would exceed `max_side_px`."""
     short, long = min(height, width), max(height, width)
     target = config.short_side_px
     if long / short * target > config.max_side_px:
         target = max(round(config.max_side_px * short / long), 1)
-    scaled = min(int(target * long / short), config.max_side_px)  # a strip of a few pixels cannot keep its shape
+    # Strips so narrow that the shorter side is one pixel lose their aspect ratio.
+    scaled = min(int(target * long / short), config.max_side_px)
     return (target, scaled) if height <= width else (scaled, target)
 
 
-def padded_size(size: tuple[int, int]) -> tuple[int, int]:
-    """Height and width rounded up to the divisor."""
+def padded_size(size: Size) -> Size:
+    """Height and width, rounded up to multiples of 32."""
     return -(-size[0] // DIVISOR) * DIVISOR, -(-size[1] // DIVISOR) * DIVISOR
 
 
-def resize(image: Image, size: tuple[int, int]) -> Image:
-    """The image at (height, width), averaged over the pixels that it loses, as PIL's bilinear filter does."""
+def resize_bilinear(image: Image, size: Size) -> Image:
+    """Resize to (height, width) with antialiasing, as PIL's bilinear filter does."""
     if image.shape[:2] == size:
         return image
     pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None]
@@ -39,7 +43,7 @@ def resize(image: Image, size: tuple[int, int]) -> Image:
 
 
 def batch_images(images: Sequence[Image]) -> Tensor:
-    """Bytes [b, 3, h, w], BGR, as large as the largest image needs, for `normalise`."""
+    """Stack RGB images into uint8 [b, 3, h, w], BGR, zero-padded at the right and bottom to a common padded size."""
     height, width = padded_size((max(image.shape[0] for image in images), max(image.shape[1] for image in images)))
     batch = torch.zeros(len(images), 3, height, width, dtype=torch.uint8)
     for row, image in zip(batch, images, strict=True):
@@ -48,12 +52,10 @@ def batch_images(images: Sequence[Image]) -> Tensor:
     return batch
 
 
-def normalise(pixels: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
-    """The bytes as float32, normalised on their own device; zero outside of each image's height and width.
-
-    Numbers, not tensors, are subtracted: those would have to be brought to a GPU first, which waits for its work to be done.
-    """
+def normalise(pixels: Tensor, sizes: Sequence[Size]) -> Tensor:
+    """Convert `batch_images` to normalised float32 on the same device; zero outside each image's height and width."""
     batch = pixels.float()
+    # Channel by channel with Python numbers: copying a tensor of means to a GPU would wait for its queued work.
     for channel, (mean, std) in enumerate(zip(MEAN_BGR, STD_BGR, strict=True)):
         batch[:, channel].sub_(mean).div_(std)
     for row, (height, width) in zip(batch, sizes, strict=True):

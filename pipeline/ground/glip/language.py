@@ -1,4 +1,4 @@
-"""The language tower: transformers' BERT behind the released files' key names."""
+"""The language tower: BERT of transformers, under the released key names."""
 
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
@@ -7,7 +7,7 @@ from pipeline.ground.glip.config import TextConfig
 
 
 def bert_config(config: TextConfig) -> BertConfig:
-    """BERT's own configuration for ours."""
+    """Convert a text configuration to one of transformers."""
     return BertConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -28,12 +28,12 @@ class BertBody(nn.Module):
         self.model = BertModel(bert_config(config), add_pooling_layer=False)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        # Four axes are taken as they are; of two, BERT would ask whether any is masked, and wait for the GPU to say.
+        # With a mask of two axes, BERT checks on the CPU whether any entry is 0, and so waits for the GPU.
         return self.model(input_ids=ids, attention_mask=mask[:, None, None].bool()).last_hidden_state
 
 
 class LanguageBackbone(nn.Module):
-    """Hidden states [b, t, d] of word pieces; padding is masked as a key only."""
+    """Hidden states [b, t, d] of word pieces. No position attends to padding, but padding has hidden states too."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""GLIP weights on disk: released `.pth` files, and a folder of config.json, vocab.txt and model.safetensors."""
+"""GLIP weights on disk: released `.pth` files, and folders of config.json, vocab.txt and model.safetensors."""
 
 import re
 from collections.abc import Mapping
@@ -17,47 +17,49 @@ from pipeline.ground.hub import fetch, list_files, parse_hub_name, weight_file
 
 WEIGHTS, CONFIG, VOCAB = "model.safetensors", "config.json", "vocab.txt"
 
-# Derived buffers, the pooler that one converter keeps, and the head of a training objective: in some released files,
-# and without effect on any result.
+# Keys that some released files hold and that do not affect any result: derived buffers, a pooler that one converter
+# keeps, and the head of a training objective.
 IGNORABLE = re.compile(
     r"rpn\.anchor_generator\.cell_anchors\.|\.relative_position_index$|\.position_ids$|\.pooler\.|rpn\.head\.mlm_head\."
 )
 UNUSED = ("rpn.head.cls_logits.weight", "rpn.head.cls_logits.bias")
-MAX_NAMED, MAX_NAME_CHARS = 10, 200  # keys that an error lists
+MAX_LISTED, MAX_KEY_CHARS = 10, 200  # in an error message: number of keys, and length of each
 
 
 def load_glip(name: str | Path, config: GlipConfig | None = None) -> Glip:
-    """The network of a folder, a weight file or `owner/name@commit[/file]` of the hub, in evaluation mode, float32.
+    """Load a network in evaluation mode and float32.
 
-    A released `.pth` does not say which graph it holds; without `config` its keys decide. Raises UserError for what is not the
-    checkpoint it should be.
+    `name` is a folder, a weight file or `owner/name@commit[/file]` on the hub. A released `.pth` file does not state
+    its architecture; without `config` its keys determine it. Raises UserError if a file is missing or damaged, or if
+    weights and configuration do not fit.
     """
-    path = find(name)
+    path = find_weights(name)
     if path.is_dir():
-        config = config or read_config(path / CONFIG)
+        config = config or read_glip_config(path / CONFIG)
         path = path / WEIGHTS
     if not path.is_file():
-        raise UserError(f"{path} is not there; give a folder, a .safetensors or a .pth file")
+        raise UserError(f"{path} does not exist; give a folder, a .safetensors or a .pth file")
     try:
         state = read_tensors(path)
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
     config = config or guess_config(state, path)
     try:
-        with torch.device("meta"):  # what does not fit is refused before any memory is taken for it
-            wanted = Glip(config).state_dict()
+        with torch.device("meta"):  # so that weights that do not fit are refused before memory is allocated
+            expected = Glip(config).state_dict()
     except (ValueError, RuntimeError, ArithmeticError) as error:
-        raise UserError(f"{path}: its configuration makes no network: {error}") from error
-    checked = check_state(wanted, state, path)
+        raise UserError(f"{path}: no network can be built from its configuration: {error}") from error
+    checked = check_state(expected, state, path)
     model = Glip(config)
     model.load_state_dict(checked)
     return model.eval()
 
 
-def find(name: str | Path) -> Path:
-    """The local folder or file of a name; files of a hub repository are fetched, at the commit that the name pins.
+def find_weights(name: str | Path) -> Path:
+    """The local folder or weight file of a path or hub name. Files of a hub repository are fetched at the named commit.
 
-    A repository is a folder as `save_glip` writes it, or holds one weight file, or the name says which file is meant.
+    The repository has the files that `save_glip` writes, or a single weight file, or the name includes the file. Raises
+    UserError if none of this is the case.
     """
     hub = parse_hub_name(str(name))
     if hub is None:
@@ -68,26 +70,33 @@ def find(name: str | Path) -> Path:
     file = hub.file or weight_file(hub, files)
     path = fetch(hub, [file, VOCAB]) / file
     if not path.is_file():
-        raise UserError(f"{hub.repository}@{hub.commit} holds no {file}, or it was not fetched before")
+        raise UserError(
+            f"{hub.repository}@{hub.commit} holds no {file}, or this machine is offline and has no copy of it"
+        )
     return path
 
 
-def find_vocabulary(name: str) -> Path:
-    """The local vocab.txt of a file, folder or hub name."""
-    hub = parse_hub_name(name)
-    path = fetch(hub, [hub.file or VOCAB]) / (hub.file or VOCAB) if hub else Path(name)
+def find_vocabulary(vocabulary: str | None, weights: Path) -> Path:
+    """The local vocab.txt of a file, folder or hub name; without `vocabulary`, the one beside the weights.
+
+    `weights` is the result of `find_weights`. The file is not checked; `Prompter` does.
+    """
+    if not vocabulary:
+        return (weights if weights.is_dir() else weights.parent) / VOCAB
+    hub = parse_hub_name(vocabulary)
+    path = fetch(hub, [hub.file or VOCAB]) / (hub.file or VOCAB) if hub else Path(vocabulary)
     return path / VOCAB if path.is_dir() else path
 
 
-def read_config(path: Path) -> GlipConfig:
-    """The configuration of a folder."""
+def read_glip_config(path: Path) -> GlipConfig:
+    """Read the config.json of a folder. Raises UserError if it is missing or not a configuration of GLIP."""
     try:
         values = read_object(path)
     except FileNotFoundError as error:
-        raise UserError(f"{path} is not there: a GLIP folder holds {CONFIG}, {VOCAB} and {WEIGHTS}") from error
+        raise UserError(f"{path} does not exist; a GLIP folder holds {CONFIG}, {VOCAB} and {WEIGHTS}") from error
     except ValueError as error:
         raise UserError(str(error)) from error
-    values.pop("thresholds", None)  # the pipeline's, calibrated on this model; no part of the network
+    values.pop("thresholds", None)  # calibrated thresholds of the pipeline; not a part of the network
     try:
         return from_dict(values)
     except ValueError as error:
@@ -95,54 +104,62 @@ def read_config(path: Path) -> GlipConfig:
 
 
 def guess_config(state: Mapping[str, Tensor], path: Path) -> GlipConfig:
-    """The released configuration whose fusion and image tower the keys show."""
+    """The released configuration that has the fusion and the image tower of these weights.
+
+    Raises UserError naming `path` if they are not those of a released GLIP.
+    """
     has_fusion = any(".b_attn." in key for key in state)
     embed = state.get("backbone.body.patch_embed.norm.weight")
     if embed is None:
-        raise UserError(f"{path} is no GLIP checkpoint: backbone.body.patch_embed.norm.weight is missing")
+        raise UserError(f"{path} is not a GLIP checkpoint: backbone.body.patch_embed.norm.weight is missing")
     if embed.numel() == CONFIGS["glip_l"].backbone.channels[0] // 2:
         return CONFIGS["glip_l"]
     return CONFIGS["glip_t" if has_fusion else "glip_t_a"]
 
 
-def check_state(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The weights that a network takes; anything missing, left over or of another shape is an error that lists it."""
-    given = {key: value for key, value in state.items() if key in wanted or not IGNORABLE.search(key)}
+def check_state(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The tensors of `state` that a network with the state dict `expected` loads.
+
+    Raises UserError that lists missing and unknown keys, wrong shapes, and tensors that are not floating point or not
+    finite.
+    """
+    found = {key: value for key, value in state.items() if key in expected or not IGNORABLE.search(key)}
     for key in UNUSED:
-        if key in wanted and key in given and given[key].shape[1:] == wanted[key].shape[1:]:
-            given[key] = torch.zeros(wanted[key].shape, device="cpu")  # any number of classes: nothing calls this layer
-    problems = _list("missing", [key for key in wanted if key not in given])
-    problems += _list("unknown", [key for key in given if key not in wanted])
-    shapes = [
-        f"{key} {tuple(value.shape)} instead of {tuple(wanted[key].shape)}"
-        for key, value in given.items()
-        if key in wanted and value.shape != wanted[key].shape
+        if key in expected and key in found and found[key].shape[1:] == expected[key].shape[1:]:
+            # The layer is never called, so a file may have been trained with any number of classes.
+            found[key] = torch.zeros(expected[key].shape, device="cpu")
+    problems = _list_keys("missing", [key for key in expected if key not in found])
+    problems += _list_keys("unknown", [key for key in found if key not in expected])
+    wrong_shapes = [
+        f"{key} {tuple(value.shape)} instead of {tuple(expected[key].shape)}"
+        for key, value in found.items()
+        if key in expected and value.shape != expected[key].shape
     ]
-    problems += _list("of another shape", shapes)
-    # `expand` and its like describe more numbers than they hold: only what fits is looked into
-    fitting = {key: value for key, value in given.items() if key in wanted and value.shape == wanted[key].shape}
-    problems += _list(
-        "no floating-point numbers", [key for key, value in fitting.items() if not value.is_floating_point()]
+    problems += _list_keys("of another shape", wrong_shapes)
+    # Values are read only if the shape fits: a small file can describe a huge tensor, as `expand` does.
+    fitting = {key: value for key, value in found.items() if key in expected and value.shape == expected[key].shape}
+    problems += _list_keys(
+        "not floating-point", [key for key, value in fitting.items() if not value.is_floating_point()]
     )
-    strange = [key for key, value in fitting.items() if not torch.isfinite(value).all()]
-    problems += _list("not finite", strange)
+    problems += _list_keys("not finite", [key for key, value in fitting.items() if not torch.isfinite(value).all()])
     if problems:
         raise UserError(f"{path} does not fit the GLIP configuration: {'; '.join(problems)}")
-    return given
+    return found
 
 
-def _list(what: str, keys: list[str]) -> list[str]:
+def _list_keys(problem: str, keys: list[str]) -> list[str]:
+    """One entry of an error message for the keys that have a problem; [] without such keys."""
     if not keys:
         return []
-    named = [key if key.isprintable() else ascii(key) for key in keys[:MAX_NAMED]]
-    more = f" and {len(keys) - MAX_NAMED} more" if len(keys) > MAX_NAMED else ""
-    return [f"{len(keys)} {what}: {', '.join(name[:MAX_NAME_CHARS] for name in named)}{more}"]
+    printable = [key if key.isprintable() else ascii(key) for key in keys[:MAX_LISTED]]
+    more = f" and {len(keys) - MAX_LISTED} more" if len(keys) > MAX_LISTED else ""
+    return [f"{len(keys)} {problem}: {', '.join(key[:MAX_KEY_CHARS] for key in printable)}{more}"]
 
 
 def save_glip(
     folder: Path, state: Mapping[str, Tensor], config: GlipConfig, vocab: Path, dtype: torch.dtype = torch.float16
 ) -> None:
-    """Write a folder that `load_glip` reads; each file appears whole or not at all."""
+    """Write a folder that `load_glip` reads, each file atomically. Floating-point weights are stored as `dtype`."""
     folder.mkdir(parents=True, exist_ok=True)
     stored = {key: value.to(dtype).contiguous() if value.is_floating_point() else value for key, value in state.items()}
     write_object(to_dict(config), folder / CONFIG)

@@ -1,10 +1,10 @@
-"""The GLIP network: a batch of images of one padded size and their prompts to boxes and token logits."""
+"""The GLIP network: boxes and token logits for a batch of images of one padded size and their prompts."""
 
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from pipeline.ground.glip.anchors import make_anchors
+from pipeline.ground.glip.anchors import pyramid_anchors
 from pipeline.ground.glip.backbone import build_backbone
 from pipeline.ground.glip.config import GlipConfig
 from pipeline.ground.glip.fpn import Fpn, level_sizes
@@ -14,7 +14,7 @@ from pipeline.ground.glip.language import LanguageBackbone
 
 @dataclass(frozen=True, kw_only=True)
 class GlipOutput:
-    """Predictions for `cells` anchors, levels joined fine to coarse and row-major."""
+    """Predictions for each anchor. Levels are joined fine to coarse; cells are row-major."""
 
     token_logits: Tensor  # [b, cells, t]
     deltas: Tensor  # [b, cells, 4], see box_coder
@@ -23,7 +23,7 @@ class GlipOutput:
 
 
 class ImageBackbone(nn.Module):
-    """Image tower and feature pyramid, under the released key names."""
+    """Image tower and feature pyramid, under their released key names."""
 
     def __init__(self, config: GlipConfig) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class ImageBackbone(nn.Module):
 
 
 class Rpn(nn.Module):
-    """Holds the head under its released key name."""
+    """The head, under its released key name."""
 
     def __init__(self, config: GlipConfig) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Rpn(nn.Module):
 
 
 class Glip(nn.Module):
-    """The whole network. State-dict keys are those of the released checkpoints without `module.`."""
+    """The full network. The keys of its state dict are those of the released checkpoints without `module.`."""
 
     def __init__(self, config: GlipConfig) -> None:
         super().__init__()
@@ -56,12 +56,15 @@ class Glip(nn.Module):
         self.rpn = Rpn(config)
 
     def forward(self, images: Tensor, ids: Tensor, mask: Tensor) -> GlipOutput:
-        """images [b, 3, h, w], normalised and padded; ids and mask [b, t]. Padding of the prompt changes no result."""
+        """Predictions for normalised, padded images [b, 3, h, w] and prompts.
+
+        ids and mask are [b, t]; the mask is 0 for padding, which does not change the result.
+        """
         return self.ground(self.backbone(images), ids, mask)
 
     def ground(self, visual: list[Tensor], ids: Tensor, mask: Tensor) -> GlipOutput:
-        """What the prompts name in images whose pyramid `backbone` has made: one pyramid serves several prompts."""
+        """Predictions from the feature pyramid that `backbone` computed, so that several prompts can share it."""
         lang = self.language_backbone(ids, mask)
         token_logits, deltas, centerness = self.rpn(visual, lang, mask)
-        anchors = make_anchors(level_sizes(visual), self.config.anchors, ids.device)
+        anchors = pyramid_anchors(level_sizes(visual), self.config.anchors, ids.device)
         return GlipOutput(token_logits=token_logits, deltas=deltas, centerness=centerness, anchors=anchors)

@@ -1,4 +1,4 @@
-"""From the network's predictions to boxes: GLIP's own selection, one image at a time."""
+"""Select boxes from the network's predictions as GLIP does, one image at a time."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
-from pipeline.ground.glip.box_coder import decode
+from pipeline.ground.glip.box_coder import decode, inclusive_sides, to_exclusive
 from pipeline.ground.glip.config import DetectConfig
 from pipeline.ground.glip.model import GlipOutput
 
@@ -17,14 +17,14 @@ class Detections:
 
     boxes: Tensor  # [d, 4], xyxy inclusive pixels of the network's input
     scores: Tensor  # [d], sqrt(class probability * centerness)
-    labels: Tensor  # [d], rows of the positive map
+    labels: Tensor  # [d], row of the positive map
 
     def __getitem__(self, keep: Tensor) -> "Detections":
         return Detections(boxes=self.boxes[keep], scores=self.scores[keep], labels=self.labels[keep])
 
 
 def class_probability(token_logits: Tensor, positive_map: Tensor) -> Tensor:
-    """Mean probability [n, labels] of each label's word pieces; positive_map bool [labels, t]."""
+    """Mean probability [n, labels] of the word pieces of each label; positive_map is bool [labels, t]."""
     weight = positive_map.float() / positive_map.sum(dim=1, keepdim=True).clamp(min=1)
     return token_logits.float().sigmoid() @ weight.T
 
@@ -37,9 +37,9 @@ def detect(
     config: DetectConfig,
     floor: float = 0.0,
 ) -> Detections:
-    """Detections of image `index` whose unpadded size is (width, height), those that score at least `floor`.
+    """Detections of image `index`, whose unpadded size is (width, height), with a score of at least `floor`.
 
-    A box of a lower score never suppresses one of a higher, so `floor` may cut before everything else.
+    `floor` can be applied first, because a box never suppresses one with a higher score.
     """
     anchors = torch.cat(output.anchors)
     probability = class_probability(output.token_logits[index], positive_map)
@@ -52,15 +52,15 @@ def detect(
     boxes = decode(output.deltas[index][cell], anchors[cell])
     boxes = torch.minimum(boxes.clamp(min=0), boxes.new_tensor([size[0] - 1, size[1] - 1] * 2))
     found = Detections(boxes=boxes, scores=squared.sqrt(), labels=label)
-    found = found[(boxes[:, 2:] - boxes[:, :2] + 1 >= 0).all(dim=1)]
-    found = found[batched_nms(_plain(found.boxes), found.scores, found.labels, config.nms_iou)]
-    if len(found.scores) > config.max_boxes:  # ties with the last place stay, as in the released code
+    found = found[(inclusive_sides(boxes) >= 0).all(dim=1)]
+    found = found[batched_nms(to_exclusive(found.boxes), found.scores, found.labels, config.nms_iou)]
+    if len(found.scores) > config.max_boxes:  # boxes that tie with the last one stay, as in the released code
         found = found[found.scores >= found.scores[config.max_boxes - 1]]
     return found
 
 
 def best_per_level(cell: Tensor, scores: Tensor, level_cells: list[int], limit: int) -> Tensor:
-    """Indices of the `limit` best candidates of each level; `cell` ascends."""
+    """Indices of the `limit` best candidates of each level; `cell`, their cells, must be sorted."""
     ends = torch.tensor(level_cells, device=cell.device).cumsum(0)
     counts = torch.searchsorted(cell, ends).diff(prepend=ends.new_zeros(1)).tolist()
     picks: list[Tensor] = []
@@ -71,8 +71,3 @@ def best_per_level(cell: Tensor, scores: Tensor, level_cells: list[int], limit: 
         picks.append(best + start)
         start += count
     return torch.cat(picks)
-
-
-def _plain(boxes: Tensor) -> Tensor:
-    """Inclusive corners as plain ones, so that torchvision's areas and overlaps count inclusive pixels."""
-    return torch.cat([boxes[:, :2], boxes[:, 2:] + 1], dim=1)

@@ -1,10 +1,11 @@
-"""Swin transformer v1 as GLIP runs it.
+"""Swin transformer v1 (Liu et al., ICCV 2021) with the details of GLIP's released code.
 
-Letters: b images, n windows of an image, p cells of a window, h heads, c channels.
+Axes: b images, n windows of an image, p cells of a window, h heads, c channels.
 
-Three details differ from other libraries and matter to released weights: odd blocks always shift, also when one window
-covers the map; maps are padded to a window multiple after the norm and before the shift, and padded cells take part in
-attention; merging joins (even row, even column), (odd, even), (even, odd), (odd, odd) in that order.
+Three details differ from other libraries, and the released weights depend on them:
+- Odd blocks always shift, even if one window covers the map.
+- Maps are padded to a multiple of the window after the norm and before the shift; padded cells take part in attention.
+- Merging joins the cells at (even row, even column), (odd, even), (even, odd), (odd, odd), in this order.
 """
 
 import torch
@@ -14,11 +15,11 @@ from torchvision.ops import StochasticDepth
 
 from pipeline.ground.glip.config import SwinConfig
 
-SHIFT_PENALTY = -100.0  # added to logits between cells that only the cyclic shift made neighbours
+SHIFT_PENALTY = -100.0  # added to the logits of pairs of cells that are neighbours only because of the cyclic shift
 
 
 class WindowAttention(nn.Module):
-    """Self-attention inside windows with a learned bias per relative position."""
+    """Self-attention within windows, with a learned bias per relative position."""
 
     relative_position_index: Tensor
 
@@ -32,22 +33,22 @@ class WindowAttention(nn.Module):
         self.register_buffer("relative_position_index", relative_position_index(window), persistent=False)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x [b, n, p, c]; mask [n, p, p] or None."""
+        """Attend within each window of x [b, n, p, c]. `mask` [n, p, p] is added to the logits."""
         b, n, p, c = x.shape
         q, k, v = self.qkv(x).view(b, n, p, 3, self.heads, c // self.heads).permute(3, 0, 1, 4, 2, 5)
         bias = self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1)  # [h, p, p]
         if mask is None:
-            q, k, v = (t.flatten(0, 1) for t in (q, k, v))  # [b n, h, p, d], one bias for every window
+            q, k, v = (t.flatten(0, 1) for t in (q, k, v))  # [b n, h, p, d]: all windows share one bias
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None].to(q.dtype))
         else:
-            q, k, v = (t.flatten(1, 2) for t in (q, k, v))  # [b, n h, p, d], a bias for each window
+            q, k, v = (t.flatten(1, 2) for t in (q, k, v))  # [b, n h, p, d]: each window has its own bias
             window_bias = (bias[None] + mask[:, None]).flatten(0, 1)[None]
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=window_bias.to(q.dtype))
         return self.proj(out.view(b, n, self.heads, p, c // self.heads).transpose(2, 3).reshape(b, n, p, c))
 
 
 class Mlp(nn.Module):
-    """Two linear layers with GELU between."""
+    """Two linear layers with GELU between them."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm window attention, shifted by half a window in odd blocks, then the perceptron."""
+    """Window attention, shifted by half a window if `is_shifted`, then the perceptron; both with pre-norm."""
 
     def __init__(self, dim: int, heads: int, window: int, is_shifted: bool, drop_path: float) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ class Block(nn.Module):
         self.drop_path = StochasticDepth(drop_path, "row")
 
     def forward(self, x: Tensor, size: tuple[int, int], shift_mask: Tensor) -> Tensor:
-        """x [b, h*w, c]; shift_mask [n, p, p]."""
+        """Update x [b, h*w, c], a map of (height, width) `size`; `shift_mask` [n, p, p] is used by shifted blocks."""
         b, _, c = x.shape
         height, width = size
         grid = self.norm1(x).view(b, height, width, c)
@@ -90,7 +91,7 @@ class Block(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """2x2 cells joined and projected: half the size, twice the width."""
+    """Join 2x2 cells and project them: half the height and width, twice the channels."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class PatchMerging(nn.Module):
 
 
 class Stage(nn.Module):
-    """Blocks of one resolution and, but for the last stage, the merging that follows."""
+    """The blocks of one resolution, followed by merging except in the last stage."""
 
     def __init__(self, dim: int, heads: int, window: int, drop_paths: list[float], is_last: bool) -> None:
         super().__init__()
@@ -116,7 +117,7 @@ class Stage(nn.Module):
         self.downsample = None if is_last else PatchMerging(dim)
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """The stage's output, and the next stage's input."""
+        """The output of this stage and the input of the next one."""
         mask = shift_mask(size, self.window, x.device)
         for block in self.blocks:
             x = block(x, size, mask)
@@ -124,7 +125,7 @@ class Stage(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """4x4 patches, projected and normalised; images are padded to a multiple of four."""
+    """Project and normalise patches of 4x4 pixels; images are padded to a multiple of 4."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -132,13 +133,13 @@ class PatchEmbed(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, images: Tensor) -> Tensor:
-        """[b, 3, h, w] -> [b, c, h/4, w/4]."""
+        """[b, 3, h, w] to [b, c, h/4, w/4]."""
         images = F.pad(images, (0, -images.shape[3] % 4, 0, -images.shape[2] % 4))
         return self.norm(self.proj(images).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class Swin(nn.Module):
-    """Maps of stages 2 to 4 (strides 8, 16, 32), each taken before its down-sampling and normalised."""
+    """Feature maps of stages 2 to 4 (strides 8, 16, 32), taken before down-sampling and normalised."""
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
@@ -168,14 +169,14 @@ class Swin(nn.Module):
 
 
 def relative_position_index(window: int) -> Tensor:
-    """Row of the bias table for each pair of cells of a window, int64 [p, p]."""
+    """Row of the bias table for each pair of cells in a window, int64 [p, p]."""
     rows, columns = torch.meshgrid(torch.arange(window), torch.arange(window), indexing="ij")
     rows, columns = rows.flatten(), columns.flatten()
     return (rows[:, None] - rows + window - 1) * (2 * window - 1) + (columns[:, None] - columns + window - 1)
 
 
 def shift_mask(size: tuple[int, int], window: int, device: torch.device) -> Tensor:
-    """Penalty [n, p, p] between cells of a shifted window that come from different sides of the map."""
+    """Penalty [n, p, p] for pairs of cells in a shifted window that are from opposite sides of the map."""
     shift = window // 2
 
     def side(length: int) -> Tensor:
@@ -189,7 +190,7 @@ def shift_mask(size: tuple[int, int], window: int, device: torch.device) -> Tens
 
 
 def to_windows(grid: Tensor, window: int) -> Tensor:
-    """[b, h, w, c] -> [b, windows, window * window, c]."""
+    """[b, h, w, c] to [b, n, p, c]."""
     b, height, width, c = grid.shape
     grid = grid.view(b, height // window, window, width // window, window, c)
     return grid.transpose(2, 3).reshape(b, -1, window * window, c)

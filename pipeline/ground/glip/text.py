@@ -1,9 +1,9 @@
-"""From a caption and the character spans of its phrases to prompts: word pieces, and which of them name which phrase."""
+"""Tokenise captions into prompts, and map the character spans of phrases to the prompts' word pieces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from tokenizers import BertWordPieceTokenizer, Encoding
@@ -15,16 +15,30 @@ from pipeline.ground.grounder import PhraseDrop, Span
 
 PromptStyle = Literal["caption", "phrases"]
 
-SEPARATOR = ". "  # between phrases of a list prompt
-MAX_CAPTION_CHARS = 20_000  # longer text is no caption; tokenising it would only cost time
+SEPARATOR = ". "  # between the phrases of a prompt of style "phrases"
+MAX_CAPTION_CHARS = 20_000  # phrases beyond it are dropped, to bound the time of tokenising
+
+
+class PhraseTokens(NamedTuple):
+    """The index of a phrase, and the positions of its word pieces in a list of ids."""
+
+    phrase: int
+    tokens: tuple[int, ...]
+
+
+class DroppedPhrase(NamedTuple):
+    """The index of a phrase that cannot be grounded, and the reason."""
+
+    phrase: int
+    reason: PhraseDrop
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """One input of the language tower: `ids` with [CLS] and [SEP], and the positions of each phrase's word pieces."""
+    """An input of the language tower."""
 
-    ids: tuple[int, ...]
-    phrases: tuple[tuple[int, tuple[int, ...]], ...]  # (index of the phrase, positions; [CLS] is position 0)
+    ids: tuple[int, ...]  # of the word pieces, including [CLS] and [SEP]
+    phrases: tuple[PhraseTokens, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,34 +46,37 @@ class Plan:
     """The prompts of one caption. Every phrase is in exactly one prompt or in `dropped`."""
 
     prompts: tuple[Prompt, ...]
-    dropped: tuple[tuple[int, PhraseDrop], ...]
+    dropped: tuple[DroppedPhrase, ...]
 
 
 class Prompter:
-    """Tokenises captions as bert-base-uncased does, with a vocabulary file of one word piece a line."""
+    """Tokenise captions as bert-base-uncased does, with a vocabulary file of one word piece per line."""
 
     def __init__(self, vocab: Path, config: TextConfig) -> None:
-        """Raises UserError for a vocabulary that is not there, is none, or is larger than the model's."""
+        """Read the vocabulary.
+
+        Raises UserError if the file is missing, is not a vocabulary, or is too large for the model.
+        """
         if not vocab.is_file():
-            raise UserError(f"GLIP's vocabulary {vocab} is not there; it is bert-base-uncased's vocab.txt")
+            raise UserError(f"GLIP's vocabulary {vocab} does not exist; copy bert-base-uncased's vocab.txt there")
         try:
             self.tokenizer = BertWordPieceTokenizer(str(vocab), lowercase=True)
             self.unknown = self.tokenizer.token_to_id("[UNK]")
-        except Exception as error:  # tokenizers has no narrower one
-            raise UserError(f"{vocab} is no vocabulary, a word piece a line: {error}") from error
+        except Exception as error:  # tokenizers raises no narrower type
+            raise UserError(f"{vocab} is not a vocabulary of one word piece per line: {error}") from error
         self.config = config
         n_pieces = self.tokenizer.get_vocab_size()
         if self.unknown is None or n_pieces > config.vocab_size:
             raise UserError(
-                f"{vocab} holds {n_pieces} word pieces; it must have [UNK] and no more than the model's {config.vocab_size}"
+                f"{vocab} holds {n_pieces} word pieces; it must hold [UNK] and at most {config.vocab_size} in all"
             )
         self.ignored = {self.tokenizer.token_to_id(word) for word in config.ignored_words}
 
     def plan(self, caption: str, spans: Sequence[Span], style: PromptStyle) -> Plan:
-        """Prompts that together hold every phrase that can be grounded.
+        """Prompts that together contain every phrase that can be grounded.
 
-        `caption` reads the caption itself, GRIT's way; `phrases` a list of the phrases alone, as detection data does.
-        A text too long for one prompt is cut between phrases.
+        Style `caption` uses the caption as the text, as GRIT does; `phrases` uses a list of the phrases, as GLIP does
+        for detection data. A text that is too long for one prompt is split between phrases.
         """
         valid, dropped = _check_spans(caption, spans)
         if style == "phrases":
@@ -67,26 +84,26 @@ class Prompter:
         if not valid:
             return Plan(prompts=(), dropped=tuple(dropped))
         encoding = self.tokenizer.encode(caption)
-        ids = encoding.ids  # a copy at every look
-        found: list[tuple[int, list[int]]] = []
+        ids = encoding.ids  # each access copies the list
+        found: list[PhraseTokens] = []
         for index, span in valid:
             tokens = span_tokens(encoding, span)
             if not tokens:
-                dropped.append((index, "no_word_piece"))
+                dropped.append(DroppedPhrase(index, "no_word_piece"))
             elif all(ids[token] == self.unknown for token in tokens):
-                dropped.append((index, "unknown_words"))
+                dropped.append(DroppedPhrase(index, "unknown_words"))
             else:
                 content = [token for token in tokens if ids[token] not in self.ignored]
-                found.append((index, content or tokens))
+                found.append(PhraseTokens(index, tuple(content or tokens)))
         prompts, too_long = _split(ids, found, self.config.max_tokens)
-        dropped += [(index, "too_many_word_pieces") for index in too_long]
+        dropped += [DroppedPhrase(index, "too_many_word_pieces") for index in too_long]
         return Plan(prompts=tuple(prompts), dropped=tuple(sorted(dropped)))
 
 
 def span_tokens(encoding: Encoding, span: Span) -> list[int]:
-    """Positions of the word pieces of a span, or none.
+    """Positions of the word pieces of a span; [] if there are none.
 
-    As in the released code: a boundary without a word piece (white space) moves inwards by at most two characters.
+    As in the released code, a boundary without a word piece (white space) moves inwards by at most two characters.
     """
     start, end = span
     firsts = (encoding.char_to_token(char) for char in range(start, start + 3))
@@ -97,7 +114,7 @@ def span_tokens(encoding: Encoding, span: Span) -> list[int]:
 
 
 def positive_map(phrases: Sequence[Sequence[int]], length: int) -> Tensor:
-    """Bool [phrases, length], true at the positions of each phrase."""
+    """Bool [phrases, length], true at the word pieces of each phrase."""
     rows = torch.zeros(len(phrases), length, dtype=torch.bool)
     for row, tokens in zip(rows, phrases, strict=True):
         row[list(tokens)] = True
@@ -105,7 +122,7 @@ def positive_map(phrases: Sequence[Sequence[int]], length: int) -> Tensor:
 
 
 def pad_prompts(prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-    """Ids and mask, int64 [b, t], padded with 0 to the longest prompt: more padding would change no result."""
+    """Ids and mask, int64 [b, t], padded with 0 to the longest prompt. Padding does not change any result."""
     length = max(len(ids) for ids in prompts)
     ids = torch.zeros(len(prompts), length, dtype=torch.int64)
     for row, values in zip(ids, prompts, strict=True):
@@ -114,22 +131,23 @@ def pad_prompts(prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
     return ids, (torch.arange(length) < lengths[:, None]).long()
 
 
-def _check_spans(caption: str, spans: Sequence[Span]) -> tuple[list[tuple[int, Span]], list[tuple[int, PhraseDrop]]]:
+def _check_spans(caption: str, spans: Sequence[Span]) -> tuple[list[tuple[int, Span]], list[DroppedPhrase]]:
+    """Split spans into valid and dropped ones, each with its index."""
     length = min(len(caption), MAX_CAPTION_CHARS)
     valid: list[tuple[int, Span]] = []
-    dropped: list[tuple[int, PhraseDrop]] = []
+    dropped: list[DroppedPhrase] = []
     for index, (start, end) in enumerate(spans):
         if not 0 <= start < end <= len(caption):
-            dropped.append((index, "bad_span"))
+            dropped.append(DroppedPhrase(index, "bad_span"))
         elif end > length:
-            dropped.append((index, "too_many_word_pieces"))
+            dropped.append(DroppedPhrase(index, "too_many_word_pieces"))
         else:
             valid.append((index, (start, end)))
     return valid, dropped
 
 
 def _join_phrases(caption: str, spans: list[tuple[int, Span]]) -> tuple[str, list[tuple[int, Span]]]:
-    """The phrases alone, separated, and where each of them stands there."""
+    """The text that lists the phrases, and the span of each phrase in it."""
     text, moved = "", []
     for index, (start, end) in spans:
         text += SEPARATOR if text else ""
@@ -138,22 +156,26 @@ def _join_phrases(caption: str, spans: list[tuple[int, Span]]) -> tuple[str, lis
     return text, moved
 
 
-def _split(ids: Sequence[int], phrases: list[tuple[int, list[int]]], max_tokens: int) -> tuple[list[Prompt], list[int]]:
-    """Windows of at most `max_tokens` ids that cut no phrase, and the phrases longer than a window."""
-    room = max_tokens - 2
-    too_long = [index for index, tokens in phrases if tokens[-1] - tokens[0] >= room]
-    waiting = sorted((tokens[0], index, tokens) for index, tokens in phrases if tokens[-1] - tokens[0] < room)
+def _split(ids: Sequence[int], phrases: list[PhraseTokens], max_tokens: int) -> tuple[list[Prompt], list[int]]:
+    """Split a text into prompts of at most `max_tokens` ids, between phrases.
+
+    Returns the prompts and the indices of phrases that are longer than a prompt.
+    """
+    room = max_tokens - 2  # without [CLS] and [SEP]
+    too_long = [phrase for phrase, tokens in phrases if tokens[-1] - tokens[0] >= room]
+    fitting = [item for item in phrases if item.tokens[-1] - item.tokens[0] < room]
+    waiting = sorted(fitting, key=lambda item: (item.tokens[0], item.phrase))
     prompts: list[Prompt] = []
     start, last = 1, len(ids) - 1  # the first id is [CLS], the last [SEP]
     while waiting:
         stop = min(start + room, last)
-        inside = [phrase for phrase in waiting if phrase[2][-1] < stop]
-        waiting = [phrase for phrase in waiting if phrase[2][-1] >= stop]
+        inside = [item for item in waiting if item.tokens[-1] < stop]
+        waiting = [item for item in waiting if item.tokens[-1] >= stop]
         if inside:
-            if waiting:  # leave a phrase that would be cut, and the words after it, to the next window
-                stop = max(min(stop, waiting[0][0]), max(tokens[-1] for _, _, tokens in inside) + 1)
-            members = tuple((index, tuple(token - start + 1 for token in tokens)) for _, index, tokens in inside)
-            prompts.append(Prompt(ids=(ids[0], *ids[start:stop], ids[last]), phrases=members))
+            if waiting:  # the next phrase would be cut: it and the words after it go to the next prompt
+                stop = max(min(stop, waiting[0].tokens[0]), max(item.tokens[-1] for item in inside) + 1)
+            members = [PhraseTokens(phrase, tuple(token - start + 1 for token in tokens)) for phrase, tokens in inside]
+            prompts.append(Prompt(ids=(ids[0], *ids[start:stop], ids[last]), phrases=tuple(members)))
         if waiting:
-            start = waiting[0][0]
+            start = waiting[0].tokens[0]
     return prompts, too_long

@@ -70,7 +70,7 @@ def test_one_of_several_weight_files_is_named_behind_the_commit(snapshot: Path) 
 def test_the_vocabulary_may_come_from_another_repository(snapshot: Path, tmp_path: Path) -> None:
     save_glip(snapshot, tiny_model().state_dict(), TINY, write_vocab(tmp_path))
     (snapshot / "vocab.txt").unlink()
-    with pytest.raises(UserError, match=r"vocab\.txt is not there"):
+    with pytest.raises(UserError, match=r"vocab\.txt does not exist"):
         load_grounder(NAME, "cpu", 0.0, "caption")
     bert = snapshot.parents[2] / "models--someone--bert" / "snapshots" / COMMIT
     bert.mkdir(parents=True)

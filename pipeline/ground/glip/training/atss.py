@@ -1,4 +1,4 @@
-"""ATSS (Zhang et al., CVPR 2020): which anchors answer for which box."""
+"""ATSS (Zhang et al., CVPR 2020): assign anchors to boxes."""
 
 import torch
 from torch import Tensor
@@ -6,14 +6,16 @@ from torch import Tensor
 from pipeline.ground.glip.anchors import centers
 from pipeline.ground.glip.box_coder import inclusive_iou
 
-MIN_INSIDE_PX = 0.01
+MIN_INSIDE_PX = 0.01  # minimum distance of an anchor's centre from the sides of its box
 
 
 def assign(anchors: list[Tensor], boxes: Tensor, candidates: int) -> Tensor:
-    """Index of each anchor's box, or -1. anchors per level [h*w, 4], boxes [g, 4], both xyxy; int64 [cells].
+    """Index of the box that each anchor is assigned to, or -1: int64 [cells].
 
-    Per box: the `candidates` nearest anchors of every level; those whose IoU reaches mean + std of these IoUs and whose
-    centre lies inside the box are positive. An anchor that several boxes claim goes to the one that overlaps it most.
+    `anchors` holds xyxy [h*w, 4] per level, `boxes` is xyxy [g, 4]. The candidates of a box are the `candidates`
+    nearest anchors of each level. Those are positive whose IoU reaches the mean plus the standard deviation of the
+    candidates' IoUs and whose centre lies inside the box. An anchor that is positive for several boxes is assigned to
+    the one with the largest IoU.
     """
     joined = torch.cat(anchors)
     if len(boxes) == 0:
@@ -32,7 +34,7 @@ def assign(anchors: list[Tensor], boxes: Tensor, candidates: int) -> Tensor:
 
 
 def _nearest(anchors: list[Tensor], boxes: Tensor, candidates: int) -> Tensor:
-    """Rows of the joined anchors, [levels * candidates or fewer, g]."""
+    """Indices of each box's candidates among all anchors: [at most levels * candidates, g]."""
     target = centers(boxes)
     picks: list[Tensor] = []
     start = 0

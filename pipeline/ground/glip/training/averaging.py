@@ -1,4 +1,4 @@
-"""Averages of the weights: over steps, which become the model, and over processes."""
+"""Averages of the weights: over steps, for the model that is saved, and over processes."""
 
 import torch
 import torch.distributed as dist
@@ -6,7 +6,7 @@ from torch import nn
 
 
 class Averaged:
-    """An exponential moving average of the floating-point state of a model; its horizon grows with the first steps."""
+    """Exponential moving average of a model's floating-point state. The decay per step rises from 0.1 to `decay`."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -14,6 +14,7 @@ class Averaged:
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
+        """Add the weights after `step`, counted from 0."""
         decay = min(self.decay, (1 + step) / (10 + step))
         pairs = [(self.state[key], value) for key, value in model.state_dict().items() if value.is_floating_point()]
         torch._foreach_lerp_([old for old, _ in pairs], [new for _, new in pairs], 1 - decay)
@@ -21,7 +22,10 @@ class Averaged:
 
 @torch.no_grad()
 def average_processes(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Replace the weights and AdamW's moments by their means over all processes."""
+    """Replace the weights and AdamW's moments by their means over all processes. Collective.
+
+    Does nothing without torch.distributed.
+    """
     if not dist.is_initialized():
         return
     tensors = [value for value in model.state_dict().values() if value.is_floating_point()]

@@ -1,6 +1,7 @@
-"""The checkpoint of a training run: the averaged weights as a grounder, and beside them all that the run goes on from.
+"""Checkpoints of a training run: the averaged weights as a grounder, and beside them the state for resuming.
 
-Both are safetensors, which hold the same bytes for the same numbers, whether a run was killed on its way to them or not.
+Both are safetensors files whose bytes depend only on the numbers, so a resumed run ends with the same files as one that
+was never interrupted.
 """
 
 import logging
@@ -26,67 +27,72 @@ T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
-class Run:
-    """What training changes: all that a checkpoint holds."""
+class TrainingState:
+    """Everything that changes during training and that a checkpoint holds."""
 
     model: Glip
     optimizer: torch.optim.AdamW
     averaged: Averaged
-    sums: Tensor  # of the losses since the last line of the log
-    step: int = 0  # the next one
+    sums: Tensor  # of the losses since the last row of the metrics
+    step: int = 0  # number of finished steps
 
 
 def next_step(out: Path) -> int:
-    """The step at which a run in `out` goes on; 0 without a checkpoint. Raises UserError for a damaged one."""
+    """The step at which a run in `out` resumes; 0 without a checkpoint. Raises UserError for a damaged one."""
 
-    def step(path: Path) -> int:
+    def read_step(path: Path) -> int:
         with safe_open(path, "pt") as file:
             return int(file.get_tensor("step"))
 
-    return _reading(out / STATE, step) if (out / STATE).exists() else 0
+    return _read_state(out / STATE, read_step) if (out / STATE).exists() else 0
 
 
-def restore(out: Path, run: Run) -> None:
-    """Put `run` where its checkpoint stands; without one it stays. Raises UserError for a damaged one."""
+def restore(out: Path, state: TrainingState) -> None:
+    """Load the checkpoint in `out` into `state`; without one, do nothing. Raises UserError for a damaged one."""
     if (out / STATE).exists():
-        _reading(out / STATE, lambda path: _load(path, run))
+        _read_state(out / STATE, lambda path: _load(path, state))
 
 
-def _reading(path: Path, read: Callable[[Path], T]) -> T:
+def _read_state(path: Path, read: Callable[[Path], T]) -> T:
+    """Call `read`; raise UserError if it fails because the file is damaged."""
     try:
         return read(path)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise UserError(f"{path} is damaged; delete it to train from the start") from error
 
 
-def _load(path: Path, run: Run) -> None:
+def _load(path: Path, state: TrainingState) -> None:
     parts: dict[str, dict[str, Tensor]] = {}
-    for key, value in read_tensors(path, next(run.model.parameters()).device).items():
+    for key, value in read_tensors(path, next(state.model.parameters()).device).items():
         kind, _, name = key.partition("/")
         parts.setdefault(kind, {})[name] = value
-    moments: dict[int, dict[str, Tensor]] = {}  # of each parameter that had a gradient
+    moments: dict[int, dict[str, Tensor]] = {}  # by parameter; parameters without gradients have none
     for name, value in parts["optimizer"].items():
         number, _, moment = name.partition("/")
         moments.setdefault(int(number), {})[moment] = value
-    run.model.load_state_dict(parts["model"])
-    run.optimizer.load_state_dict({"state": moments, "param_groups": run.optimizer.state_dict()["param_groups"]})
-    run.averaged.state = parts["averaged"]
-    run.sums = parts["sums"][""].cpu()
-    run.step = int(parts["step"][""])
+    state.model.load_state_dict(parts["model"])
+    state.optimizer.load_state_dict({"state": moments, "param_groups": state.optimizer.state_dict()["param_groups"]})
+    state.averaged.state = parts["averaged"]
+    state.sums = parts["sums"][""].cpu()
+    state.step = int(parts["step"][""])
 
 
-def save(out: Path, run: Run, vocab: Path) -> None:
-    """Raises UserError if the disk is full; what was there before stays."""
-    tensors = {"step": torch.tensor(run.step), "sums": run.sums}
-    tensors |= {f"model/{key}": value for key, value in run.model.state_dict().items()}
-    tensors |= {f"averaged/{key}": value for key, value in run.averaged.state.items()}
-    for number, moments in run.optimizer.state_dict()["state"].items():
+def save(out: Path, state: TrainingState, vocab: Path) -> None:
+    """Write the grounder and the state to `out`, each file atomically.
+
+    Raises UserError if they cannot be written, such as on a full disk; the previous files stay.
+    """
+    tensors = {"step": torch.tensor(state.step), "sums": state.sums}
+    tensors |= {f"model/{key}": value for key, value in state.model.state_dict().items()}
+    tensors |= {f"averaged/{key}": value for key, value in state.averaged.state.items()}
+    for number, moments in state.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{number}/{key}": value for key, value in moments.items()}
     try:
-        save_glip(out, run.averaged.state, run.model.config, vocab)
+        save_glip(out, state.averaged.state, state.model.config, vocab)
         save_tensors({key: value.contiguous() for key, value in tensors.items()}, out / STATE)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise UserError(
-            f"the checkpoint of step {run.step} cannot be written to {out}: {error}; make room, then the same command goes on"
+            f"the checkpoint of step {state.step} cannot be written to {out}: {error}; "
+            "free disk space, then run the same command to resume"
         ) from error
-    logger.info("step %d: checkpoint in %s", run.step, out)
+    logger.info("step %d: checkpoint in %s", state.step, out)

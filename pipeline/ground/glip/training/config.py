@@ -26,28 +26,34 @@ KEYS: Final = Keys(
 )
 """Key names of GLIP's training; `renamed` and `revalued` are those of version 0.1."""
 
+NEW: Final = "new:"
+"""Prefix of `init` for random weights."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW, its schedule, and averaging. The defaults fine-tune a released model; a new one needs lr=2e-3, language_lr_ratio=1."""
+    """AdamW, its schedule, and averaging.
 
-    # optimizer steps of the whole run; more than warmup_steps
+    The defaults are for fine-tuning a released model; a new model needs lr=2e-3 and language_lr_ratio=1.
+    """
+
+    # optimizer steps of the whole run; must be more than warmup_steps
     steps: int = 2500
     # peak learning rate of AdamW, reached after the warm-up
     lr: float = 1e-4
     # learning rate of the language tower, as a multiple of lr
     language_lr_ratio: float = 0.1
-    # learning rate of the last step, as a multiple of lr; it falls along a cosine
+    # learning rate of the last step, as a multiple of lr; after the warm-up it falls along a cosine
     final_lr_ratio: float = 0.01
     # steps in which the learning rate rises linearly to lr
     warmup_steps: int = 100
-    # AdamW's weight decay of matrices; biases and gains have none
+    # AdamW's weight decay of matrices; biases and gains are not decayed
     weight_decay: float = 1e-4
     # largest norm of the gradient; larger gradients are scaled down to it
     max_gradient_norm: float = 1.0
     # decay per step, 0 to below 1, of the running average of the weights, which becomes the model
     ema: float = 0.992
-    # steps between averaging weights and AdamW's moments over the processes; checkpoints follow an averaging step
+    # steps after which the processes average their weights and AdamW's moments; checkpoints are written only then
     average_every: int = 6
 
     def __post_init__(self) -> None:
@@ -82,15 +88,18 @@ class LogConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GlipTrainConfig:
-    """The configuration of a run."""
+    """The configuration of a training run."""
 
-    # output of the pipeline to learn from: its folder, its arrow/ or grit/, or a glob of their files
+    # shards of the pipeline: an output folder, its grit/ or arrow/, a file, a glob, or an fsspec URL of any of these;
+    # several are separated by commas; arrow/ must hold images (write.image_bytes), and all of them must fit in memory
     shards: str = ""
     # folder for the weights, the metrics and the checkpoint
     output: str = runtime("")
-    # initial weights, named as for `grounder`; or new:NAME (miniature, glip_t_a, glip_t, glip_l), random weights
+    # initial weights, with a name as for `grounder`; or new:NAME for random weights: new:miniature, new:glip_t_a,
+    # new:glip_t or new:glip_l
     init: str = "miniature"
-    # word pieces, a vocab.txt; null: the file beside the weights, or for a new model one built from the captions
+    # vocab.txt with the word pieces; null: the file beside the weights, or, for a new model, one built from the
+    # captions
     vocabulary: str | None = None
     # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
@@ -98,7 +107,8 @@ class GlipTrainConfig:
     batch_size: int = 16
     # random seed of the sample order, of flips and of the weights of a new model
     seed: int = 0
-    # shorter sides of the images, in pixels, of which each batch draws one (GLIP: 480 to 800 by 80); []: the model's own
+    # sizes of the images' shorter side, in pixels; each batch draws one of them (GLIP: 480 to 800 in steps of 80);
+    # []: the model's own size
     short_sides: tuple[int, ...] = ()
     # probability of mirroring an image, 0 to 1 (GLIP: 0.5, which makes "left" and "right" wrong)
     flip: float = 0.0
@@ -117,7 +127,7 @@ class GlipTrainConfig:
 
 
 def load_config(arguments: Sequence[str]) -> GlipTrainConfig:
-    """The configuration of a command line, whose first argument may be the shards.
+    """Read the configuration from a command line, whose first argument may be the shards.
 
     Raises UserError naming the file or argument, the key and the fix.
     """

@@ -1,7 +1,7 @@
-"""The training loop: steps of AdamW on GLIP's loss, on one or several processes whose weights and moments are averaged.
+"""The training loop: AdamW on GLIP's loss, on one process or on several whose weights and moments are averaged.
 
-The schedule goes by steps, never by the clock, and what a step draws is a function of its number: a run can be repeated, and
-one that was killed ends with the weights of one that was not.
+The schedule depends on the step, never on the time, and all random numbers of a step are derived from its number. A run
+can be repeated, and an interrupted and resumed run ends with the weights of an uninterrupted one.
 """
 
 import json
@@ -19,7 +19,7 @@ from common.jsonl import truncate
 from common.optim import parameter_groups, warmup_cosine
 from pipeline.ground.glip.model import Glip
 from pipeline.ground.glip.training.averaging import Averaged, average_processes
-from pipeline.ground.glip.training.checkpoint import Run, restore, save
+from pipeline.ground.glip.training.checkpoint import TrainingState, restore, save
 from pipeline.ground.glip.training.config import GlipTrainConfig, OptimConfig
 from pipeline.ground.glip.training.examples import Batch
 from pipeline.ground.glip.training.loss import Target, glip_loss
@@ -30,44 +30,48 @@ METRICS = "metrics.jsonl"
 
 
 def train(model: Glip, data: Iterator[Batch], vocab: Path, config: GlipTrainConfig, *, resume: bool = False) -> None:
-    """Train until `config.optim.steps`; `config.output` always holds the averaged weights of the last checkpoint.
+    """Train to step `config.optim.steps`, with metrics and checkpoints in `config.output`.
 
-    With `resume`, `data` must start at the batch of `next_step(output)`. `config.seed` seeds drop-out.
+    With `resume`, `data` must start at the batch of `next_step(config.output)`. Drop-out is seeded with `config.seed`.
+    Raises FloatingPointError if a loss or a gradient is not finite, UserError if a checkpoint cannot be read or
+    written.
     """
     out, optim = Path(config.output), config.optim
-    model.train()  # planes, not channels last: GroupNorm's backward pass on a CPU in bfloat16 is 12 times faster so
-    run = Run(
+    # Not channels last: in that format, GroupNorm's backward pass in bfloat16 on a CPU takes 12 times as long.
+    model.train()
+    state = TrainingState(
         model=model, optimizer=make_optimizer(model, optim), averaged=Averaged(model, optim.ema), sums=torch.zeros(3)
     )
     rank = dist.get_rank() if dist.is_initialized() else 0
     if resume:
-        restore(out, run)
+        restore(out, state)
     if rank == 0:
-        truncate(out / METRICS, run.step)
-    began = saved = time.monotonic()
-    began_at = run.step
-    for step in range(run.step, optim.steps):
+        truncate(out / METRICS, state.step)
+    logged_at = saved_at = time.monotonic()
+    logged_step = state.step
+    for step in range(state.step, optim.steps):
         torch.manual_seed(int(np.random.SeedSequence((config.seed, rank, step)).generate_state(1)[0]))
-        run.sums += train_step(run, next(data), optim)
-        run.step = step + 1
-        is_average = run.step % optim.average_every == 0 or run.step == optim.steps
-        if is_average:
-            average_processes(model, run.optimizer)
-        run.averaged.update(model, step)
-        if run.step % config.log.every == 0:
+        state.sums += train_step(state, next(data), optim)
+        state.step = step + 1
+        is_averaged = state.step % optim.average_every == 0 or state.step == optim.steps
+        if is_averaged:
+            average_processes(model, state.optimizer)
+        state.averaged.update(model, step)
+        if state.step % config.log.every == 0:
             if rank == 0:
                 now = time.monotonic()
-                _log(out, run.step, config, run.sums / config.log.every, (now - began) / (run.step - began_at))
-                began, began_at = now, run.step
-            run.sums = torch.zeros(3)
-        is_due = run.step == optim.steps or time.monotonic() - saved > config.save.interval_s
-        if rank == 0 and is_average and is_due:
-            save(out, run, vocab)
-            saved = time.monotonic()
+                step_s = (now - logged_at) / (state.step - logged_step)
+                _log(out, state.step, config, state.sums / config.log.every, step_s)
+                logged_at, logged_step = now, state.step
+            state.sums = torch.zeros(3)
+        is_due = state.step == optim.steps or time.monotonic() - saved_at > config.save.interval_s
+        if rank == 0 and is_averaged and is_due:
+            save(out, state, vocab)
+            saved_at = time.monotonic()
 
 
 def make_optimizer(model: Glip, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices and a learning rate of its own for the language tower."""
+    """AdamW with weight decay on matrices only and a separate learning rate for the language tower."""
     groups = parameter_groups(
         model,
         lr=config.lr,
@@ -77,50 +81,52 @@ def make_optimizer(model: Glip, config: OptimConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, fused=True)
 
 
-def learning_rate(step: int, config: OptimConfig) -> float:
-    """The factor of the peak learning rate at step 0, 1, ..."""
+def lr_factor(step: int, config: OptimConfig) -> float:
+    """The learning rate at `step`, counted from 0, as a multiple of the peak learning rate."""
     return warmup_cosine(
         step, steps=config.steps, warmup_steps=config.warmup_steps, final_ratio=config.final_lr_ratio, first_step=1
     )
 
 
-def train_step(run: Run, batch: Batch, config: OptimConfig) -> Tensor:
-    """The run's next step; the token, box and centerness losses.
+def train_step(state: TrainingState, batch: Batch, config: OptimConfig) -> Tensor:
+    """Run one optimizer step. Returns the token, box and centerness losses, [3] on the CPU.
 
-    Raises FloatingPointError before anything changes if the loss or its gradient is not finite.
+    Raises FloatingPointError if a loss or the gradient is not finite; the weights are unchanged then.
     """
-    model, device, rate = run.model, next(run.model.parameters()).device, learning_rate(run.step, config)
-    for group in run.optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * rate
+    model, device = state.model, next(state.model.parameters()).device
+    factor = lr_factor(state.step, config)
+    for group in state.optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * factor
     mask = batch.mask.to(device)
     with torch.autocast(device.type, dtype=torch.bfloat16):
         output = model(batch.images.to(device), batch.ids.to(device), mask)
     targets = [Target(boxes=target.boxes.to(device), tokens=target.tokens.to(device)) for target in batch.targets]
     losses = glip_loss(output, mask, targets, model.config)
-    run.optimizer.zero_grad(set_to_none=True)
+    state.optimizer.zero_grad(set_to_none=True)
     losses.total.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm)
-    found = torch.stack([losses.token, losses.box, losses.centerness, norm]).detach().cpu()  # the one wait for a GPU
-    if not torch.isfinite(found).all():
-        terms = ", ".join(
-            f"{n} {v:.3g}" for n, v in zip(("token", "box", "centerness", "gradient"), found, strict=True)
-        )
-        raise FloatingPointError(f"step {run.step + 1}: the loss or its gradient is not finite: {terms}")
-    run.optimizer.step()
-    return found[:3]
+    values = (
+        torch.stack([losses.token, losses.box, losses.centerness, norm]).detach().cpu()
+    )  # one wait for a GPU per step
+    if not torch.isfinite(values).all():
+        names = ("token", "box", "centerness", "gradient")
+        terms = ", ".join(f"{name} {value:.3g}" for name, value in zip(names, values, strict=True))
+        raise FloatingPointError(f"step {state.step + 1}: the loss or its gradient is not finite: {terms}")
+    state.optimizer.step()
+    return values[:3]
 
 
 def _log(out: Path, step: int, config: GlipTrainConfig, losses: Tensor, step_s: float) -> None:
+    """Log the mean losses since the last call, and append them to the metrics; `step_s` is the time per step."""
     n_processes = dist.get_world_size() if dist.is_initialized() else 1
     images_per_s = config.batch_size * n_processes / step_s
     token, box, centerness = (round(value, 4) for value in losses.tolist())
-    left_s = (config.optim.steps - step) * step_s
+    lr = config.optim.lr * lr_factor(step - 1, config.optim)
     logger.info(
         "step %d/%d  token %.3f  box %.3f  centerness %.3f  lr %.2e  %.1f images/s  %.0f min left",
-        step, config.optim.steps, token, box, centerness, config.optim.lr * learning_rate(step - 1, config.optim), images_per_s,
-        left_s / 60,
+        step, config.optim.steps, token, box, centerness, lr, images_per_s, (config.optim.steps - step) * step_s / 60,
     )  # fmt: skip
-    line = {"step": step, "loss/token": token, "loss/box": box, "loss/centerness": centerness}
+    row = {"step": step, "loss/token": token, "loss/box": box, "loss/centerness": centerness}
     out.mkdir(parents=True, exist_ok=True)
     with (out / METRICS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line | {"images_per_s": round(images_per_s, 1)}) + "\n")
+        file.write(json.dumps(row | {"images_per_s": round(images_per_s, 1)}) + "\n")

@@ -1,6 +1,6 @@
 """GLIP's training loss: token focal loss, GIoU weighted by centerness, and centerness.
 
-Letters: b images, n cells, t word pieces, g boxes of an image, k positive cells of the batch.
+Axes: b images, n cells, t word pieces, g boxes of an image, k positive cells of the batch.
 """
 
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ from pipeline.ground.glip.training.atss import assign
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What one image holds."""
+    """The boxes of one image, and the word pieces that name them."""
 
-    boxes: Tensor  # [g, 4], xyxy pixels of the network's input
-    tokens: Tensor  # [g, t], true where a word piece names the box
+    boxes: Tensor  # [g, 4], inclusive xyxy in pixels of the network's input
+    tokens: Tensor  # bool [g, t], true where a word piece names the box
 
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """Scalar tensors; `total` is what is minimised."""
+    """The three losses, as scalar tensors."""
 
     token: Tensor
     box: Tensor
@@ -35,11 +35,12 @@ class Losses:
 
     @property
     def total(self) -> Tensor:
+        """The sum, which training minimises."""
         return self.token + self.box + self.centerness
 
 
 def glip_loss(output: GlipOutput, mask: Tensor, targets: list[Target], config: GlipConfig) -> Losses:
-    """The three losses of a batch; mask [b, t] of the prompts. Everything in float32."""
+    """The three losses of a batch, computed in float32; `mask` [b, t] is that of the prompts."""
     anchors = torch.cat(output.anchors)
     owners = torch.stack([assign(output.anchors, target.boxes, config.loss.candidates) for target in targets])
     positive = owners >= 0
@@ -52,9 +53,9 @@ def glip_loss(output: GlipOutput, mask: Tensor, targets: list[Target], config: G
     token = (token * (mask[:, None] > 0)).sum() / n_positive
 
     gt = torch.cat([target.boxes[owner[owner >= 0]] for owner, target in zip(owners, targets, strict=True)])
-    where = anchors.expand(len(targets), -1, -1)[positive]  # [k, 4]
-    quality = centerness_target(where, gt)
-    predicted = decode(output.deltas[positive], where)
+    positive_anchors = anchors.expand(len(targets), -1, -1)[positive]  # [k, 4]
+    quality = centerness_target(positive_anchors, gt)
+    predicted = decode(output.deltas[positive], positive_anchors)
     giou = (quality * generalized_box_iou_loss(predicted, gt, eps=1e-7)).sum()
     box = config.loss.box_weight * giou / quality.sum().clamp(min=1e-7)
     centerness = F.binary_cross_entropy_with_logits(output.centerness[positive], quality, reduction="sum") / n_positive
@@ -62,16 +63,20 @@ def glip_loss(output: GlipOutput, mask: Tensor, targets: list[Target], config: G
 
 
 def token_targets(owner: Tensor, target: Target, max_tokens: int) -> Tensor:
-    """Rows [n, t] of zeros and ones; the last of `max_tokens` positions stands for "no object"."""
+    """Targets [n, t] of the token logits of one image; `owner` [n] is the box of each cell, or -1 for background.
+
+    In a prompt of `max_tokens` word pieces, the last one is the target of background cells; in shorter prompts they
+    have none.
+    """
     t = target.tokens.shape[1]
     background = owner.new_zeros((1, t), dtype=torch.float32)
     if t == max_tokens:
         background[0, -1] = 1
-    return torch.cat([target.tokens.float(), background])[owner]  # -1, the last row, is background
+    return torch.cat([target.tokens.float(), background])[owner]  # index -1 is the last row, the background
 
 
 def focal_loss(logits: Tensor, target: Tensor, alpha: float, gamma: float) -> Tensor:
-    """alpha_t (1 - p_t)^gamma BCE, elementwise (Lin et al. 2017, eq. 5)."""
+    """Focal loss, elementwise: alpha_t (1 - p_t)^gamma BCE (Lin et al., ICCV 2017, eq. 5)."""
     cross_entropy = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
     p = logits.sigmoid()
     p_t = p * target + (1 - p) * (1 - target)
@@ -79,7 +84,12 @@ def focal_loss(logits: Tensor, target: Tensor, alpha: float, gamma: float) -> Te
 
 
 def centerness_target(anchors: Tensor, boxes: Tensor) -> Tensor:
-    """sqrt(min(l, r) / max(l, r) * min(t, b) / max(t, b)) of the anchors' centres in their boxes (FCOS eq. 3)."""
+    """Centerness [k] of anchors in their boxes (Tian et al., FCOS, ICCV 2019, eq. 3).
+
+            sqrt(min(l, r) / max(l, r) * min(t, b) / max(t, b))
+
+    l, r, t, b are the distances of the anchor's centre from the left, right, top and bottom side of the box.
+    """
     center = centers(anchors)
     before, after = center - boxes[:, :2], boxes[:, 2:] - center
     return (torch.minimum(before, after) / torch.maximum(before, after)).prod(dim=1).clamp(min=0).sqrt()

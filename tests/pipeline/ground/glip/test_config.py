@@ -1,4 +1,4 @@
-"""Configurations: what JSON can hold, and what it must not."""
+"""Configurations of GLIP in JSON files."""
 
 import json
 
@@ -8,7 +8,7 @@ from pipeline.ground.glip.config import CONFIGS, from_dict, to_dict
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_configuration_survives_json(name: str) -> None:
+def test_a_configuration_is_unchanged_after_writing_and_reading_json(name: str) -> None:
     assert from_dict(json.loads(json.dumps(to_dict(CONFIGS[name])))) == CONFIGS[name]
 
 
@@ -24,6 +24,6 @@ def test_a_configuration_survives_json(name: str) -> None:
         ({"anchors": {"strides": 8}}, r"anchors\.strides must be a list"),
     ],
 )
-def test_a_wrong_configuration_is_explained(values: dict[str, object], message: str) -> None:
+def test_a_wrong_configuration_is_an_error_that_names_the_key(values: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_dict(values)

@@ -1,4 +1,7 @@
-"""The network stays on its inputs' device and never waits for it: on PyTorch's "meta" device, which holds no numbers, both are errors."""
+"""The network creates tensors only on its inputs' device and never copies a value to the CPU.
+
+On PyTorch's "meta" device, whose tensors hold no numbers, both would be errors.
+"""
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from pipeline.ground.glip.model import Glip
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", sorted(CONFIGS))
-def test_a_pass_makes_no_tensor_elsewhere_and_asks_for_no_number(name: str, training: bool) -> None:
+def test_forward_and_backward_run_on_the_meta_device(name: str, training: bool) -> None:
     with torch.device("meta"):
         model = Glip(CONFIGS[name]).train(training)
         pixels = torch.empty(2, 3, 64, 96, dtype=torch.uint8)
@@ -20,5 +23,5 @@ def test_a_pass_makes_no_tensor_elsewhere_and_asks_for_no_number(name: str, trai
         assert value.is_meta
     if training:
         sum(value.sum() for value in (output.token_logits, output.deltas, output.centerness)).backward()
-        without = {name for name, parameter in model.named_parameters() if parameter.grad is None}
-        assert all(name.startswith("rpn.head.cls_logits.") for name in without)  # which nothing reads
+        without_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+        assert all(name.startswith("rpn.head.cls_logits.") for name in without_gradient)  # never called

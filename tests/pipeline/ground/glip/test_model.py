@@ -1,4 +1,4 @@
-"""The network: operators against their definitions, and what a batch may not change."""
+"""The network: its operators, and the independence of the images of a batch."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from tests.pipeline.ground.glip.tiny import TINY, tiny_model
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_deformable_convolution_agrees_with_torchvisions(stride: int) -> None:
+def test_the_deformable_convolution_equals_that_of_torchvision(stride: int) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(2, 8, 11, 7), torch.randn(6, 8, 3, 3), torch.randn(6)
     size = (-(-11 // stride), -(-7 // stride))
@@ -28,20 +28,20 @@ def test_deformable_convolution_agrees_with_torchvisions(stride: int) -> None:
     theirs = deform_conv2d(x, offset, weight, bias, stride=stride, padding=1, mask=mask)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     seed = torch.randn_like(ours)
-    for mine, wanted in zip(
+    for found, expected in zip(
         torch.autograd.grad(ours, inputs, seed), torch.autograd.grad(theirs, inputs, seed), strict=True
     ):
-        torch.testing.assert_close(mine, wanted, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_flat_memory_reads_each_image_from_its_own_start() -> None:
+def test_flat_memory_starts_at_the_first_number_of_each_image() -> None:
     maps = torch.arange(2 * 3 * 4 * 4).view(2, 3, 4, 4)
     small = flat_memory(maps, torch.Size((2, 2)))
     assert small[0].flatten().tolist() == list(range(12))
     assert small[1].flatten().tolist() == list(range(48, 60))
 
 
-def test_anchors_and_coder_count_inclusive_pixels() -> None:
+def test_anchors_coder_and_iou_use_inclusive_pixels() -> None:
     anchors = level_anchors((1, 2), 8, 8.0, torch.device("cpu"))
     assert anchors.tolist() == [[-28, -28, 35, 35], [-20, -28, 43, 35]]
     boxes = torch.tensor([[1.0, 2.0, 30.0, 44.0], [0.0, 0.0, 0.0, 0.0]])
@@ -49,15 +49,15 @@ def test_anchors_and_coder_count_inclusive_pixels() -> None:
     assert inclusive_iou(torch.tensor([[0.0, 0, 9, 9]]), torch.tensor([[5.0, 0, 14, 9]])).item() == pytest.approx(1 / 3)
 
 
-def test_levels_survive_flattening() -> None:
+def test_splitting_reverses_flattening() -> None:
     maps = [torch.randn(2, 3, 4, 5), torch.randn(2, 3, 2, 3)]
-    for found, wanted in zip(split_levels(flatten_levels(maps), [(4, 5), (2, 3)]), maps, strict=True):
-        assert torch.equal(found, wanted)
+    for found, expected in zip(split_levels(flatten_levels(maps), [(4, 5), (2, 3)]), maps, strict=True):
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("coarse_offsets", ["flat_memory", "resize"])
-def test_a_batch_gives_each_image_what_it_gets_alone(fuse: bool, coarse_offsets: str) -> None:
+def test_an_image_has_the_same_result_alone_and_in_a_batch(fuse: bool, coarse_offsets: str) -> None:
     head = replace(TINY.head, fuse=fuse, coarse_offsets=coarse_offsets)  # type: ignore[arg-type]
     model = tiny_model(replace(TINY, head=head))
     images = torch.randn(3, 3, 64, 96)
@@ -82,7 +82,7 @@ def test_small_and_long_images_give_finite_numbers(config: object, size: tuple[i
     assert all(torch.isfinite(part).all() for part in (output.token_logits, output.deltas, output.centerness))
 
 
-def test_plain_convolutions_are_an_option_without_offsets() -> None:
+def test_without_deformable_convolutions_there_are_no_offsets() -> None:
     plain = tiny_model(replace(TINY, head=replace(TINY.head, deformable=False)))
     assert not [key for key in plain.state_dict() if ".offset." in key]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Our GLIP against the authors' numbers, and against the released files' keys and shapes."""
+"""Parity with the authors' numbers, and with the keys and shapes of the released files."""
 
 import json
 from pathlib import Path
@@ -16,16 +16,16 @@ from tests.parity.glip_training import GRADIENT_BAR, norm_errors
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # up to nine passes forward and back, ten seconds each on two quiet cores
+@pytest.mark.timeout(900)  # up to nine forward and backward passes, ten seconds each on two idle cores
 @pytest.mark.parametrize("case", ["glip_t_a", "glip_t"])
-def test_every_tensor_loss_and_gradient_agrees(case: str) -> None:
+def test_every_tensor_loss_and_gradient_equals_the_authors(case: str) -> None:
     results = run(DATA / f"{case}.npz")
     assert len(results) > 70
     assert [result for result in results if not result[1] <= result[2]] == []
 
 
 def manifest(path: Path) -> dict[str, tuple[int, ...]]:
-    """Keys and shapes of a released file, but for what a model derives itself."""
+    """Keys and shapes of a released file, without derived buffers."""
     lines = (line.split("\t") for line in path.read_text().splitlines() if line and not line.startswith("#"))
     entries = {key.removeprefix("module."): tuple(map(int, shape.split("x"))) for key, shape, _ in lines}
     return {key: shape for key, shape in entries.items() if not IGNORABLE.search(key)}
@@ -44,7 +44,7 @@ CASE = DATA / "glip_t_a.npz"
 
 
 def altered(path: Path, *, without: tuple[str, ...] = (), **meta: object) -> Path:
-    """A copy of a case that lacks arrays, or whose meta says something else; None takes an entry away."""
+    """Write a copy of a case without some arrays or with other values of `meta`; a value of None removes the key."""
     with np.load(CASE) as file:
         arrays = {name: file[name] for name in file.files if name not in without}
     if "meta" in arrays:
@@ -67,7 +67,7 @@ def altered(path: Path, *, without: tuple[str, ...] = (), **meta: object) -> Pat
         ({"height": 0}, "no pixel"),
     ],
 )
-def test_a_file_that_is_no_case_is_explained(
+def test_an_incomplete_or_wrong_case_is_an_error_that_names_the_entry(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: dict[str, Any], message: str
 ) -> None:
     assert main([str(altered(tmp_path / "case.npz", **wrong))]) == 2
@@ -75,7 +75,7 @@ def test_a_file_that_is_no_case_is_explained(
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip", CASE.read_bytes()[:5000]])
-def test_a_file_that_is_cut_or_foreign_is_explained(
+def test_a_truncated_or_foreign_file_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
     (tmp_path / "cut.npz").write_bytes(content)
@@ -84,7 +84,7 @@ def test_a_file_that_is_cut_or_foreign_is_explained(
 
 
 @pytest.mark.parametrize("wrong", [1.001e-2, 1.0, -1.0])
-def test_a_gradient_that_cancels_still_has_a_bar(wrong: float) -> None:
+def test_a_gradient_that_cancels_is_still_compared(wrong: float) -> None:
     keys, wanted = ["a.weight", "a.self.key.bias"], np.array([100.0, 1e-7])
     found = np.array([100.0, 1e-6])
     assert norm_errors((found, found), keys, wanted).max() <= GRADIENT_BAR

@@ -1,4 +1,4 @@
-"""From logits to boxes."""
+"""Selection of boxes from the network's predictions."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def output_of(logits: Tensor) -> GlipOutput:
-    """One image whose boxes are its anchors: a 4 x 4 level and a 2 x 2 one."""
+    """Predictions for one image on levels of 4 x 4 and 2 x 2 cells; each box is its anchor."""
     anchors = [level_anchors((4, 4), 8, 2.0, CPU), level_anchors((2, 2), 16, 2.0, CPU)]
     cells = sum(len(level) for level in anchors)
     return GlipOutput(
@@ -46,7 +46,7 @@ def test_the_score_is_the_root_of_probability_and_centerness() -> None:
     assert found.boxes.tolist() == [[4, 4, 19, 19]]
 
 
-def test_the_threshold_looks_at_the_probability_alone() -> None:
+def test_the_threshold_applies_to_the_probability_without_centerness() -> None:
     logits = logits_with({(0, 1): -2.9, (15, 1): -3.0})  # sigmoid: 0.052 and 0.047
     assert len(detect(output_of(logits), 0, LABELS, (32, 32), CONFIG).scores) == 1
 
@@ -56,22 +56,22 @@ def test_boxes_are_clipped_to_the_unpadded_image() -> None:
     assert sorted(found.boxes.tolist()) == [[0, 0, 11, 11], [20, 0, 29, 11]]
 
 
-def test_suppression_stays_within_a_label() -> None:
-    same = {(5, 1): 2.0, (5, 2): 1.0, (5, 3): 1.0}
-    found = detect(output_of(logits_with(same)), 0, LABELS, (32, 32), CONFIG)
+def test_only_boxes_of_the_same_label_suppress_each_other() -> None:
+    same_anchor = {(5, 1): 2.0, (5, 2): 1.0, (5, 3): 1.0}
+    found = detect(output_of(logits_with(same_anchor)), 0, LABELS, (32, 32), CONFIG)
     assert found.labels.tolist() == [0, 1]
-    loose = replace(CONFIG, nms_iou=0.3)
-    beside = {(5, 1): 2.0, (6, 1): 1.0}  # two anchors of 16 px, 8 apart: IoU 1/3
-    assert len(detect(output_of(logits_with(beside)), 0, LABELS, (32, 32), loose).scores) == 1
-    assert len(detect(output_of(logits_with(beside)), 0, LABELS, (32, 32), CONFIG).scores) == 2
+    strict = replace(CONFIG, nms_iou=0.3)
+    neighbours = {(5, 1): 2.0, (6, 1): 1.0}  # two anchors of 16 px, 8 apart: IoU 1/3
+    assert len(detect(output_of(logits_with(neighbours)), 0, LABELS, (32, 32), strict).scores) == 1
+    assert len(detect(output_of(logits_with(neighbours)), 0, LABELS, (32, 32), CONFIG).scores) == 2
 
 
-def test_ties_with_the_last_place_stay() -> None:
+def test_boxes_that_tie_with_the_last_one_stay() -> None:
     logits = logits_with({(0, 1): 2.0, (3, 1): 1.0, (12, 1): 1.0})
     assert len(detect(output_of(logits), 0, LABELS, (32, 32), replace(CONFIG, max_boxes=2)).scores) == 3
 
 
-def test_each_level_keeps_its_own_best() -> None:
+def test_the_best_candidates_are_selected_per_level() -> None:
     cell = torch.tensor([0, 1, 2, 16, 17])
     scores = torch.tensor([0.1, 0.9, 0.5, 0.3, 0.2])
     assert sorted(best_per_level(cell, scores, [16, 4], 2).tolist()) == [1, 2, 3, 4]

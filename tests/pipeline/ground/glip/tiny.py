@@ -1,4 +1,4 @@
-"""A GLIP of a few thousand weights and a vocabulary of one's own, for tests."""
+"""A small GLIP with random weights and a vocabulary for it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,23 +9,8 @@ from pipeline.ground.glip.config import MINIATURE, GlipConfig, SwinConfig
 from pipeline.ground.glip.model import Glip
 
 WORDS = [
-    "a",
-    "the",
-    "red",
-    "blue",
-    "dog",
-    "cat",
-    "two",
-    "dogs",
-    "on",
-    "sofa",
-    "tennis",
-    "rack",
-    "person",
-    ".",
-    ",",
-    "-",
-]
+    "a", "the", "red", "blue", "dog", "cat", "two", "dogs", "on", "sofa", "tennis", "rack", "person", ".", ",", "-",
+]  # fmt: skip
 PIECES = ["##et", "##s", *"abcdefghijklmnopqrstuvwxyz", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
 
 TINY = replace(
@@ -38,7 +23,7 @@ TINY = replace(
 
 
 def write_vocab(folder: Path) -> Path:
-    """vocab.txt of the words above."""
+    """Write a vocab.txt with the words above, letters and a few suffixes."""
     path = folder / "vocab.txt"
     pieces = dict.fromkeys(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *PIECES])
     path.write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
@@ -46,6 +31,6 @@ def write_vocab(folder: Path) -> Path:
 
 
 def tiny_model(config: GlipConfig = TINY, seed: int = 0) -> Glip:
-    """A network with random weights whose logits differ from cell to cell."""
+    """Build a network with random weights, in evaluation mode."""
     torch.manual_seed(seed)
     return Glip(config).eval()

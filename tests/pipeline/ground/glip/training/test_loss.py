@@ -1,4 +1,4 @@
-"""Assignment and losses on cases small enough to count by hand."""
+"""Assignment of anchors and losses, on cases small enough to compute by hand."""
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ from tests.pipeline.ground.glip.tiny import TINY, tiny_model
 CPU = torch.device("cpu")
 
 
-def test_no_box_means_no_positive_anchor() -> None:
+def test_without_boxes_no_anchor_is_positive() -> None:
     anchors = [level_anchors((4, 4), 8, 4.0, CPU)]
     assert assign(anchors, torch.zeros(0, 4), 9).tolist() == [-1] * 16
 
 
-def test_an_anchor_claimed_twice_goes_to_the_box_it_overlaps_more() -> None:
+def test_an_anchor_that_is_positive_for_two_boxes_is_assigned_to_the_one_with_the_larger_iou() -> None:
     anchors = [level_anchors((3, 3), 8, 2.0, CPU)]
     middle = anchors[0][4]
     boxes = torch.stack([middle + torch.tensor([-6.0, -6, 6, 6]), middle])
@@ -25,7 +25,7 @@ def test_an_anchor_claimed_twice_goes_to_the_box_it_overlaps_more() -> None:
     assert owner[4] == 1
 
 
-def test_a_box_is_never_given_an_anchor_whose_centre_lies_outside() -> None:
+def test_anchors_whose_centre_lies_outside_the_box_are_not_positive() -> None:
     anchors = [level_anchors((8, 8), 8, 4.0, CPU)]
     box = torch.tensor([[6.0, 6, 45, 41]])
     owner = assign(anchors, box, 9)
@@ -35,7 +35,7 @@ def test_a_box_is_never_given_an_anchor_whose_centre_lies_outside() -> None:
     assert not (owner >= 0)[~inside].any()
 
 
-def test_background_is_the_last_of_a_full_prompt_only() -> None:
+def test_background_cells_have_a_target_only_in_a_prompt_of_maximum_length() -> None:
     owner = torch.tensor([0, -1])
     short = token_targets(owner, Target(boxes=torch.zeros(1, 4), tokens=torch.tensor([[False, True]])), 4)
     assert short.tolist() == [[0, 1], [0, 0]]
@@ -43,12 +43,12 @@ def test_background_is_the_last_of_a_full_prompt_only() -> None:
     assert full.tolist() == [[0, 1, 0, 0], [0, 0, 0, 1]]
 
 
-def test_focal_loss_at_even_odds() -> None:
+def test_focal_loss_at_a_probability_of_one_half() -> None:
     loss = focal_loss(torch.zeros(2), torch.tensor([1.0, 0.0]), alpha=0.25, gamma=2.0)
     assert loss.tolist() == pytest.approx([0.25 * 0.25 * 0.693147, 0.75 * 0.25 * 0.693147], rel=1e-5)
 
 
-def test_centerness_is_one_in_the_middle_and_falls_to_the_side() -> None:
+def test_centerness_is_one_at_the_centre_and_falls_towards_the_sides() -> None:
     anchors = torch.tensor([[0.0, 0, 10, 10], [-4.0, 0, 6, 10]])
     boxes = torch.tensor([[0.0, 0, 10, 10], [0.0, 0, 10, 10]])
     assert centerness_target(anchors, boxes).tolist() == pytest.approx([1.0, (1 / 9) ** 0.5])
@@ -66,7 +66,7 @@ def test_an_image_without_boxes_has_no_box_loss_and_finite_gradients() -> None:
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
-def test_masked_word_pieces_cost_nothing() -> None:
+def test_padding_does_not_change_the_token_loss() -> None:
     model = tiny_model()
     images = torch.randn(1, 3, 64, 64)
     tokens = torch.tensor([[False, True, False, False, False]])
