@@ -136,7 +136,9 @@ def symmetric_loss(blocks: RowBlocks, scale: Tensor, chunks: list[slice], needs_
     for rows in chunks:
         similarities = blocks.forward(rows)
         logits = scale * similarities
-        target_logits.append(logits.diagonal(rows.start))
+        target_logits.append(
+            logits.diagonal(rows.start).clone()
+        )  # a view would keep the logits of each chunk in memory
         by_chunk.append(log_sum_exp(logits, 1))
         by_column = log_sum_exp(logits, 0) if by_column is None else merge(by_column, log_sum_exp(logits, 0))
     assert by_column is not None

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -150,6 +151,38 @@ def test_no_tensor_is_larger_than_the_chunk(space: str) -> None:
         chunked.symmetric_contrastive(lazy_similarity(space, queries, y, curvature), scale, chunk).backward()
     coordinates = x.numel() // D * (D + 2)
     assert largest.numel <= max(chunk, coordinates)
+
+
+class LiveMemory(TorchDispatchMode):
+    """Tracks the storages of all tensors that operations create, and the peak of the bytes alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                storage = leaf.untyped_storage()
+                self.storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.storages = {key: entry for key, entry in self.storages.items() if not entry[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.storages.values()))
+        return out
+
+
+@pytest.mark.parametrize("is_symmetric", [False, True])
+def test_memory_of_a_loss_in_chunks_is_less_than_that_of_the_similarity_matrix(is_symmetric: bool) -> None:
+    x, y, scale, curvature, targets = draw("lorentz", 512, 512, torch.float32)
+    (queries,), chunk = with_grad(x), 8 * 512
+    with LiveMemory() as memory:
+        lazy = lazy_similarity("lorentz", queries, y, curvature)
+        if is_symmetric:
+            chunked.symmetric_contrastive(lazy, scale, chunk).backward()
+        else:
+            chunked.contrastive(lazy, scale, targets, chunk).backward()
+    assert memory.peak < 512 * 512 * 4 / 2
 
 
 def test_loss_without_gradients_is_the_same() -> None:
