@@ -113,14 +113,13 @@ def one_way_loss(
         similarities = blocks.forward(rows)
         target_entries = (torch.arange(len(similarities), device=targets.device), targets[rows])
         logits = scale * similarities
-        logits -= logits.amax(
-            1, keepdim=True
-        )  # the sums below are of numbers far smaller than the logits: fewer rounding errors
+        # Without the maxima, the numbers in the loss are far smaller than the logits, and so are the rounding errors.
+        logits -= logits.amax(1, keepdim=True)
         target_logits = logits[target_entries]
         sums = logits.exp_().sum(1)
         loss += (sums.log() - target_logits).sum() / len(targets)
         if needs_grad:
-            grad_logits = logits.div_(sums[:, None])  # the softmax, so far
+            grad_logits = logits.div_(sums[:, None])  # softmax of the row
             grad_logits[target_entries] -= 1
             grad_logits /= len(targets)
             grad_scale += torch.dot(grad_logits.view(-1), similarities.view(-1))
@@ -136,9 +135,8 @@ def symmetric_loss(blocks: RowBlocks, scale: Tensor, chunks: list[slice], needs_
     for rows in chunks:
         similarities = blocks.forward(rows)
         logits = scale * similarities
-        target_logits.append(
-            logits.diagonal(rows.start).clone()
-        )  # a view would keep the logits of each chunk in memory
+        # A copy, because a view would keep the logits of all chunks in memory.
+        target_logits.append(logits.diagonal(rows.start).clone())
         by_chunk.append(log_sum_exp(logits, 1))
         by_column = log_sum_exp(logits, 0) if by_column is None else merge(by_column, log_sum_exp(logits, 0))
     assert by_column is not None
