@@ -120,7 +120,8 @@ def print_row(row: dict[str, Any], device: str) -> None:
     time_key = "wall_s" if device == "cuda" else "cpu_s"
     keys = (f"ours_{time_key}", f"plain_{time_key}", "ratio", "ours_peak_mb", "plain_peak_mb", "ratio_memory")
     ours_s, plain_s, ratio, ours_mb, plain_mb, ratio_memory = (row.get(key, "-") for key in keys)
-    line = f"{row['model']:<10}{row['batch']:>7}{ours_s:>9}{plain_s:>9}{ratio:>7}{ours_mb:>9.0f}{plain_mb:>10}{ratio_memory:>7}"
+    line = f"{row['model']:<10}{row['batch']:>7}{ours_s:>9}{plain_s:>9}{ratio:>7}"
+    line += f"{ours_mb:>9.0f}{plain_mb:>10}{ratio_memory:>7}"
     if device == "cuda":
         line += f"{row['triton_wall_s']:>10}{row['ratio_triton']:>7}{row['triton_peak_mb']:>10.0f}"
     print(line, flush=True)

@@ -68,8 +68,8 @@ PLAIN: dict[str, type[MERU]] = {"meru": PlainMERU, "hycoclip": PlainHyCoCLIP, "p
 def build(name: str, *, plain: bool, full: bool) -> MERU:
     """Build a model of the papers' sizes: ViT-S/16 and an embedding width of 512.
 
-    `plain` selects the baseline, with full similarity matrices. Without `full`, the towers are minimal; the losses do not
-    depend on them.
+    `plain` selects the baseline, with full similarity matrices. Without `full`, the towers are minimal; the losses do
+    not depend on them.
     """
     model_class = MODELS[name].model
     config: ModelConfig = MODELS[name].config()

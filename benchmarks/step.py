@@ -2,14 +2,14 @@
 
     python -m benchmarks.step [--models meru hycoclip phyclip] [--threads 1] [--rounds 3] [--batch 16]
 
-ViT-S/16 at 224 px and a text tower of 12 layers of width 512, in float32 on a CPU; captions of 17 tokens, phrases of 5. The
-plain model stands for the authors' code, whose licence forbids copying it: it is written from the papers with the standard
-modules of torch and timm, and takes one pass for images and one for boxes. Both models are measured in turn.
+ViT-S/16 at 224 px and a text tower of 12 layers of width 512, in float32 on a CPU; captions of 17 tokens, phrases of 5.
+The plain model replaces the authors' code, whose licence forbids copying it: it is written from the papers with the
+standard modules of torch and timm, and takes one pass for images and one for boxes. Both models are measured in turn.
 
 - ratio: CPU time of the plain model / ours; ratio_wall: the same of wall-clock time.
 - ratio_authors: CPU time of the authors' own code / ours. Their time was measured once, on an idle machine of 2 cores.
-- share_of_products: our FLOP/s / the FLOP/s of float32 matrix products of the image tower's shapes, measured in the same
-  turns. It bounds the possible speed-up: at 1, only a lower precision would be faster.
+- share_of_products: our FLOP/s / the FLOP/s of float32 matrix products of the image tower's shapes, measured in the
+  same turns. It bounds the possible speed-up: at 1, only a lower precision would be faster.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def make_step(model: torch.nn.Module, batch: Batch) -> Callable[[], None]:
 
 
 def products(n: int) -> tuple[Callable[[], None], float]:
-    """Return a function that repeats the four matrix products of a block of ViT-S/16 for n images, and its number of FLOPs."""
+    """Return a function that repeats the matrix products of a ViT-S/16 block for n images, and its number of FLOPs."""
     width, tokens = 384, n * 197
     shapes = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]
     pairs = [(torch.rand(tokens, a), torch.rand(a, b)) for a, b in shapes]

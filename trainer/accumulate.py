@@ -1,11 +1,11 @@
 """Large contrastive batches in bounded memory: activations are recomputed in the backward pass.
 
-A contrastive loss needs the features of the full batch at once, so gradients of parts of the batch cannot be added up as
-for other losses. Only the features have to be kept, however (GradCache: Gao et al. 2021, arXiv 2101.06983): chunks of
-rows pass through a tower without keeping activations, the loss is computed from the features of all ranks, and in the
-backward pass each chunk passes through the tower again. The random numbers of the first pass are repeated. The gradient
-is that of one pass over the full batch, for any tower whose rows do not depend on each other; batch norm makes them
-depend on each other.
+A contrastive loss needs the features of the full batch at once, so gradients of parts of the batch cannot be added up
+as for other losses. Only the features have to be kept, however (GradCache: Gao et al. 2021, arXiv 2101.06983): chunks
+of rows pass through a tower without keeping activations, the loss is computed from the features of all ranks, and in
+the backward pass each chunk passes through the tower again. The random numbers of the first pass are repeated. The
+gradient is that of one pass over the full batch, for any tower whose rows do not depend on each other; batch norm makes
+them depend on each other.
 """
 
 import re
@@ -52,8 +52,8 @@ def set_micro_batch(model: DualEncoder, n_rows: int, same_on_all_ranks: bool = F
     FSDP needs `same_on_all_ranks`, because its ranks exchange weights in each call of a tower.
     """
     # `image_features` rather than the image tower: uint8 images become floats, four times as large, inside it.
-    model.image_features = partial(checkpoint_chunks, model.image_features, n_rows, same_on_all_ranks)  # type: ignore[method-assign]
-    model.textual.forward = partial(checkpoint_chunks, model.textual.forward, n_rows, same_on_all_ranks)  # type: ignore[method-assign]
+    for module, name in ((model, "image_features"), (model.textual, "forward")):
+        setattr(module, name, partial(checkpoint_chunks, getattr(module, name), n_rows, same_on_all_ranks))
 
 
 def checkpoint_blocks(model: DualEncoder) -> None:

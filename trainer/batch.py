@@ -1,7 +1,7 @@
 """Data classes of one training step: the batch, its features, the lifted points and the losses.
 
-Shapes: b pairs and m boxes on this rank, n pairs on all ranks, d embedding width, l tokens of the longest caption, l' of
-the longest phrase, w words of the longest caption. Lifted points are [b d], or [k b d/k] in a product of k factors.
+Shapes: b pairs and m boxes on this rank, n pairs on all ranks, d embedding width, l tokens of the longest caption, l'
+of the longest phrase, w words of the longest caption. Lifted points are [b d], or [k b d/k] in a product of k factors.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Batch:
 class Pairs:
     """Inputs of the losses: features before the lift, plus parse and box ownership.
 
-    A field is None if the batch or the model does not have it.
+    Optional fields are None where the batch or the model does not have them.
     """
 
     image: Tensor  # [b d]

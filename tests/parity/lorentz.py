@@ -1,9 +1,9 @@
 """Compare `trainer.geometry.lorentz` with a table of functions: `python -m tests.parity.lorentz FILE.npz`.
 
-The table has the float32 and float64 results of the authors' released code ("the reference"), at several curvatures. Each
-function is compared with the float64 result, in float32 and in float64. The bar is three times the error of the reference
-in float32, plus 1e-6. In float64 the error relative to max(1, |value|) also has a fixed bar, which does not depend on the
-reference's errors. The exit code is 1 if an error exceeds its bar.
+The table has the float32 and float64 results of the authors' released code ("the reference"), at several curvatures.
+Each function is compared with the float64 result, in float32 and in float64. The bar is three times the error of the
+reference in float32, plus 1e-6. In float64 the error relative to max(1, |value|) also has a fixed bar, which does not
+depend on the reference's errors. The exit code is 1 if an error exceeds its bar.
 """
 
 import math
@@ -74,7 +74,7 @@ def batch_functions(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def largest_error(ours: Tensor, expected: np.ndarray, relative: bool = False) -> float:
-    """Largest error, `relative` to max(1, |value|); infinite for a different shape or for numbers that are not finite."""
+    """Largest error, if `relative` divided by max(1, |value|); infinite for another shape or non-finite numbers."""
     values = ours.detach().double().numpy()
     if values.shape != expected.shape:
         return math.inf

@@ -81,7 +81,10 @@ def batch_of(meta: dict[str, Any], dtype: torch.dtype) -> Batch:
 
 
 def gradients(model: DualEncoder) -> dict[str, Tensor | None]:
-    """Gradients by the reference's parameter names. Its PHyCLIP also has the scalars of MERU, which have no gradient."""
+    """Gradients by the parameter names of the reference.
+
+    PHyCLIP of the reference also has the scalars of MERU, which have no gradient.
+    """
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
     for ours, stem in FACTOR_SCALARS.items():
         if ours in found and (grad := found[ours]) is not None and grad.ndim:

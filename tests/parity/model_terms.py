@@ -61,6 +61,6 @@ def compare_scalars(report: Report, group: str, model: DualEncoder, expected: di
 
 
 def used_scalars(model: DualEncoder) -> dict[str, Tensor]:
-    """State dict in the released layout, without the scalars of MERU that PHyCLIP's layout contains and does not use."""
+    """State dict in the released layout, for PHyCLIP without the scalars of MERU, which are not used."""
     unused = set(FACTOR_SCALARS) if isinstance(model, PHyCLIP) else set()
     return {key: value for key, value in to_released(model).items() if key not in unused}

@@ -1,8 +1,8 @@
 """Compare a model with the reference numbers: `python -m tests.parity.models FILE.npz [--sizes mini vit_s16]`.
 
-The reference numbers were computed with the authors' released code. Weights and inputs are drawn by `recipe.py`. The bars
-are the differences that the reference itself shows between float32 and float64. The exit code is 1 if a group exceeds its
-bar.
+The reference numbers were computed with the authors' released code. Weights and inputs are drawn by `recipe.py`. The
+bars are the differences that the reference itself shows between float32 and float64. The exit code is 1 if a group
+exceeds its bar.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Compare `trainer.geometry.poincare` with a table of functions: `python -m tests.parity.poincare FILE.npz`.
 
-The results in the table were computed in the Lorentz model and mapped to the ball by the isometry. In float64 the bar is
-1e-6, since the apertures and self-distances of the table contain the eps of the Lorentz code. In float32 it is larger,
-since the points themselves are rounded. The exit code is 1 if an error exceeds its bar.
+The results in the table were computed in the Lorentz model and mapped to the ball by the isometry. In float64 the bar
+is 1e-6, since the apertures and self-distances of the table contain the eps of the Lorentz code. In float32 it is
+larger, since the points themselves are rounded. The exit code is 1 if an error exceeds its bar.
 """
 
 import json
@@ -60,7 +60,7 @@ def compare(table: Any) -> list[dict[str, Any]]:
 
 
 def largest_error(ours: np.ndarray, expected: np.ndarray) -> float:
-    """Largest error relative to max(1, |value|); infinite for a different shape or for numbers that are not finite."""
+    """Largest error divided by max(1, |value|); infinite for another shape or non-finite numbers."""
     if ours.shape != expected.shape:
         return math.inf
     error = float((np.abs(ours - expected) / np.maximum(np.abs(expected), 1)).max())

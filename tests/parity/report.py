@@ -14,7 +14,7 @@ class Report:
         self.rows: dict[str, tuple[float, float, str]] = {}
 
     def add(self, group: str, bar: float, ours: Any, theirs: Any, floor: float = 1e-30, where: str = "") -> None:
-        """Add the largest difference of two arrays, relative to the largest number of `theirs`, or to `floor` if larger.
+        """Add the largest difference of two arrays, divided by the largest number of `theirs` or by `floor`, if larger.
 
         Arrays of different shapes and differences that are not finite have an infinite error.
         """

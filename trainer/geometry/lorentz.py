@@ -24,7 +24,7 @@ from torch import Tensor
 from trainer.geometry.types import EPS
 
 MAX_SINH: Final = 2.0**15
-"""Largest sqrt(c)|x| that the exponential map returns, as in the released code; points stay finite in half precision."""
+"""Largest sqrt(c)|x| that the exponential map returns, as in the released code. It is finite in half precision."""
 
 
 def exp_map0(tangent: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
@@ -101,7 +101,8 @@ def half_aperture(apex: Tensor, curvature: Tensor, min_radius: float = 0.1, eps:
 def exterior_angle(apex: Tensor, point: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
     """Exterior angles [*] at `apex` [* d] towards `point` [* d], in radians.
 
-    The exterior angle lies between the ray from the origin through the apex and the geodesic from the apex to the point.
+    The exterior angle lies between the ray from the origin through the apex and the geodesic from the apex to the
+    point.
 
         acos( (y_t + x_t c <x, y>) / (|x| sqrt((c <x, y>)^2 - 1)) )      MERU eq. 11
 
@@ -133,8 +134,8 @@ def scaled_norm(x: Tensor, curvature: Tensor) -> Tensor:
 class Norm(torch.autograd.Function):
     """|x| [* 1] in float64, with the gradient x / |x|, which is 0 at the origin.
 
-    float64, because the squares of numbers above 2e19 overflow in float32. The saved tensor is the returned one, so that
-    double backward works.
+    float64, because the squares of numbers above 2e19 overflow in float32. The saved tensor is the returned one, so
+    that double backward works.
     """
 
     @staticmethod
@@ -180,28 +181,28 @@ def polar(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 class NormsAndProduct(torch.autograd.Function):
     """|x|, |y| and x . y, each [*] in float64, of points [* d] in a lower precision.
 
-    The backward pass computes each gradient, a x + b y, in one step. Autograd would store the points in float64 for each
-    of the three operations.
+    The backward pass computes each gradient, a x + b y, in one step. Autograd would store the points in float64 for
+    each of the three operations.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        long_x, long_y = x.double(), y.double()
-        norm_x, norm_y = long_x.norm(dim=-1), long_y.norm(dim=-1)
+        x64, y64 = x.double(), y.double()
+        norm_x, norm_y = x64.norm(dim=-1), y64.norm(dim=-1)
         ctx.save_for_backward(x, y, norm_x, norm_y)
-        return norm_x, norm_y, torch.linalg.vecdot(long_x, long_y)
+        return norm_x, norm_y, torch.linalg.vecdot(x64, y64)
 
     @staticmethod
     def backward(ctx: Any, grad_x: Tensor, grad_y: Tensor, grad_product: Tensor) -> tuple[Tensor, Tensor]:
         x, y, norm_x, norm_y = ctx.saved_tensors
-        long_x, long_y = x.double(), y.double()
+        x64, y64 = x.double(), y.double()
         by_product = grad_product[..., None]
         by_norm_x, by_norm_y = (
             torch.where(norm > 0, grad / norm, 0.0)[..., None] for grad, norm in ((grad_x, norm_x), (grad_y, norm_y))
         )
         return (
-            (by_norm_x * long_x).addcmul_(by_product, long_y).to(x.dtype),
-            (by_norm_y * long_y).addcmul_(by_product, long_x).to(y.dtype),
+            (by_norm_x * x64).addcmul_(by_product, y64).to(x.dtype),
+            (by_norm_y * y64).addcmul_(by_product, x64).to(y.dtype),
         )
 
 

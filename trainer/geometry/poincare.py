@@ -16,7 +16,7 @@ from trainer.geometry.lorentz import direction, scaled_norm
 from trainer.geometry.types import EPS, Lift
 
 BOUNDARY_MARGIN: Final = 1e-5
-"""The norm of a point is at most (1 - BOUNDARY_MARGIN)/sqrt(c); float32 cannot resolve points closer to the boundary."""
+"""Norms are clamped to (1 - BOUNDARY_MARGIN)/sqrt(c): float32 cannot resolve points closer to the boundary."""
 
 
 def mobius_add(x: Tensor, y: Tensor, curvature: Tensor) -> Tensor:
@@ -45,7 +45,9 @@ def exp_map0(tangent: Tensor, curvature: Tensor, lift: Lift = "conformal") -> Te
 def log_map0(point: Tensor, curvature: Tensor, lift: Lift = "conformal") -> Tensor:
     """Logarithmic map at the origin, the inverse of `exp_map0`: points [* d] to tangent vectors [* d].
 
-    artanh(sqrt(c)|p|) p / (sqrt(c)|p|)      PoinCLIP eq. 4
+        artanh(sqrt(c)|p|) p / (sqrt(c)|p|)      PoinCLIP eq. 4
+
+    lift="isometric" doubles the vector.
     """
     radius = scaled_norm(point, curvature)
     scale = 1 if lift == "conformal" else 2
@@ -69,8 +71,8 @@ def distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tenso
 def pairwise_distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
     """Geodesic distances [*k b n] of each x [*k b d] to each y [*k n d]. `curvature` broadcasts with [*k b].
 
-    The matrix product of the squared Euclidean distances runs in float64, because its result is subtracted from a nearly
-    equal number.
+    The matrix product of the squared Euclidean distances runs in float64, because its result is subtracted from a
+    nearly equal number.
     """
     c = curvature[..., None]
     x64, y64 = x.double(), y.double()
@@ -96,7 +98,8 @@ def half_aperture(apex: Tensor, curvature: Tensor, min_radius: float = 0.1, eps:
 def exterior_angle(apex: Tensor, point: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
     """Exterior angles [*] at `apex` [* d] towards `point` [* d], in radians.
 
-    The exterior angle lies between the ray from the origin through the apex and the geodesic from the apex to the point.
+    The exterior angle lies between the ray from the origin through the apex and the geodesic from the apex to the
+    point.
 
         acos[ (x.y (1 + c|x|^2) - |x|^2 (1 + c|y|^2)) / (|x| |x - y| sqrt(1 + c^2 |x|^2 |y|^2 - 2c x.y)) ]
                                                                                           PoinCLIP eq. 7 for any c

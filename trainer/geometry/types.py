@@ -3,7 +3,7 @@
 from typing import Final, Literal
 
 Metric = Literal["l1", "l2"]
-"""Distance in a product of hyperbolic factors: l1, the mean of the factors' distances; l2, the root of their mean square."""
+"""Distance in a product of factors: l1, the mean of the factors' distances; l2, the root of their mean square."""
 Lift = Literal["conformal", "isometric"]
 """Exponential map of the Poincaré ball: conformal, PoinCLIP's own; isometric, MERU's map transferred to the ball."""
 

@@ -7,7 +7,6 @@ the forward pass computes the gradients too and the backward pass only scales th
 Shapes: b queries, r of them in a chunk, n candidates, k factors.
 """
 
-import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -35,8 +34,8 @@ def contrastive(
 ) -> Tensor:
     """Loss of queries against candidates: `functional.contrastive(scale * similarity, targets=targets)`.
 
-    A chunk has about `chunk` numbers (r n k), but at least `MIN_CHUNK_ROWS` rows. `dtype` is that of all operations after
-    the inner products.
+    A chunk has about `chunk` numbers (r n k), but at least `MIN_CHUNK_ROWS` rows. `dtype` is that of all operations
+    after the inner products.
     """
     return apply(similarity, scale, targets, chunk, dtype)
 
@@ -44,7 +43,7 @@ def contrastive(
 def symmetric_contrastive(
     similarity: LazySimilarity, scale: Tensor, chunk: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Mean of the losses of queries against candidates and of candidates against queries; query i matches candidate i.
+    """Mean of the losses of queries against candidates and vice versa, where query i matches candidate i.
 
     The sums over columns are complete only after the last chunk, so each chunk is computed twice. This costs less than
     computing the two directions one after the other.
@@ -53,13 +52,17 @@ def symmetric_contrastive(
 
 
 def apply(similarity: LazySimilarity, scale: Tensor, targets: Tensor | None, chunk: int, dtype: torch.dtype) -> Tensor:
+    """Loss of `contrastive`, or without `targets` that of `symmetric_contrastive`."""
     inputs = (similarity.queries, similarity.candidates, similarity.curvature, scale)
     loss: Tensor = ChunkedContrastive.apply(*inputs, targets, similarity, chunk, dtype)
     return loss
 
 
 class ChunkedContrastive(torch.autograd.Function):
-    """The loss of `contrastive`, or without `targets` that of `symmetric_contrastive`."""
+    """The loss of `contrastive`, or without `targets` that of `symmetric_contrastive`.
+
+    The tensors of `similarity` are arguments too, because autograd does not look inside other objects.
+    """
 
     @staticmethod
     def forward(
@@ -73,8 +76,6 @@ class ChunkedContrastive(torch.autograd.Function):
         chunk: int,
         dtype: torch.dtype,
     ) -> Tensor:
-        # Inside forward, the tensors passed to apply do not require gradients; those of `similarity` do.
-        similarity = dataclasses.replace(similarity, queries=queries, candidates=candidates, curvature=curvature)
         b, n = queries.shape[-2], candidates.shape[-2]
         n_factors = 1 if curvature is None else len(curvature)
         n_chunks = math.ceil(b / min(b, max(MIN_CHUNK_ROWS, chunk // (n * n_factors))))

@@ -38,14 +38,14 @@ class Implementation(NamedTuple):
     one_way: Callable[[Tensor, Tensor], Tensor]
     """Loss of queries against candidates; the second argument are the targets [b]."""
     symmetric: Callable[[Tensor], Tensor] | None
-    """Mean of the losses in both directions, if the implementation computes both at once. Query i matches candidate i."""
+    """Mean of the losses in both directions, where query i matches candidate i. None if it is not computed at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastiveLoss:
-    """Contrastive loss with the similarity of `model`; `kernel` and `chunk` are loss_kernel and loss_chunk of its settings.
+    """Contrastive loss with the similarity of `model`. The logits are similarities of lifted points times a scale [].
 
-    The logits are the similarities of lifted points times a scale [].
+    `kernel` and `chunk` are the settings loss_kernel and loss_chunk of `ModelConfig`.
     """
 
     model: HasSimilarity
@@ -55,8 +55,8 @@ class ContrastiveLoss:
     def one_way(self, queries: Tensor, candidates: Tensor, scale: Tensor, targets: Tensor | None = None) -> Tensor:
         """Mean cross entropy of queries [*k b d] of this rank against candidates [*k n d] of all ranks.
 
-        `targets` [b] are the indices of the queries' candidates. By default the candidates are b per rank, and query i of
-        this rank matches candidate i of this rank.
+        `targets` [b] are the indices of the queries' candidates. By default the candidates are b per rank, and query i
+        of this rank matches candidate i of this rank.
         """
         if targets is None:
             targets = torch.arange(queries.shape[-2], device=queries.device) + rank() * queries.shape[-2]
@@ -65,7 +65,8 @@ class ContrastiveLoss:
     def symmetric(self, image: Tensor, text: Tensor, all_images: Tensor, all_texts: Tensor, scale: Tensor) -> Tensor:
         """Mean of the losses of images against texts and of texts against images.
 
-        `image` and `text` [*k b d] are the points of this rank, `all_images` and `all_texts` [*k n d] those of all ranks.
+        `image` and `text` [*k b d] are the points of this rank, `all_images` and `all_texts` [*k n d] those of all
+        ranks.
         """
         if world_size() == 1 and (symmetric := self.implementation(all_images, all_texts).symmetric):
             return symmetric(scale)

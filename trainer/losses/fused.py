@@ -2,11 +2,12 @@
 
 The formulas are those of `chunked`. The forward pass accumulates the sums of the softmax tile by tile (Milakov and
 Gimelshein, Online normalizer calculation for softmax, arXiv 1805.02867). The backward pass computes the tiles again.
-Memory is that of the coordinates in float64 and of their gradients in float32, so it grows with the number of points and
-not with the number of pairs. The Poincaré ball is covered by its isometry with the Lorentz model, as in `similarity`.
+Memory is that of the coordinates in float64 and of their gradients in float32, so it grows with the number of points
+and not with the number of pairs. The Poincaré ball is covered by its isometry with the Lorentz model, as in
+`similarity`.
 
-Shapes: b queries, n candidates, k factors, w coordinates of a factor (`similarity.coshm1_coordinates`). The kernels take
-either side as rows: `x` [k n w] are the points of the rows, `y` [k m w] those of the columns.
+Shapes: b queries, n candidates, k factors, w coordinates of a factor (`similarity.coshm1_coordinates`). The kernels
+take either side as rows: `x` [k n w] are the points of the rows, `y` [k m w] those of the columns.
 """
 
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ from trainer.losses.similarity import LazySimilarity
 ROWS, COLUMNS = 64, 64  # of a tile
 MAX_DEPTH = 32  # coordinates in one step of a matrix product
 WARPS, STAGES = 8, 2
-# Minimum number of programs, to occupy a GPU. If there are fewer tiles of rows than this, several programs share a tile of
-# rows, each with some of the columns.
+# Minimum number of programs, to occupy a GPU. If there are fewer tiles of rows than this, several programs share a tile
+# of rows, each with some of the columns.
 MIN_PROGRAMS = 256
 
 
@@ -45,11 +46,12 @@ def contrastive(similarity: LazySimilarity, scale: Tensor, targets: Tensor) -> T
 
 
 def symmetric_contrastive(similarity: LazySimilarity, scale: Tensor) -> Tensor:
-    """Mean of the losses of queries against candidates and of candidates against queries; query i matches candidate i."""
+    """Mean of the losses of queries against candidates and vice versa, where query i matches candidate i."""
     return apply(similarity, scale, None)
 
 
 def apply(similarity: LazySimilarity, scale: Tensor, targets: Tensor | None) -> Tensor:
+    """Loss of `contrastive`, or without `targets` that of `symmetric_contrastive`."""
     queries, candidates, curvature = similarity.queries, similarity.candidates, similarity.curvature
     if curvature is None:
         x, y, weights = queries.float()[None], candidates.float()[None], None

@@ -82,8 +82,8 @@ def softmax_kernel(
 ):  # fmt: skip
     """Softmax of each row over the columns of each split, all outputs [split n].
 
-    `maxima` are the largest logits, `sums` the sums of exp(logit - max), and `target_logits` the logits of the targets, or
-    0 in splits without the target.
+    `maxima` are the largest logits, `sums` the sums of exp(logit - max), and `target_logits` the logits of the targets,
+    or 0 in splits without the target.
     """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(1)

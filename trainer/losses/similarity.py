@@ -39,15 +39,15 @@ class Gradients(NamedTuple):
 class RowBlocks(Protocol):
     """A similarity matrix in blocks of rows, and the gradients of a loss through it.
 
-    For each block, call `forward`, then `backward` with the gradient of what `forward` returned. `gradients` returns the
-    sums over all blocks.
+    For each block, call `forward`, then `backward` with the gradient of what `forward` returned. `gradients` returns
+    the sums over all blocks.
     """
 
     def forward(self, rows: slice) -> Tensor:
         """Similarities [r n] of the queries `rows` with all candidates."""
 
     def backward(self, rows: slice, grad: Tensor) -> None:
-        """Accumulate gradients, given the gradient [r n] of the similarities of the last `forward`, for the same rows."""
+        """Accumulate gradients, given the gradient [r n] of the similarities that `forward` returned for these rows."""
 
     def gradients(self) -> Gradients:
         """Accumulated gradients of queries, candidates and curvature."""
@@ -55,9 +55,9 @@ class RowBlocks(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LazySimilarity:
-    """Similarity matrix [b n] of queries and candidates that is not computed: its inputs and its formula.
+    """A similarity matrix [b n] of queries and candidates that has not been computed: its inputs and its formula.
 
-    The formula is the cosine if `curvature` is None, else minus the distance in a product of Lorentz factors.
+    Without `curvature` the formula is the cosine, otherwise minus the distance in a product of Lorentz factors.
     """
 
     queries: Tensor  # [k b d]; cosine: [b d]
@@ -127,11 +127,13 @@ class Tile(NamedTuple):
 class DistanceBlocks:
     """Row blocks of the similarity -sum_f w_f h_f (l1) or -sqrt(sum_f w_f h_f^2) (l2) over k hyperbolic factors.
 
-    h = sqrt(c) d = acosh(1 + coshm1) is the distance in a factor in units of 1/sqrt(c). It is computed as
-    log1p(coshm1 + s) with s = sinh(h) = sqrt(coshm1 (coshm1 + 2)). Since dh/dcoshm1 = 1/s, `backward` needs h and s of the
-    block, but computes no inner products and no logarithms. The derivative is 0 where coshm1 is clamped to its minimum.
+    h = sqrt(c) d is the distance in a factor in units of 1/sqrt(c), and s its sinh:
 
-    The weights are w_f = 1/(k sqrt(c_f)) for l1, the mean of distances, and 1/(k c_f) for l2, the mean of their squares.
+        h = acosh(1 + coshm1) = log1p(coshm1 + s),      s = sinh(h) = sqrt(coshm1 (coshm1 + 2))
+
+    Since dh/dcoshm1 = 1/s, `backward` needs h and s of the block, but computes no inner products and no logarithms. The
+    derivative is 0 where coshm1 is clamped to its minimum. The weights w_f are 1/(k sqrt(c_f)) for l1, the mean of
+    distances, and 1/(k c_f) for l2, the mean of their squares.
     """
 
     def __init__(self, inputs: LazySimilarity, curvature: Tensor, max_rows: int, dtype: torch.dtype) -> None:
@@ -152,7 +154,7 @@ class DistanceBlocks:
         self.coshm1 = self.coordinates_x.new_empty(self.tile_factors * self.tile_rows * self.n)  # of one tile
         # h and s of one block.
         self.distances, self.sinhs = (self.x.new_empty(self.n_factors * max_rows * self.n) for _ in range(2))
-        # Sums over the other side's points (y, y_t) and (x, x_t), which `gradients` turns into gradients.
+        # Weighted sums of (y, y_t) for each query and of (x, x_t) for each candidate; `gradients` converts them.
         self.sum_x, self.sum_y_t = torch.zeros_like(self.x), torch.zeros_like(self.y.mT.contiguous())
         self.grad_weights = torch.zeros_like(self.weights)
         min_coshm1 = torch.tensor(self.eps, dtype=dtype)

@@ -6,10 +6,10 @@ existing model and register it in `trainer/models/registry.py`, with its setting
 
 - Implement `lift_image`, `lift_text`, `similarity` and `losses`. `contrast_pairs` computes the usual contrastive loss.
 - Implement `lazy_similarity` for large batches, if a formula of `trainer/losses/similarity.py` fits.
-- If the model learns that some points entail others, name them in `entailments` and implement `energy`; the evaluation
-  reports how often entailment holds.
+- If the model learns that general points entail specific ones, list the relations in `entailments` and implement
+  `energy`. The evaluation reports the share of pairs that satisfy each relation.
 - Extend `needs` if the losses use boxes or parses, `clamp_parameters` if new parameters have a range, and `scores` if
-  evaluation ranks by another number than the similarity.
+  the evaluation ranks by another number than the similarity.
 
 Shapes: b pairs and m boxes on this rank, n pairs on all ranks, d embedding width, l tokens. Lifted points are [b d], or
 [k b d/k] in a product of k factors; [*k b d] stands for both. Images are [b 3 h w].
@@ -42,12 +42,12 @@ their context.
 
 @dataclass(frozen=True, kw_only=True)
 class Entails:
-    """An order that a model learns: points of the part `general` entail the matching points of the part `specific`.
+    """An entailment relation that a model learns, such as: a caption (general) entails its image (specific).
 
-    A pair satisfies it if `DualEncoder.energy(general, specific, eta)` is 0.
+    A pair of points satisfies it if `DualEncoder.energy(general, specific, eta)` is 0.
     """
 
-    name: str  # of the order in loss terms and evaluation figures
+    name: str  # in the names of loss terms and evaluation figures
     general: Part
     specific: Part
     eta: float = 1.0  # factor on the aperture of cones
@@ -110,8 +110,8 @@ class DualEncoder(nn.Module, ABC):
     def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity | None:
         """The matrix of `similarity`, for the implementations of the contrastive loss that never hold all of it.
 
-        None, the default: no such formula exists, and the contrastive loss holds the full matrix. A subclass that changes
-        `similarity` has to change this method too.
+        None, the default: no such formula exists, and the contrastive loss holds the full matrix. A subclass that
+        changes `similarity` has to change this method too.
         """
         return None
 
@@ -124,22 +124,22 @@ class DualEncoder(nn.Module, ABC):
         return self.similarity(queries, candidates)
 
     def entailments(self) -> tuple[Entails, ...]:
-        """The orders that the model learns."""
+        """The entailment relations that the model learns."""
         return ()
 
     def word_points(self, token_ids: Tensor, syntax: Syntax) -> dict[Part, Tensor]:
         """Lifted words [* d] of captions [b l], by part, for each part of `entailments` that consists of words.
 
-        The evaluation calls it for models whose `needs` contain "parse". The points of the two parts of an order match by
-        index.
+        The evaluation calls it for models whose `needs` contain "parse". The points of the two parts of a relation
+        match by index.
         """
         return {}
 
     def energy(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
-        """Violations [*k b] of the order between points `general` [*k b d] and `specific` [*k b d], element by element.
+        """Energies [*k b] of pairs of lifted points `general` and `specific` [*k b d], element by element.
 
-        An energy is at least 0, and 0 if the general point entails the specific one. `eta` is that of `Entails`. Models
-        with `entailments` implement it.
+        The energy is 0 if the general point entails the specific one, and larger the further it is from doing so. `eta`
+        is that of `Entails`. Models with `entailments` implement it.
         """
         raise NotImplementedError(f"{type(self).__name__} has no entailment energy")
 
@@ -214,8 +214,8 @@ class DualEncoder(nn.Module, ABC):
     def contrast_pairs(self, pairs: Pairs) -> tuple[Tensor, LiftedPairs]:
         """Symmetric contrastive loss of images and captions (MERU, section 3.1), and the lifted points.
 
-        The candidates are those of all ranks. Features are gathered before the lift, so that a point has the same bits as
-        query and as candidate; lifting the other ranks' features again costs little.
+        The candidates are those of all ranks. Features are gathered before the lift, so that the queries of this rank
+        are rows of the candidates. Lifting the features of other ranks too costs little.
         """
         all_images, all_texts = self.lift_image(gather(pairs.image)), self.lift_text(gather(pairs.text))
         image, text = rows_of_rank(all_images, len(pairs.image)), rows_of_rank(all_texts, len(pairs.text))

@@ -22,9 +22,10 @@ class Boxes(NamedTuple):
 
 
 class HyCoCLIP(MERU):
-    """MERU with boxes and their phrases, which are more general than images and captions (Pal et al. 2025, arXiv 2410.06912).
+    """MERU with boxes, which are more general than images, and their phrases (Pal et al. 2025, arXiv 2410.06912).
 
-    A phrase entails its box, a box its image and a phrase its caption, in addition to the caption and its image.
+    As in MERU, a caption entails its image. In addition, a phrase entails its box, a box its image, and a phrase its
+    caption.
     """
 
     config: HyCoCLIPConfig
@@ -36,9 +37,9 @@ class HyCoCLIP(MERU):
     def losses(self, pairs: Pairs) -> Losses:
         """Contrastive and entailment losses of pairs and boxes: eq. 6, 11 and 12.
 
-        Without `use_boxes` these are MERU's two terms with a scaled aperture. Terms of boxes are means over the boxes of all
-        ranks, which may have different numbers of them. A rank without boxes adds 0 through the same operations, because
-        each rank has to take part in each gather, in the forward and in the backward pass.
+        Without `use_boxes` these are MERU's two terms with a scaled aperture. Terms of boxes are means over the boxes
+        of all ranks, which may have different numbers of them. A rank without boxes adds 0 through the same operations,
+        because each rank has to take part in each gather, in the forward and in the backward pass.
 
         Raises ValueError if `use_boxes` is set and the features of boxes or phrases are missing.
         """
@@ -76,8 +77,8 @@ class HyCoCLIP(MERU):
     def contrast_boxes(self, pairs: Pairs, lifted: LiftedPairs) -> Boxes:
         """Lift boxes and phrases, and compute the box half of the contrastive loss.
 
-        The candidates are `box_candidates` of the settings. `Boxes.weight` gives each box the same weight in the gradients,
-        which are averaged over the ranks.
+        The candidates are `box_candidates` of the settings. `Boxes.weight` gives each box the same weight in the
+        gradients, which are averaged over the ranks.
         """
         if pairs.box_image is None or pairs.box_text is None:
             raise ValueError(f"{type(self).__name__} needs a box and its phrase in each pair, or use_boxes=false")

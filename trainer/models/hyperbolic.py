@@ -51,7 +51,7 @@ class Hyperbolic(DualEncoder):
         """
 
     def energy(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
-        """Angles [*k b] in radians by which `specific` lies outside the cone of `general`; `eta` scales the aperture."""
+        """Angles [*k b] in radians by which `specific` lies outside the cones of `general`. `eta` scales apertures."""
         return angle_outside_cone(*self.cone(general, specific), eta)
 
     @torch.no_grad()

@@ -18,8 +18,8 @@ def describe_nonfinite(
 ) -> str:
     """Message that names the step, the terms, parameters and samples that are not finite, and the latest checkpoint.
 
-    `values` are the logged values of the step by name, with "loss/total"; `checkpoint` is None if none exists. Call it
-    with the gradients of the step, before the optimizer changes the parameters.
+    `values` are the logged values of the step by name, with "loss/total"; `checkpoint` is the latest one, or None. Call
+    it with the gradients of the step, before the optimizer changes the parameters.
     """
     terms = [name for name, value in values.items() if not math.isfinite(value)]
     is_loss = not math.isfinite(values["loss/total"])

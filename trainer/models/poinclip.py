@@ -13,7 +13,7 @@ from trainer.models.hyperbolic import Hyperbolic
 
 
 class PoinCLIP(Hyperbolic):
-    """Poincaré ball; of a caption and its image, the one with the lower entropy entails the other (PoinCLIP, section 4)."""
+    """Poincaré ball; of caption and image, the one with the lower entropy entails the other (PoinCLIP, section 4)."""
 
     config: PoinCLIPConfig
 
@@ -51,7 +51,7 @@ class PoinCLIP(Hyperbolic):
         return (Entails(name="text_image", general="text", specific="image"),)
 
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
-        """Exterior angles [b] and half-apertures [b]; the apex is the point with the lower entropy, at a tie `general`."""
+        """Exterior angles [b] and half-apertures [b]. The apex is the point of lower entropy; at a tie `general`."""
         swapped = self.is_swapped(general, specific)[:, None]
         apex, point = torch.where(swapped, specific, general), torch.where(swapped, general, specific)
         c, eps = self.curv.exp(), self.config.eps

@@ -18,7 +18,7 @@ from trainer.text.syntax import RELATIONS, Syntax, word_vectors, word_weights
 
 
 class Words(NamedTuple):
-    """Lifted words of captions. Points are arbitrary (but finite) where `is_word` or, for `head`, `is_child` is False."""
+    """Lifted words of captions. Points are finite but meaningless where `is_word` (of `head`, `is_child`) is False."""
 
     initial: Tensor  # [b w d] without context
     contextual: Tensor  # [b w d] in the context of the caption

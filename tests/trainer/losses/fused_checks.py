@@ -1,7 +1,7 @@
 """The Triton kernels against the plain formula in float64 and against the chunked loss.
 
-`test_fused.py` runs these tests in a separate process, because Triton selects GPU or interpreter when it is imported. To
-run them directly: TRITON_INTERPRET=1 python -m pytest tests/trainer/losses/fused_checks.py
+`test_fused.py` runs these tests in a separate process, because Triton selects GPU or interpreter when it is imported.
+To run them directly: TRITON_INTERPRET=1 python -m pytest tests/trainer/losses/fused_checks.py
 """
 
 import os
@@ -33,8 +33,8 @@ def several_tiles_per_program(monkeypatch: pytest.MonkeyPatch) -> None:
 def draw(space: str, b: int, n: int, neighbours: bool = True, scale: float = 9.0) -> list[Tensor]:
     """Queries, candidates, curvature and scale in float64, with values that float32 represents exactly.
 
-    With `neighbours`, the last query equals a candidate and the first is very close to one, so that coshm1 is clamped or
-    nearly so. There a gradient in float32 has at most three correct digits, also in the chunked loss.
+    With `neighbours`, the last query equals a candidate and the first is very close to one, so that coshm1 is clamped
+    or nearly so. There a gradient in float32 has at most three correct digits, also in the chunked loss.
     """
     generator = torch.Generator().manual_seed(b)
     factors, width = ((2,) if space.startswith("factors") else ()), WIDTHS[space]

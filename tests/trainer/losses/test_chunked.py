@@ -67,7 +67,7 @@ def with_grad(*tensors: Tensor) -> list[Tensor]:
 
 
 def gradients(loss: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """Gradients of 3 * loss, which shows that the backward pass scales them; 0 for tensors that the loss does not use."""
+    """Gradients of 3 * loss, to test that the backward pass scales them; 0 for tensors that the loss does not use."""
     found = torch.autograd.grad(3 * loss, tensors, allow_unused=True)
     return [torch.zeros(()) if gradient is None else gradient for gradient in found]
 

@@ -1,6 +1,9 @@
 """The choice between the implementations of the contrastive loss."""
 
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,3 +100,8 @@ def test_targets_are_indices_of_candidates_and_default_to_the_same_row(chunk: in
     targets = torch.tensor([5, 0, 2, 2])
     torch.testing.assert_close(loss.one_way(queries, candidates, scale, targets), contrastive(logits, targets=targets))
     torch.testing.assert_close(loss.one_way(queries, candidates, scale), contrastive(logits))
+
+
+def test_losses_do_not_import_models() -> None:
+    code = "import sys, trainer.losses.contrast; assert not [m for m in sys.modules if m.startswith('trainer.models')]"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).resolve().parents[3], check=True)

@@ -27,7 +27,7 @@ def test_kernels_match_the_plain_formula_and_the_chunked_loss(device: str) -> No
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile_for_a_gpu(capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Compile the kernels to machine code, which needs no GPU; the interpreter accepts code that the compiler rejects."""
+    """Compile to machine code, which needs no GPU. The compiler rejects some code that the interpreter accepts."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
