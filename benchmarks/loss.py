@@ -1,13 +1,17 @@
-"""The losses alone, raw features to gradients: ours in chunks against the plain formulas, time and peak memory.
+"""Time and memory of the losses alone, from features to gradients: the chunked losses against the plain formulas.
 
     python -m benchmarks.loss [--models meru hycoclip phyclip] [--sizes 768 4096 16384] [--threads 1] [--rounds 3]
                                [--device cpu|cuda]
 
-A batch on one process, embeddings of 512, PHyCLIP in 64 factors of 8. Every measurement is a process of its own, the two
-sides in turn; memory is the most that the process ever held less what it held before. Where the plain side would not fit
-into memory there is no ratio. Ratios are of CPU time, which other work on the machine changes least; `ratio_wall` is the clock's.
-On a GPU (--device cuda) the Triton kernels are a third side, memory is the GPU's, and every ratio is of the clock's time.
-The authors' code, 768 rows, one thread of a machine of 2 cores: MERU 0.071 s, HyCoCLIP 0.15 s, PHyCLIP 8.8 s and 3.3 GB.
+One process, embeddings of width 512, PHyCLIP in 64 factors of width 8. Each measurement runs in a new process, and the
+implementations take turns. Memory is the peak of the process minus its peak before the measurement. If the plain
+implementation would not fit into memory, its columns and the ratios are empty.
+
+Ratios are of CPU time, which other work on the machine affects least; `ratio_wall` is of wall-clock time. With
+--device cuda, the Triton kernels are measured too, memory is that of the GPU, and all ratios are of wall-clock time.
+
+For comparison, the authors' code with 768 rows and one thread on a machine of 2 cores: MERU 0.071 s, HyCoCLIP 0.15 s,
+PHyCLIP 8.8 s and 3.3 GB.
 """
 
 import argparse
@@ -22,12 +26,12 @@ import time
 from typing import Any
 
 SIZES = [768, 4096, 16384]
-KEPT = {"meru": 30, "hycoclip": 55, "phyclip": 28 * 64}  # numbers of a pair that the plain side holds at its peak
-LONG_S = 5.0  # a step longer than this is timed once
+PLAIN_NUMBERS = {"meru": 30, "hycoclip": 55, "phyclip": 28 * 64}  # numbers per similarity at the peak of the plain loss
+LONG_S = 5.0  # steps longer than this are timed once
 
 
 def measure(name: str, batch: int, side: str, threads: int, device: str) -> dict[str, float]:
-    """In a process of its own."""
+    """Median time of a step and peak memory, measured in this process."""
     import torch
 
     from benchmarks.plain_losses import build
@@ -38,7 +42,7 @@ def measure(name: str, batch: int, side: str, threads: int, device: str) -> dict
     if side == "triton":
         model.config = dataclasses.replace(model.config, loss_kernel="triton")
     parts = ("image", "text", "box_image", "box_text") if name != "meru" else ("image", "text")
-    # Captions near their images, boxes a little off, as training has them.
+    # Correlated features, so that matching pairs are closer than others, as in training.
     common = torch.randn(batch, 512, device=device)
     features = {part: (common + torch.randn_like(common)).requires_grad_() for part in parts}
     model.losses(Pairs(**{part: value[:8] for part, value in features.items()})).loss.backward()
@@ -50,12 +54,13 @@ def measure(name: str, batch: int, side: str, threads: int, device: str) -> dict
         if device == "cuda":
             torch.cuda.synchronize()
         times.append((time.perf_counter() - start, time.process_time() - start_cpu))
-    kept = times[1:] or times  # the first warms up
-    wall_s, cpu_s = (statistics.median(column) for column in zip(*kept, strict=True))
+    measured = times[1:] or times  # the first step is a warm-up
+    wall_s, cpu_s = (statistics.median(column) for column in zip(*measured, strict=True))
     return {"wall_s": wall_s, "cpu_s": cpu_s, "peak_mb": peak_mb(device) - before}
 
 
 def peak_mb(device: str) -> float:
+    """Peak memory of this process on the device, in MB."""
     if device == "cuda":
         import torch
 
@@ -63,30 +68,33 @@ def peak_mb(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def in_process(name: str, batch: int, side: str, threads: int, device: str) -> dict[str, float]:
+def measure_in_process(name: str, batch: int, side: str, threads: int, device: str) -> dict[str, float]:
+    """Result of `measure` in a new process."""
     command = [sys.executable, "-m", "benchmarks.loss", "--measure", name, str(batch), side, str(threads), device]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    out = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-    result: dict[str, float] = json.loads(out.splitlines()[-1])
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    result: dict[str, float] = json.loads(output.splitlines()[-1])
     return result
 
 
-def fits(name: str, batch: int, device: str) -> bool:
+def plain_fits(name: str, batch: int, device: str) -> bool:
+    """True if the plain loss needs less than 80 % of the free memory."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if device == "cuda":
         import torch
 
         free = torch.cuda.mem_get_info()[0]
-    return KEPT[name] * batch**2 * 4 < 0.8 * free
+    return PLAIN_NUMBERS[name] * batch**2 * 4 < 0.8 * free
 
 
 def compare(name: str, batch: int, threads: int, rounds: int, device: str) -> dict[str, Any]:
-    sides = ["ours", *(["triton"] if device == "cuda" else []), *(["plain"] if fits(name, batch, device) else [])]
+    """Medians of time and memory of all implementations, and their ratios."""
+    sides = ["ours", *(["triton"] if device == "cuda" else []), *(["plain"] if plain_fits(name, batch, device) else [])]
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for _ in range(rounds):
         for side, results in runs.items():
             if not results or results[0]["wall_s"] <= LONG_S * rounds:
-                results.append(in_process(name, batch, side, threads, device))
+                results.append(measure_in_process(name, batch, side, threads, device))
     row: dict[str, Any] = {"model": name, "batch": batch}
     for side, results in runs.items():
         for key in ("wall_s", "cpu_s", "peak_mb"):
@@ -101,9 +109,28 @@ def compare(name: str, batch: int, threads: int, rounds: int, device: str) -> di
     return row
 
 
+def print_header(device: str) -> None:
+    columns = (
+        f"{'model':<10}{'batch':>7}{'ours s':>9}{'plain s':>9}{'ratio':>7}{'ours MB':>9}{'plain MB':>10}{'ratio':>7}"
+    )
+    print(columns + (f"{'triton s':>10}{'faster':>7}{'triton MB':>10}" if device == "cuda" else ""))
+
+
+def print_row(row: dict[str, Any], device: str) -> None:
+    time_key = "wall_s" if device == "cuda" else "cpu_s"
+    keys = (f"ours_{time_key}", f"plain_{time_key}", "ratio", "ours_peak_mb", "plain_peak_mb", "ratio_memory")
+    ours_s, plain_s, ratio, ours_mb, plain_mb, ratio_memory = (row.get(key, "-") for key in keys)
+    line = f"{row['model']:<10}{row['batch']:>7}{ours_s:>9}{plain_s:>9}{ratio:>7}"
+    line += f"{ours_mb:>9.0f}{plain_mb:>10}{ratio_memory:>7}"
+    if device == "cuda":
+        line += f"{row['triton_wall_s']:>10}{row['ratio_triton']:>7}{row['triton_peak_mb']:>10.0f}"
+    print(line, flush=True)
+
+
 def main() -> None:
+    """Measure the models and sizes of the command line, and print a JSON line with all results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=list(KEPT), default=list(KEPT))
+    parser.add_argument("--models", nargs="+", choices=list(PLAIN_NUMBERS), default=list(PLAIN_NUMBERS))
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
@@ -119,24 +146,12 @@ def main() -> None:
         import torch
 
         if not torch.cuda.is_available():
-            parser.error("--device cuda: torch finds no CUDA device here")
-    time_key = "wall_s" if device == "cuda" else "cpu_s"
-    print(
-        f"{'model':<10}{'batch':>7}{'ours s':>9}{'plain s':>9}{'ratio':>7}{'ours MB':>9}{'plain MB':>10}{'ratio':>7}",
-        end="",
-    )
-    print(f"{'triton s':>10}{'faster':>7}{'triton MB':>10}" if device == "cuda" else "")
+            parser.error("--device cuda: torch finds no CUDA device; use --device cpu")
+    print_header(device)
     for batch in arguments.sizes:
         for name in arguments.models:
-            row = compare(name, batch, arguments.threads, arguments.rounds, device)
-            rows.append(row)
-            keys = (f"ours_{time_key}", f"plain_{time_key}", "ratio", "ours_peak_mb", "plain_peak_mb")
-            cells = [row.get(key, "-") for key in keys]
-            print(f"{name:<10}{batch:>7}{cells[0]:>9}{cells[1]:>9}{cells[2]:>7}{cells[3]:>9.0f}", end="")
-            print(f"{cells[4]:>10}{row.get('ratio_memory', '-'):>7}", end="")
-            if device == "cuda":
-                print(f"{row['triton_wall_s']:>10}{row['ratio_triton']:>7}{row['triton_peak_mb']:>10.0f}", end="")
-            print(flush=True)
+            rows.append(compare(name, batch, arguments.threads, arguments.rounds, device))
+            print_row(rows[-1], device)
     ratios = [row["ratio"] for row in rows if "ratio" in row]
     result = {
         "name": "loss",

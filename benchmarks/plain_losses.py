@@ -1,6 +1,7 @@
-"""The box models with their losses as printed, for comparison: every matrix whole, gradients by autograd.
+"""Baseline of the loss benchmark: MERU, HyCoCLIP and PHyCLIP with the formulas as printed.
 
-Written from the equations (MERU 4, 9, 10, 11; HyCoCLIP 5 to 12; PHyCLIP 2 to 6), with eps where the released codes have it.
+Similarity matrices are held in full, and autograd computes the gradients. The formulas are written from the equations
+(MERU 4, 9, 10 and 11; HyCoCLIP 5 to 12; PHyCLIP 2 to 6), with eps at the same places as in the released code.
 """
 
 import dataclasses
@@ -18,8 +19,8 @@ from trainer.models.phyclip import PHyCLIP
 from trainer.models.registry import MODELS
 
 
-class Printed:
-    """Geometry as printed; first among the bases of a model of the trainer."""
+class PrintedGeometry:
+    """Lift, similarity and cones as printed. A mix-in that overrides those of a model of the trainer."""
 
     def lift(self: MERU, features: Tensor, log_alpha: Tensor) -> Tensor:
         c, eps = self.curvature(), self.config.eps
@@ -34,8 +35,10 @@ class Printed:
         c, eps = self.curvature()[..., None], self.config.eps
         times = [(1 / c + p.square().sum(-1, keepdim=True)).sqrt() for p in (queries, candidates)]
         inner = queries @ candidates.mT - times[0] @ times[1].mT
-        apart = torch.acosh((-c * inner).clamp(min=1 + eps)) / c.sqrt()
-        return -product.combine(apart, self.config.metric) if isinstance(self.config, PHyCLIPConfig) else -apart
+        distances = torch.acosh((-c * inner).clamp(min=1 + eps)) / c.sqrt()
+        if isinstance(self.config, PHyCLIPConfig):
+            return -product.combine(distances, self.config.metric)
+        return -distances
 
     def cone(self: MERU, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
         c, eps = self.curvature(), self.config.eps
@@ -47,25 +50,29 @@ class Printed:
         return torch.acos(cosine.clamp(-1 + eps, 1 - eps)), torch.asin(sine.clamp(max=1 - eps))
 
 
-class PlainMERU(Printed, MERU):
-    """MERU, plainly."""
+class PlainMERU(PrintedGeometry, MERU):
+    """MERU with the printed geometry."""
 
 
-class PlainHyCoCLIP(Printed, HyCoCLIP):
-    """HyCoCLIP, plainly."""
+class PlainHyCoCLIP(PrintedGeometry, HyCoCLIP):
+    """HyCoCLIP with the printed geometry."""
 
 
-class PlainPHyCLIP(Printed, PHyCLIP):
-    """PHyCLIP, plainly."""
+class PlainPHyCLIP(PrintedGeometry, PHyCLIP):
+    """PHyCLIP with the printed geometry."""
 
 
 PLAIN: dict[str, type[MERU]] = {"meru": PlainMERU, "hycoclip": PlainHyCoCLIP, "phyclip": PlainPHyCLIP}
 
 
 def build(name: str, *, plain: bool, full: bool) -> MERU:
-    """Model of the papers' sizes (ViT-S/16, embeddings of 512); unless `full`, with towers of next to nothing."""
-    kind, config_kind = MODELS[name].model, MODELS[name].config
-    config: ModelConfig = config_kind()
+    """Build a model of the papers' sizes: ViT-S/16 and an embedding width of 512.
+
+    `plain` selects the baseline, with full similarity matrices. Without `full`, the towers are minimal; the losses do
+    not depend on them.
+    """
+    model_class = MODELS[name].model
+    config: ModelConfig = MODELS[name].config()
     if not full:
         config = dataclasses.replace(
             config,
@@ -73,7 +80,7 @@ def build(name: str, *, plain: bool, full: bool) -> MERU:
             text=TextConfig(vocab_size=2, context_length=2, width=4, layers=1, heads=1),
         )
     if plain:
-        kind, config = PLAIN[name], dataclasses.replace(config, loss_chunk=None)
+        model_class, config = PLAIN[name], dataclasses.replace(config, loss_chunk=None)
     torch.manual_seed(0)
-    model: MERU = kind(config)
+    model: MERU = model_class(config)
     return model

@@ -1,4 +1,4 @@
-"""The papers' model without our towers, for comparison: each input in a pass of its own, attention as torch and timm have it."""
+"""Baseline of the step benchmark: towers of the standard modules of torch and timm, one pass for each kind of input."""
 
 from collections import OrderedDict
 from functools import partial
@@ -15,7 +15,7 @@ from trainer.models.meru import MERU
 
 
 class PlainBlock(nn.Module):
-    """A block of CLIP's text transformer around `nn.MultiheadAttention`, which takes the causal mask as a matrix."""
+    """A block of CLIP's text transformer with `nn.MultiheadAttention`, which takes the causal mask as a matrix."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -31,6 +31,8 @@ class PlainBlock(nn.Module):
 
 
 class PlainText(nn.Module):
+    """CLIP's text transformer of `PlainBlock`s: token ids [b l] to the states [b w] of the end-of-text tokens."""
+
     def __init__(self, vocab_size: int = 49_408, context: int = 77, width: int = 512, layers: int = 12) -> None:
         super().__init__()
         self.token_embed = nn.Embedding(vocab_size, width)
@@ -48,7 +50,7 @@ class PlainText(nn.Module):
 
 
 def plain_model(name: str) -> MERU:
-    """A model of the papers' sizes: wholes and boxes apart, plain losses."""
+    """Build a model of the papers' sizes with plain towers and plain losses. Images and boxes take separate passes."""
     model = build(name, plain=True, full=True)
     vit = paper_vit(224, **PAPER_VITS["vit_small"])
     vit.blocks[-1].forward = partial(Block.forward, vit.blocks[-1])  # type: ignore[method-assign,arg-type]

@@ -1,12 +1,15 @@
-"""One training step without the optimizer (forward, loss, backward): ours against the plain model, in turn.
+"""Time of a training step without the optimizer (forward pass, loss, backward pass), against a plain model.
 
     python -m benchmarks.step [--models meru hycoclip phyclip] [--threads 1] [--rounds 3] [--batch 16]
 
-ViT-S/16 at 224 px and a text tower of 12 x 512, float32, CPU; captions of 17 tokens, phrases of 5. The plain model stands for the
-authors' code, which cannot be shipped: written from the papers with torch's and timm's own modules, a pass each for wholes and
-boxes. `ratio` is of CPU time, `ratio_wall` of the clock; `ratio_authors` is against the authors' own code in CPU seconds, on
-another day and a quiet machine of 2 cores, so it says less. `share_of_products` is what bounds it: our arithmetic per second over that
-of bare float32 matrix products of the image tower's shapes, taken in the same turns. At 1 nothing but fewer digits would be faster.
+ViT-S/16 at 224 px and a text tower of 12 layers of width 512, in float32 on a CPU; captions of 17 tokens, phrases of 5.
+The plain model replaces the authors' code, whose licence forbids copying it: it is written from the papers with the
+standard modules of torch and timm, and takes one pass for images and one for boxes. Both models are measured in turn.
+
+- ratio: CPU time of the plain model / ours; ratio_wall: the same of wall-clock time.
+- ratio_authors: CPU time of the authors' own code / ours. Their time was measured once, on an idle machine of 2 cores.
+- share_of_products: our FLOP/s / the FLOP/s of float32 matrix products of the image tower's shapes, measured in the
+  same turns. It bounds the possible speed-up: at 1, only a lower precision would be faster.
 """
 
 import argparse
@@ -22,20 +25,23 @@ from benchmarks.plain_losses import build
 from benchmarks.plain_towers import plain_model
 from trainer.batch import Batch
 
-PRODUCT_ROUNDS = 30  # about as long as a step
-AUTHORS_CPU_S = {
+PRODUCT_ROUNDS = 30  # takes about as long as a step
+AUTHORS_CPU_S = {  # by number of threads and model, for 16 pairs
     1: {"meru": 6.55, "hycoclip": 12.64, "phyclip": 12.42},
     2: {"meru": 6.92, "hycoclip": 12.90, "phyclip": 12.74},
 }
 
 
 def token_ids(batch: int, length: int) -> torch.Tensor:
+    """Random token ids [batch length] that end with the end-of-text token."""
     ids = torch.randint(1, 49_000, (batch, length))
     ids[:, -1] = 49_407
     return ids
 
 
 def make_step(model: torch.nn.Module, batch: Batch) -> Callable[[], None]:
+    """Return a function that runs one step."""
+
     def step() -> None:
         model.zero_grad()
         model(batch).loss.backward()
@@ -44,7 +50,7 @@ def make_step(model: torch.nn.Module, batch: Batch) -> Callable[[], None]:
 
 
 def products(n: int) -> tuple[Callable[[], None], float]:
-    """The four products of a vision transformer's block for n images, some times over, and their arithmetic in operations."""
+    """Return a function that repeats the matrix products of a ViT-S/16 block for n images, and its number of FLOPs."""
     width, tokens = 384, n * 197
     shapes = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]
     pairs = [(torch.rand(tokens, a), torch.rand(a, b)) for a, b in shapes]
@@ -57,9 +63,10 @@ def products(n: int) -> tuple[Callable[[], None], float]:
 
 
 def compare(name: str, n: int, threads: int, rounds: int) -> dict[str, object]:
+    """Median times of a step of n pairs, and their ratios."""
     boxes = {} if name == "meru" else {"box_images": torch.rand(n, 3, 224, 224), "box_token_ids": token_ids(n, 5)}
     batch = Batch(images=torch.rand(n, 3, 224, 224), token_ids=token_ids(n, 17), **boxes)
-    multiply, n_multiplied = products(n if name == "meru" else 2 * n)
+    multiply, product_flops = products(n if name == "meru" else 2 * n)
     steps = {
         "plain": make_step(plain_model(name), batch),
         "ours": make_step(build(name, plain=False, full=True), batch),
@@ -72,9 +79,10 @@ def compare(name: str, n: int, threads: int, rounds: int) -> dict[str, object]:
         for side, step in steps.items():
             start, start_cpu = time.perf_counter(), time.process_time()
             step()
-            if round_:  # the first warms up
+            if round_:  # the first round is a warm-up
                 times[side].append((time.perf_counter() - start, time.process_time() - start_cpu))
-    wall_s, cpu_s = ({side: statistics.median(t[i] for t in times[side]) for side in steps} for i in (0, 1))
+    wall_s = {side: statistics.median(wall for wall, _ in times[side]) for side in steps}
+    cpu_s = {side: statistics.median(cpu for _, cpu in times[side]) for side in steps}
     row: dict[str, object] = {
         "model": name,
         "ours_wall_s": round(wall_s["ours"], 3),
@@ -84,13 +92,14 @@ def compare(name: str, n: int, threads: int, rounds: int) -> dict[str, object]:
     }
     rate = counter.get_total_flops() / wall_s["ours"]
     row["gflop_per_s"] = round(rate / 1e9)
-    row["share_of_products"] = round(rate / (n_multiplied / wall_s["products"]), 2)
+    row["share_of_products"] = round(rate / (product_flops / wall_s["products"]), 2)
     if n == 16 and threads in AUTHORS_CPU_S:
         row["ratio_authors"] = round(AUTHORS_CPU_S[threads][name] / cpu_s["ours"], 2)
     return row
 
 
 def main() -> None:
+    """Measure the models of the command line, and print a JSON line with all results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(AUTHORS_CPU_S[1]), choices=list(AUTHORS_CPU_S[1]))
     parser.add_argument("--threads", type=int, default=1)

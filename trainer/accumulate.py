@@ -1,16 +1,17 @@
-"""Large batches in little memory: towers that compute again, going back, what they did not keep.
+"""Large contrastive batches in bounded memory: activations are recomputed in the backward pass.
 
-A contrastive loss needs the features of the whole batch at once, so its batch cannot be cut the way other losses' can. But only
-features have to be kept (GradCache: Gao et al. 2021, arXiv 2101.06983): rows go through a tower a few at a time without keeping
-activations, the loss is taken over all features of all ranks, and going back each few rows go through the tower once more. Their
-random numbers are drawn as before, so the gradient is that of one pass over the whole batch, for any tower whose rows do not
-depend on each other (batch norm would make them).
+A contrastive loss needs the features of the full batch at once, so gradients of parts of the batch cannot be added up
+as for other losses. Only the features have to be kept, however (GradCache: Gao et al. 2021, arXiv 2101.06983): chunks
+of rows pass through a tower without keeping activations, the loss is computed from the features of all ranks, and in
+the backward pass each chunk passes through the tower again. The random numbers of the first pass are repeated. The
+gradient is that of one pass over the full batch, for any tower whose rows do not depend on each other; batch norm makes
+them depend on each other.
 """
 
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,50 +20,57 @@ from torch.utils.checkpoint import checkpoint
 from trainer.distributed.gather import counts_of_ranks
 from trainer.models.dual_encoder import DualEncoder
 
-REPEATED = re.compile(r"blocks|resblocks|stages|layer\d")
-"""Names of the lists that networks keep their blocks in; ResNets have layer1 to layer4."""
+BLOCK_LISTS: Final = re.compile(r"blocks|resblocks|stages|layer\d")
+"""Names under which networks hold the list of their blocks; those of ResNets are layer1 to layer4."""
 
 
-def in_chunks(function: Callable[..., Any], n: int, in_step: bool, rows: Tensor, *arguments: Any) -> Any:
-    """`function(rows, ...)`, a tensor or a tuple of tensors, computed `n` rows at a time and again in the backward pass.
+def checkpoint_chunks(
+    function: Callable[..., Any], chunk_size: int, same_on_all_ranks: bool, rows: Tensor, *arguments: Any
+) -> Any:
+    """Compute `function(rows, *arguments)` in chunks of at most `chunk_size` rows, and again in the backward pass.
 
-    `in_step`: as often as on the rank that has the most rows, with fewer at a time, none even.
+    The function returns a tensor or a tuple of tensors with the rows on axis 0. With `same_on_all_ranks`, each rank
+    computes as many chunks as the rank with the most rows; the chunks of other ranks are smaller and may be empty.
     """
     if not torch.is_grad_enabled():
         return function(rows, *arguments)
-    times = -(-(max(counts_of_ranks(len(rows), rows.device)) if in_step else len(rows)) // n)
-    if times <= 1:
+    n_rows = max(counts_of_ranks(len(rows), rows.device)) if same_on_all_ranks else len(rows)
+    n_chunks = -(-n_rows // chunk_size)
+    if n_chunks <= 1:
         return function(rows, *arguments)
-    parts = [checkpoint(function, part, *arguments, use_reentrant=False) for part in rows.tensor_split(times)]
-    if isinstance(parts[0], Tensor):
-        return torch.cat(parts)
-    kind = type(parts[0])
-    joined = [torch.cat(column) for column in zip(*parts, strict=True)]
+    outputs = [checkpoint(function, chunk, *arguments, use_reentrant=False) for chunk in rows.tensor_split(n_chunks)]
+    if isinstance(outputs[0], Tensor):
+        return torch.cat(outputs)
+    kind = type(outputs[0])
+    joined = [torch.cat(parts) for parts in zip(*outputs, strict=True)]
     return kind(*joined) if hasattr(kind, "_fields") else tuple(joined)
 
 
-def set_micro_batch(model: DualEncoder, n: int, in_step: bool = False) -> None:
-    """Let no more than `n` rows through a tower at a time. Parameter names stay as they are.
+def set_micro_batch(model: DualEncoder, n_rows: int, same_on_all_ranks: bool = False) -> None:
+    """Make each tower process at most `n_rows` rows at a time. Parameter names do not change.
 
-    `in_step` is for FSDP, where ranks exchange weights each time a tower is called.
+    FSDP needs `same_on_all_ranks`, because its ranks exchange weights in each call of a tower.
     """
-    # The image side is cut before bytes become floats, which are four times as large.
-    model.image_features = partial(in_chunks, model.image_features, n, in_step)  # type: ignore[method-assign]
-    model.textual.forward = partial(in_chunks, model.textual.forward, n, in_step)  # type: ignore[method-assign]
+    # `image_features` rather than the image tower: uint8 images become floats, four times as large, inside it.
+    for module, name in ((model, "image_features"), (model.textual, "forward")):
+        setattr(module, name, partial(checkpoint_chunks, getattr(module, name), n_rows, same_on_all_ranks))
 
 
 def checkpoint_blocks(model: DualEncoder) -> None:
-    """Keep the input of each block of the towers alone, and compute the block again going back."""
-    for block in blocks(model):
+    """Keep only the input of each block of the towers, and recompute the block in the backward pass."""
+    for block in tower_blocks(model):
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
-def blocks(model: DualEncoder) -> list[nn.Module]:
-    """What a tower repeats: transformer blocks, blocks or stages of other networks of timm; a tower without any as a whole."""
-    found: list[nn.Module] = []
+def tower_blocks(model: DualEncoder) -> list[nn.Module]:
+    """The repeated parts of both towers: transformer blocks, or the blocks or stages of other networks.
+
+    A tower without a list of blocks is one block.
+    """
+    blocks: list[nn.Module] = []
     for tower in (model.visual, model.textual):
-        within = getattr(tower, "transformer", None) or getattr(tower, "trunk", tower)  # as open_clip nests them
-        parts = [part for name, part in cast(nn.Module, within).named_children() if REPEATED.fullmatch(name)]
-        lists = [part for part in parts if isinstance(part, nn.ModuleList | nn.Sequential)]
-        found += [block for part in lists for block in part] if lists else [tower]
-    return found
+        network = getattr(tower, "transformer", None) or getattr(tower, "trunk", tower)  # as open_clip nests them
+        children = [child for name, child in cast(nn.Module, network).named_children() if BLOCK_LISTS.fullmatch(name)]
+        lists = [child for child in children if isinstance(child, nn.ModuleList | nn.Sequential)]
+        blocks += [block for part in lists for block in part] if lists else [tower]
+    return blocks

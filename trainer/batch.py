@@ -1,6 +1,7 @@
-"""A batch on its way through a model: pixels and tokens, features, lifted points, losses.
+"""Data classes of one training step: the batch, its features, the lifted points and the losses.
 
-Shapes: b pairs here, m boxes here, n pairs on all ranks, d embedding width, l tokens, w words of the longest caption.
+Shapes: b pairs and m boxes on this rank, n pairs on all ranks, d embedding width, l tokens of the longest caption, l'
+of the longest phrase, w words of the longest caption. Lifted points are [b d], or [k b d/k] in a product of k factors.
 """
 
 import dataclasses
@@ -14,18 +15,18 @@ from trainer.text.syntax import Syntax
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """b pairs of a whole image and its caption, with m boxes of these images and the phrases they show.
+    """b images with their captions, and m boxes of these images with the phrases that they show.
 
-    Images are float in [0, 1], or bytes, which the model brings there on its own device.
+    Images are float in [0, 1] or uint8; the model converts uint8 on its own device.
     """
 
     images: Tensor  # [b 3 h w]
     token_ids: Tensor  # [b l]
     box_images: Tensor | None = None  # [m 3 h w]
     box_token_ids: Tensor | None = None  # [m l']
-    box_owner: Tensor | None = None  # [m] the pair each box belongs to, ascending; None: m = b, one box a pair
-    keys: tuple[str, ...] = ()  # names of the b samples, for messages
-    syntax: Syntax | None = None  # parse of the b captions
+    box_owner: Tensor | None = None  # [m] index of the pair that each box belongs to, ascending; None: one box per pair
+    keys: tuple[str, ...] = ()  # keys of the b samples, for messages
+    syntax: Syntax | None = None  # parses of the b captions
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The same batch with every tensor on `device`."""
@@ -37,31 +38,34 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """What losses are made of: features before the lift, and what else of the batch they ask for."""
+    """Inputs of the losses: features before the lift, plus parse and box ownership.
+
+    Optional fields are None where the batch or the model does not have them.
+    """
 
     image: Tensor  # [b d]
     text: Tensor  # [b d]
     box_image: Tensor | None = None  # [m d]
     box_text: Tensor | None = None  # [m d]
     box_owner: Tensor | None = None  # [m] as in `Batch`
-    word_initial: Tensor | None = None  # [b w d]
-    word_contextual: Tensor | None = None  # [b w d]
+    word_initial: Tensor | None = None  # [b w d] words without context
+    word_contextual: Tensor | None = None  # [b w d] words in the context of their captions
     syntax: Syntax | None = None  # as in `Batch`
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiftedPairs:
-    """Lifted images and captions: `image` and `text` [* b d] of this rank, `images` and `texts` [* n d] of all."""
+    """Lifted images and captions, of this rank and of all ranks. `image` and `text` are rows of the other two."""
 
-    image: Tensor
-    text: Tensor
-    images: Tensor
-    texts: Tensor
+    image: Tensor  # [*k b d]
+    text: Tensor  # [*k b d]
+    all_images: Tensor  # [*k n d]
+    all_texts: Tensor  # [*k n d]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """What a model says about a batch: the loss to minimise, and its terms to log, without gradients."""
+    """Output of a model for a batch: the loss to minimise, and detached terms to log, by name."""
 
     loss: Tensor
     terms: dict[str, Tensor]

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.devices import resolve_precision
 from common.errors import UserError, prefixed
-from trainer.accumulate import blocks, checkpoint_blocks, set_micro_batch
+from trainer.accumulate import checkpoint_blocks, set_micro_batch, tower_blocks
 from trainer.checkpoints.model import load_state, read_weights
 from trainer.checkpoints.open_clip import load_towers
 from trainer.checkpoints.rng import seed_generators
@@ -63,9 +63,9 @@ def build(config: TrainConfig, process: Process) -> Run:
         world_size=process.world_size,
     )
     if config.micro_batch_size:
-        set_micro_batch(model, config.micro_batch_size, in_step=config.parallel.strategy == "fsdp")
+        set_micro_batch(model, config.micro_batch_size, same_on_all_ranks=config.parallel.strategy == "fsdp")
     if config.compile:
-        for block in blocks(model):
+        for block in tower_blocks(model):
             block.forward = torch.compile(block.forward)  # under the checkpoint, which is never compiled itself
     if config.checkpoint_activations:
         checkpoint_blocks(model)

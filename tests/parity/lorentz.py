@@ -1,8 +1,9 @@
-"""Compare `trainer.geometry.lorentz` with a function table: `python -m tests.parity.lorentz FILE.npz`.
+"""Compare `trainer.geometry.lorentz` with a table of functions: `python -m tests.parity.lorentz FILE.npz`.
 
-The bar, for each function and curvature, in float32 and float64: no further from the table's float64 than three times
-the reference's own float32 error, plus 1e-6. In float64 also no further, relative to max(1, |value|), than float64
-itself goes: a bar that does not move with the numbers it holds us to.
+The table has the float32 and float64 results of the authors' released code ("the reference"), at several curvatures.
+Each function is compared with the float64 result, in float32 and in float64. The bar is three times the error of the
+reference in float32, plus 1e-6. In float64 the error relative to max(1, |value|) also has a fixed bar, which does not
+depend on the reference's errors. The exit code is 1 if an error exceeds its bar.
 """
 
 import math
@@ -20,18 +21,19 @@ from trainer.geometry import lorentz, product
 
 INPUTS = tuple(f"in/{name}" for name in ("v", "x", "y", "z", "outward", "opposite", "curv", "bx", "by", "bcurv"))
 FLOAT64_BAR = 1e-5
-# Where even float64 shows the eps of the reference, and its rounding at norms of 1e4.
+# Functions in which the eps of the reference, or its rounding errors at norms of 1e4, are visible in float64.
 FLOAT64_BARS = {"log_map0": 5e-3, "oxy_angle": 5e-3, "grad/oxy": 5e-3, "pairwise_dist_self": 1e-3}
 
 
 def gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Gradient of the sum of `function(x)` by x."""
     x = x.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(function(x).sum(), x)
-    return slope
+    (result,) = torch.autograd.grad(function(x).sum(), x)
+    return result
 
 
 def functions(inputs: dict[str, Tensor], c: Tensor) -> dict[str, Tensor]:
-    """Every entry of the table at one curvature."""
+    """Results by name, for all entries of the table at the curvature `c`."""
     v, x, y, z = (inputs[name] for name in ("v", "x", "y", "z"))
     results = {
         "exp_map0": lorentz.exp_map0(v, c),
@@ -53,16 +55,16 @@ def functions(inputs: dict[str, Tensor], c: Tensor) -> dict[str, Tensor]:
 
 
 def batch_functions(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The table of products: factors first, eps 1e-6."""
+    """Results by name, for the entries of products of factors, with eps 1e-6."""
     x, y, c = inputs["bx"].movedim(1, 0), inputs["by"].movedim(1, 0), inputs["bcurv"][:, None]
-    apart = lorentz.pairwise_distance(x, y, c, eps=1e-6)
+    distances = lorentz.pairwise_distance(x, y, c, eps=1e-6)
     n = min(x.shape[1], y.shape[1])
     origin = torch.zeros_like(x[:, :1])
     return {
-        "dist": apart,
+        "dist": distances,
         "inner": lorentz.pairwise_inner(x, y, c),
-        "mean_l1": product.combine(apart, "l1"),
-        "rms_l2": product.combine(apart, "l2"),
+        "mean_l1": product.combine(distances, "l1"),
+        "rms_l2": product.combine(distances, "l2"),
         "angle": lorentz.exterior_angle(x[:, :n], y[:, :n], c, eps=1e-6),
         "aperture": lorentz.half_aperture(x, c, eps=1e-6),
         "exp": lorentz.exp_map0(x, c, eps=1e-6).movedim(0, 1),
@@ -71,17 +73,20 @@ def batch_functions(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def worst(ours: Tensor, truth: np.ndarray, relative: bool = False) -> float:
-    """Infinite for another shape, and for what is not finite."""
+def largest_error(ours: Tensor, expected: np.ndarray, relative: bool = False) -> float:
+    """Largest error, if `relative` divided by max(1, |value|); infinite for another shape or non-finite numbers."""
     values = ours.detach().double().numpy()
-    if values.shape != truth.shape:
+    if values.shape != expected.shape:
         return math.inf
-    error = float((np.abs(values - truth) / (np.maximum(np.abs(truth), 1) if relative else 1)).max())
+    error = float((np.abs(values - expected) / (np.maximum(np.abs(expected), 1) if relative else 1)).max())
     return error if math.isfinite(error) else math.inf
 
 
 def compare(table: Any) -> list[dict[str, Any]]:
-    """One row for each function, curvature and precision: ours and the reference's worst errors, and the bar."""
+    """One row per function, curvature and precision: our largest error, that of the reference, and the bar.
+
+    The error of an entry that the table lacks is infinite.
+    """
     rows = []
     for dtype in (torch.float32, torch.float64):
         inputs = {key[3:]: torch.from_numpy(table[key]).to(dtype) for key in table.files if key.startswith("in/")}
@@ -96,19 +101,21 @@ def compare(table: Any) -> list[dict[str, Any]]:
             rows.append(row)
             if not {f"f32/{name}", f"f64/{name}"} <= set(table.files):
                 continue
-            truth = table[f"f64/{name}"]
-            reference = worst(torch.from_numpy(table[f"f32/{name}"]), truth)
-            row |= {"error": worst(ours, truth), "reference": reference, "bar": 3 * reference + 1e-6}
+            expected = table[f"f64/{name}"]
+            reference = largest_error(torch.from_numpy(table[f"f32/{name}"]), expected)
+            row |= {"error": largest_error(ours, expected), "reference": reference, "bar": 3 * reference + 1e-6}
             if dtype == torch.float64:
                 function = name.partition("/")[2]
-                own = next((bar for start, bar in FLOAT64_BARS.items() if function.startswith(start)), FLOAT64_BAR)
-                relative = worst(ours, truth, relative=True)
-                if relative / own > row["error"] / row["bar"]:
-                    row |= {"error": relative, "bar": own}
+                bars = (bar for prefix, bar in FLOAT64_BARS.items() if function.startswith(prefix))
+                fixed_bar = next(bars, FLOAT64_BAR)
+                relative = largest_error(ours, expected, relative=True)
+                if relative / fixed_bar > row["error"] / row["bar"]:
+                    row |= {"error": relative, "bar": fixed_bar}
     return rows
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Compare the table, print the 20 entries closest to or beyond their bars, and return the exit code."""
     if len(arguments) != 1:
         sys.exit("usage: python -m tests.parity.lorentz FILE.npz")
     table, _ = open_cases(Path(arguments[0]), "table of Lorentz functions", INPUTS, ())

@@ -1,7 +1,8 @@
-"""Compare the Poincare ball with the Lorentz model through the isometry: `python -m tests.parity.poincare FILE.npz`.
+"""Compare `trainer.geometry.poincare` with a table of functions: `python -m tests.parity.poincare FILE.npz`.
 
-In float64 everything must agree to 1e-6; the table's own eps stands in its apertures and self-distances. In float32
-the points themselves are rounded, so what is compared there is relative to how near the rim they lie.
+The results in the table were computed in the Lorentz model and mapped to the ball by the isometry. In float64 the bar
+is 1e-6, since the apertures and self-distances of the table contain the eps of the Lorentz code. In float32 it is
+larger, since the points themselves are rounded. The exit code is 1 if an error exceeds its bar.
 """
 
 import json
@@ -23,7 +24,10 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-4}
 
 
 def compare(table: Any) -> list[dict[str, Any]]:
-    """One row for each quantity, curvature and precision, with its worst error relative to max(1, |value|)."""
+    """One row per function, curvature and precision: the largest error relative to max(1, |value|), and the bar.
+
+    The error of an entry that the table lacks is infinite.
+    """
     rows = []
     for index, curvature in enumerate(json.loads(str(table["meta_json"]))["curv"]):
         entry = {key.split("/")[1]: table[key] for key in table.files if key.startswith(f"c{index}/")}
@@ -32,7 +36,7 @@ def compare(table: Any) -> list[dict[str, Any]]:
             x, y, z, tangent, riemannian = (torch.from_numpy(entry[name]).to(dtype) for name in INPUTS)
             results = {
                 "dist_xz": poincare.pairwise_distance(x, z, c),
-                "dist_xz one by one": poincare.distance(x[:, None], z[None], c),
+                "dist_xz elementwise": poincare.distance(x[:, None], z[None], c),
                 "dist_xz by mobius_add": 2
                 / c.sqrt()
                 * (c.sqrt() * poincare.mobius_add(-x[:, None], z[None], c).norm(dim=-1)).clamp(max=1 - 1e-7).atanh(),
@@ -49,21 +53,22 @@ def compare(table: Any) -> list[dict[str, Any]]:
             }
             for name, ours in results.items():
                 if (key := name.split(" ")[0]) not in entry and key.startswith("entropy"):
-                    continue  # the table has it at one curvature alone
-                error = worst(ours.double().numpy(), entry[key]) if key in entry else math.inf
+                    continue  # the table has entropies at one curvature only
+                error = largest_error(ours.double().numpy(), entry[key]) if key in entry else math.inf
                 rows.append({"name": f"c{index}/{name}", "dtype": str(dtype), "error": error, "bar": tolerance})
     return rows
 
 
-def worst(ours: np.ndarray, truth: np.ndarray) -> float:
-    """Infinite for another shape, and for what is not finite."""
-    if ours.shape != truth.shape:
+def largest_error(ours: np.ndarray, expected: np.ndarray) -> float:
+    """Largest error divided by max(1, |value|); infinite for another shape or non-finite numbers."""
+    if ours.shape != expected.shape:
         return math.inf
-    error = float((np.abs(ours - truth) / np.maximum(np.abs(truth), 1)).max())
+    error = float((np.abs(ours - expected) / np.maximum(np.abs(expected), 1)).max())
     return error if math.isfinite(error) else math.inf
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Compare the table, print the 20 entries closest to or beyond their bars, and return the exit code."""
     if len(arguments) != 1:
         sys.exit("usage: python -m tests.parity.poincare FILE.npz")
     table, _ = open_cases(

@@ -1,4 +1,4 @@
-"""A model of every kind, small enough for a test, and a batch for it."""
+"""Small models of every kind, and a small batch for them."""
 
 import dataclasses
 from typing import Any
@@ -14,10 +14,11 @@ from trainer.optim import build_optimizer
 from trainer.text.syntax import NONE, RELATIONS, Syntax
 
 NAMES = tuple(MODELS)
-END = 63
+END = 63  # id of the end-of-text token
 
 
 def small_model(name: str, seed: int = 0, **fields: Any) -> DualEncoder:
+    """The model `name` with small towers, random weights and the given settings."""
     torch.manual_seed(seed)
     size = {
         "image": ImageConfig(size_px=16, kwargs={"embed_dim": 32, "depth": 1, "num_heads": 2, "patch_size": 8}),
@@ -28,6 +29,7 @@ def small_model(name: str, seed: int = 0, **fields: Any) -> DualEncoder:
 
 
 def small_batch(b: int = 8, seed: int = 0) -> Batch:
+    """b random pairs with one box and a dependency tree each."""
     generator = torch.Generator().manual_seed(seed)
 
     def tokens(length: int) -> torch.Tensor:
@@ -45,7 +47,7 @@ def small_batch(b: int = 8, seed: int = 0) -> Batch:
 
 
 def small_trees(b: int, generator: torch.Generator) -> Syntax:
-    """Captions of eight tokens in five words, the first and the fourth of two tokens; the second one is the root."""
+    """Trees of b captions of eight tokens and five words. Words 0 and 3 have two tokens each; word 1 is the root."""
     return Syntax(
         word_of_token=torch.tensor([0, 0, 1, 2, 3, 3, 4, NONE]).repeat(b, 1),
         head=torch.tensor([1, 1, 4, 2, 1]).repeat(b, 1),
@@ -53,16 +55,16 @@ def small_trees(b: int, generator: torch.Generator) -> Syntax:
     )
 
 
-def rows(batch: Batch, chosen: slice | list[int]) -> Batch:
-    """Some pairs of a batch with one box a pair, in the order chosen."""
+def rows(batch: Batch, indices: slice | list[int]) -> Batch:
+    """The pairs `indices` of a batch with one box per pair, in that order."""
     values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    tensors = {name: value[chosen] for name, value in values.items() if isinstance(value, torch.Tensor)}
-    syntax = None if batch.syntax is None else batch.syntax.map(lambda tensor: tensor[chosen])
+    tensors = {name: value[indices] for name, value in values.items() if isinstance(value, torch.Tensor)}
+    syntax = None if batch.syntax is None else batch.syntax.map(lambda tensor: tensor[indices])
     return dataclasses.replace(batch, **tensors, syntax=syntax)
 
 
 def overfit(model: DualEncoder, batch: Batch, steps: int = 60) -> Losses:
-    """Train on one batch alone; the losses of the last step."""
+    """Train on a single batch and return the losses of the last step."""
     optimizer = build_optimizer(model, OptimConfig(lr=3e-3))
     for _ in range(steps):
         losses: Losses = model(batch)

@@ -1,4 +1,4 @@
-"""Towers that compute again what they did not keep: the gradient is that of the whole batch."""
+"""Micro-batches and activation checkpointing: the gradient is that of one pass over the full batch."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.trainer.small import small_batch, small_model
-from trainer.accumulate import blocks, checkpoint_blocks, in_chunks, set_micro_batch
+from trainer.accumulate import checkpoint_blocks, checkpoint_chunks, set_micro_batch, tower_blocks
 from trainer.batch import Batch
 from trainer.encoders.config import ImageConfig
 from trainer.models.dual_encoder import DualEncoder
@@ -24,62 +24,62 @@ def in_double(batch: Batch) -> Batch:
 
 
 @pytest.mark.parametrize("name", ["clip", "phyclip", "syntax_meru"])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_a_few_rows_at_a_time_give_the_gradient_of_the_whole_batch(name: str, rows: int) -> None:
+@pytest.mark.parametrize("n_rows", [1, 3])
+def test_micro_batches_give_the_gradient_of_the_full_batch(name: str, n_rows: int) -> None:
     batch = in_double(small_batch())
     expected = gradients(small_model(name).double(), batch)
-    cut = small_model(name).double()
-    set_micro_batch(cut, rows)
-    found = gradients(cut, batch)
+    model = small_model(name).double()
+    set_micro_batch(model, n_rows)
+    found = gradients(model, batch)
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, msg=key)
 
 
-def test_activation_checkpointing_leaves_gradients_and_names_as_they_are() -> None:
+def test_activation_checkpointing_does_not_change_gradients_and_names() -> None:
     expected = gradients(small_model("meru"), small_batch())
-    saving = small_model("meru")
-    checkpoint_blocks(saving)
-    found = gradients(saving, small_batch())
+    model = small_model("meru")
+    checkpoint_blocks(model)
+    found = gradients(model, small_batch())
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], value) for key, value in expected.items())
 
 
-def test_what_is_computed_again_draws_the_same_random_numbers() -> None:
+def test_recomputation_repeats_the_random_numbers_of_the_forward_pass() -> None:
     tower = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 2))
     rows = torch.randn(6, 4)
     torch.manual_seed(1)
-    torch.cat([tower(part) for part in rows.split(2)]).square().sum().backward()
+    torch.cat([tower(chunk) for chunk in rows.split(2)]).square().sum().backward()
     expected = [parameter.grad for parameter in tower.parameters()]
     tower.zero_grad()
     torch.manual_seed(1)
-    in_chunks(tower, 2, False, rows).square().sum().backward()
+    checkpoint_chunks(tower, 2, False, rows).square().sum().backward()
     torch.testing.assert_close([parameter.grad for parameter in tower.parameters()], expected)
 
 
-def kept_bytes(model: DualEncoder, batch: Batch) -> int:
-    """What a forward pass keeps for the backward pass."""
-    kept: dict[int, int] = {}
+def activation_bytes(model: DualEncoder, batch: Batch) -> int:
+    """Bytes that a forward pass saves for the backward pass, without the parameters."""
+    saved: dict[int, int] = {}
 
-    def note(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    def record(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    mine = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         model(batch)
-    return sum(size for place, size in kept.items() if place not in mine)
+    return sum(size for address, size in saved.items() if address not in parameters)
 
 
-def test_cutting_the_batch_keeps_a_fraction_of_the_activations() -> None:
+def test_micro_batches_save_a_fraction_of_the_activations() -> None:
     batch = small_batch(b=32)
-    cut = small_model("hycoclip")
-    set_micro_batch(cut, 4)
-    assert kept_bytes(cut, batch) < kept_bytes(small_model("hycoclip"), batch) / 4
+    model = small_model("hycoclip")
+    set_micro_batch(model, 4)
+    assert activation_bytes(model, batch) < activation_bytes(small_model("hycoclip"), batch) / 4
 
 
 @pytest.mark.parametrize(("network", "n"), [("resnet10t", 4), ("convnext_atto", 4)])
-def test_the_blocks_of_a_network_of_timm_are_found_one_by_one(network: str, n: int) -> None:
+def test_tower_blocks_finds_the_blocks_of_timm_networks(network: str, n: int) -> None:
     with torch.device("meta"):
         model = small_model("clip", image=ImageConfig(name=network, size_px=64))
-    assert len(blocks(model)) == n + len(model.textual.resblocks)  # type: ignore[arg-type]
+    assert len(tower_blocks(model)) == n + len(model.textual.resblocks)  # type: ignore[arg-type]

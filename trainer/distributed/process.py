@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from common.devices import pick_device
 from common.errors import UserError
-from trainer.accumulate import blocks
+from trainer.accumulate import tower_blocks
 from trainer.batch import Losses
 from trainer.config import ParallelConfig
 from trainer.models.dual_encoder import DualEncoder
@@ -94,7 +94,7 @@ def wrap(model: DualEncoder, config: ParallelConfig, process: Process) -> nn.Mod
         model.to(memory_format=torch.channels_last)
         return DistributedDataParallel(model, gradient_as_bucket_view=True)
     mesh = init_device_mesh(process.device.type, (process.world_size,))
-    for block in blocks(model):
+    for block in tower_blocks(model):
         fully_shard(block, mesh=mesh)
     # FSDP takes no 0-d parameters. The few numbers that lie on the model itself are whole on every rank.
     fully_shard(model, mesh=mesh, ignored_params=set(loose_parameters(model)))

@@ -1,84 +1,97 @@
-"""The Lorentz model of hyperbolic space, curvature -c with c > 0.
+"""The Lorentz model of hyperbolic space with curvature -c, c > 0.
 
-A point is kept by its space components x; time is sqrt(1/c + |x|^2), so <x, x> = -1/c with <x, y> = x . y - x_t y_t
-(MERU, section 2). Shapes: any leading axes, then d; `curvature` broadcasts against the leading axes, so one set of
-functions serves one space (a scalar) and k factors ([k b d] with a curvature [k 1]).
+A point is stored as its space components x. Its time component is x_t = sqrt(1/c + |x|^2), so that <x, x> = -1/c with
+the Lorentzian inner product <x, y> = x . y - x_t y_t (MERU, section 2).
 
-Formulas are the papers', rearranged around A = asinh(sqrt(c)|x|), the distance to the origin in units of 1/sqrt(c),
-and the chord between directions. As printed they subtract numbers of the size of c x_t y_t from each other, which
-leaves nothing in float32 far from the origin, close to it, and between neighbours. `eps` sits where the released code
-has it, for its floors are part of the losses: a distance is at least acosh(1 + eps)/sqrt(c), an angle stays
-acos(1 - eps) away from 0 and pi, a half-aperture from pi/2. MERU and HyCoCLIP have 1e-8, PHyCLIP 1e-6.
+Shapes: any leading axes *, then d. `curvature` is c and broadcasts against the leading axes, so that the same functions
+serve one space (points [b d], curvature []) and k factors (points [k b d], curvature [k 1]).
+
+The formulas are those of the papers, rewritten with A = asinh(sqrt(c)|x|), the distance to the origin in units of
+1/sqrt(c), and with the chord between directions. As printed they subtract numbers of the size of c x_t y_t, and in
+float32 this cancels all digits for points far from the origin, close to it, or close to each other.
+
+`eps` limits the results as in the released code, because these limits change the losses: distances are at least
+acosh(1 + eps)/sqrt(c), exterior angles lie in [acos(1 - eps), pi - acos(1 - eps)], and half-apertures are at most
+pi/2 - acos(1 - eps). MERU and HyCoCLIP use 1e-8, PHyCLIP uses 1e-6.
 """
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-MAX_SINH = 2.0**15  # of sqrt(c)|x| after the exponential map: half precision holds no more
-EPS = 1e-8
+from trainer.geometry.types import EPS
+
+MAX_SINH: Final = 2.0**15
+"""Largest sqrt(c)|x| that the exponential map returns, as in the released code. It is finite in half precision."""
 
 
 def exp_map0(tangent: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
-    """From the tangent space at the origin into the space.
+    """Exponential map at the origin: tangent vectors [* d] to points [* d].
 
-    sinh(sqrt(c)|v|) v / (sqrt(c)|v|)      MERU eq. 9
+        sinh(sqrt(c)|v|) v / (sqrt(c)|v|)      MERU eq. 9
 
-    Tangents longer than asinh(2^15)/sqrt(c) keep their direction and land at the limit.
+    Lengths are clamped to asinh(MAX_SINH)/sqrt(c); directions are kept.
     """
     radius = scaled_norm(tangent, curvature)
-    reach = radius.clamp(min=eps, max=math.asinh(MAX_SINH))
-    return reach.sinh() / radius.clamp(min=eps) * tangent
+    clamped = radius.clamp(min=eps, max=math.asinh(MAX_SINH))
+    return clamped.sinh() / radius.clamp(min=eps) * tangent
 
 
 def log_map0(point: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
-    """Inverse of `exp_map0`: asinh(sqrt(c)|x|) x / (sqrt(c)|x|)      MERU eq. 8 at the origin."""
+    """Logarithmic map at the origin, the inverse of `exp_map0`: points [* d] to tangent vectors [* d].
+
+    asinh(sqrt(c)|x|) x / (sqrt(c)|x|)      MERU eq. 8 at the origin
+    """
     radius = scaled_norm(point, curvature)
     return radius.clamp(min=eps).asinh() / radius.clamp(min=eps) * point
 
 
 def distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
-    """Geodesic distance of points one by one, leading axes broadcast.
+    """Geodesic distances [*] between x [* d] and y [* d], element by element; leading axes broadcast.
 
         acosh(-c <x, y>) / sqrt(c)      MERU eq. 4
 
-    With A, B the scaled distances to the origin and t the angle between x and y at the origin,
+    With the scaled distances to the origin A of x and B of y, and the angle t between x and y at the origin,
     -c <x, y> - 1 = 2 sinh^2((A - B)/2) + sinh A sinh B (1 - cos t), and 1 - cos t is half the squared chord.
     """
     radius_x, radius_y = scaled_norm(x, curvature), scaled_norm(y, curvature)
-    gap = radial_gap(radius_x, radius_y).squeeze(-1) + (radius_x * radius_y).squeeze(-1) * squared_chord(x, y) / 2
-    return acosh1p(gap.clamp(min=eps)) / curvature.sqrt()
+    coshm1 = radial_coshm1(radius_x, radius_y).squeeze(-1) + (radius_x * radius_y).squeeze(-1) * squared_chord(x, y) / 2
+    return acosh1p(coshm1.clamp(min=eps)) / curvature.sqrt()
 
 
 def pairwise_distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
-    """Distance of every x [*k b d] to every y [*k n d]: [*k b n]. `curvature` broadcasts with [*k b].
+    """Geodesic distances [*k b n] of each x [*k b d] to each y [*k n d]. `curvature` broadcasts with [*k b].
 
-    The one matrix product runs in float64: 1 - cos t of neighbours has no digits left in float32.
+    The matrix product runs in float64, because 1 - cos t of neighbouring points loses all digits in float32.
     """
     radius_x, radius_y = scaled_norm(x, curvature), scaled_norm(y, curvature)
     one_minus_cos = (1 - direction(x.double()) @ direction(y.double()).mT).to(x.dtype)
-    gap = radial_gap(radius_x, radius_y.mT) + radius_x * radius_y.mT * one_minus_cos
-    return acosh1p(gap.clamp(min=eps)) / curvature[..., None].sqrt()
+    coshm1 = radial_coshm1(radius_x, radius_y.mT) + radius_x * radius_y.mT * one_minus_cos
+    return acosh1p(coshm1.clamp(min=eps)) / curvature[..., None].sqrt()
 
 
 def pairwise_inner(x: Tensor, y: Tensor, curvature: Tensor) -> Tensor:
-    """<x, y> of every x [*k b d] with every y [*k n d]: [*k b n]. What the released evaluations rank by."""
+    """Lorentzian inner products <x, y> [*k b n] of each x [*k b d] with each y [*k n d].
+
+    The released evaluations rank candidates by it.
+    """
     return x @ y.mT - time(x, curvature)[..., None] * time(y, curvature)[..., None, :]
 
 
 def time(x: Tensor, curvature: Tensor) -> Tensor:
-    """The time component, [*]."""
+    """Time components [*] of points [* d]."""
     return (1 / curvature + x.square().sum(-1)).sqrt()
 
 
 def half_aperture(apex: Tensor, curvature: Tensor, min_radius: float = 0.1, eps: float = EPS) -> Tensor:
-    """Half-aperture of the entailment cone at `apex`, in radians.
+    """Half-apertures [*] of the entailment cones at `apex` [* d], in radians.
 
         asin(2 K / (sqrt(c)|x|))      MERU eq. 10; HyCoCLIP eq. 7
 
-    K is `min_radius`. Where sqrt(c)|x| <= 2 K the formula has no value; the cone is a half space, pi/2.
+    K is `min_radius`. The formula is undefined for sqrt(c)|x| < 2 K; there the cone is a half-space, of half-aperture
+    pi/2.
     """
     radius = scaled_norm(apex, curvature).squeeze(-1) + eps
     one_minus_sin = ((radius - 2 * min_radius) / radius).clamp(min=eps)
@@ -86,13 +99,17 @@ def half_aperture(apex: Tensor, curvature: Tensor, min_radius: float = 0.1, eps:
 
 
 def exterior_angle(apex: Tensor, point: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
-    """Angle at `apex` between the ray away from the origin and the geodesic to `point`, in radians.
+    """Exterior angles [*] at `apex` [* d] towards `point` [* d], in radians.
+
+    The exterior angle lies between the ray from the origin through the apex and the geodesic from the apex to the
+    point.
 
         acos( (y_t + x_t c <x, y>) / (|x| sqrt((c <x, y>)^2 - 1)) )      MERU eq. 11
 
-    In the plane of the origin, x and y the geodesic leaves x along (outward, sideways) = (sinh(B - A) - cosh A sinh B
-    (1 - cos t), sinh B sin t), a vector of length sinh of the scaled distance; the angle is its atan2. Equal points
-    have no angle; with eps it is pi/2.
+    In the plane of the origin, x and y, the geodesic leaves x in the direction (outward, sideways) =
+    (sinh(B - A) - cosh A sinh B (1 - cos t), sinh B sin t), a vector whose length is the sinh of the scaled distance;
+    the angle is its atan2. A, B and t are those of `distance`. The angle of equal points is undefined; `eps` sets it to
+    pi/2.
     """
     norm, norm_point, one_minus_cos, one_plus_cos = polar(apex, point)
     radius_x, radius_y = (curvature.sqrt() * n for n in (norm, norm_point))
@@ -100,7 +117,8 @@ def exterior_angle(apex: Tensor, point: Tensor, curvature: Tensor, eps: float = 
     sideways2 = radius_y**2 * one_minus_cos * one_plus_cos
     length2 = sideways2 + outward**2
     floored2 = length2.clamp(min=eps)
-    # The released code adds eps to |x| sinh D, so cosines are a little smaller; what they lack is sideways.
+    # The released code adds eps to the denominator |x| sinh D, which makes the cosine slightly smaller. Adding the
+    # difference to the sideways component has the same effect on the angle.
     missing2 = norm**2 * (floored2 - length2) + eps * (2 * norm * floored2.sqrt() + eps)
     angle = torch.atan2((norm**2 * sideways2 + missing2).sqrt(), norm * outward)
     margin = 2 * math.asin(math.sqrt(eps / 2))  # acos(1 - eps)
@@ -108,15 +126,16 @@ def exterior_angle(apex: Tensor, point: Tensor, curvature: Tensor, eps: float = 
 
 
 def scaled_norm(x: Tensor, curvature: Tensor) -> Tensor:
-    """sqrt(c)|x|, with a last axis of 1."""
+    """sqrt(c)|x| [* 1] of points [* d]."""
     norm: Tensor = Norm.apply(x)
     return curvature.sqrt()[..., None] * norm.to(x.dtype)
 
 
 class Norm(torch.autograd.Function):
-    """|x| in float64 with a last axis of 1, and its gradient in one step: x / |x|, and 0 at the origin.
+    """|x| [* 1] in float64, with the gradient x / |x|, which is 0 at the origin.
 
-    In float32 squares of 2e19 are infinite. It is handed out as it is saved, or its own gradient would be lost.
+    float64, because the squares of numbers above 2e19 overflow in float32. The saved tensor is the returned one, so
+    that double backward works.
     """
 
     @staticmethod
@@ -132,23 +151,23 @@ class Norm(torch.autograd.Function):
 
 
 def direction(x: Tensor) -> Tensor:
-    """x / |x|, and 0 for the origin."""
+    """x / |x| [* d], and 0 at the origin."""
     return x / x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def squared_chord(x: Tensor, y: Tensor) -> Tensor:
-    """Squared distance of the directions of x and y: 2 - 2 cos t.
+    """Squared Euclidean distances [*] between the directions of x and y: 2 - 2 cos t.
 
-    In float64 on the way: directions rounded to float32 are 1e-7 off, which sinh A and sinh B multiply.
+    Computed in float64, because sinh A and sinh B multiply the rounding error of directions, 1e-7 in float32.
     """
     return (direction(x.double()) - direction(y.double())).square().sum(-1).to(x.dtype)
 
 
 def polar(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """|x|, |y|, 1 - cos t and 1 + cos t, [*] each: all that the plane of x, y and the origin knows of them.
+    """|x|, |y|, 1 - cos t and 1 + cos t, each [*]: polar coordinates in the plane of x, y and the origin.
 
-    Of points shorter than float64 the cosine comes from a product in float64, less work than a difference: what it
-    loses, 1e-8 of the angle, is less than the points' own rounding turns them by.
+    For float32 points the cosine is computed from an inner product in float64, which is cheaper than the difference of
+    directions. Its error, 1e-8 of the angle, is smaller than the error from rounding the points to float32.
     """
     if x.dtype == torch.float64:
         one_minus = squared_chord(x, y) / 2
@@ -156,42 +175,42 @@ def polar(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     norm_x, norm_y, product = NormsAndProduct.apply(*torch.broadcast_tensors(x, y))
     lengths = (norm_x * norm_y).clamp(min=torch.finfo(torch.float64).tiny)
     cosine = (product / lengths).clamp(-1, 1)
-    in_plane = [value.to(x.dtype) for value in (norm_x, norm_y, 1 - cosine, 1 + cosine)]
-    return in_plane[0], in_plane[1], in_plane[2], in_plane[3]
+    return norm_x.to(x.dtype), norm_y.to(x.dtype), (1 - cosine).to(x.dtype), (1 + cosine).to(x.dtype)
 
 
 class NormsAndProduct(torch.autograd.Function):
-    """|x|, |y| and x . y in float64 of shorter points [* d], and gradients a x + b y in one step.
+    """|x|, |y| and x . y, each [*] in float64, of points [* d] in a lower precision.
 
-    Left to autograd each step would read and keep the points in float64.
+    The backward pass computes each gradient, a x + b y, in one step. Autograd would store the points in float64 for
+    each of the three operations.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        long_x, long_y = x.double(), y.double()
-        norm_x, norm_y = long_x.norm(dim=-1), long_y.norm(dim=-1)
+        x64, y64 = x.double(), y.double()
+        norm_x, norm_y = x64.norm(dim=-1), y64.norm(dim=-1)
         ctx.save_for_backward(x, y, norm_x, norm_y)
-        return norm_x, norm_y, torch.linalg.vecdot(long_x, long_y)
+        return norm_x, norm_y, torch.linalg.vecdot(x64, y64)
 
     @staticmethod
     def backward(ctx: Any, grad_x: Tensor, grad_y: Tensor, grad_product: Tensor) -> tuple[Tensor, Tensor]:
         x, y, norm_x, norm_y = ctx.saved_tensors
-        long_x, long_y = x.double(), y.double()
-        across = grad_product[..., None]
-        along_x, along_y = (
+        x64, y64 = x.double(), y.double()
+        by_product = grad_product[..., None]
+        by_norm_x, by_norm_y = (
             torch.where(norm > 0, grad / norm, 0.0)[..., None] for grad, norm in ((grad_x, norm_x), (grad_y, norm_y))
         )
         return (
-            (along_x * long_x).addcmul_(across, long_y).to(x.dtype),
-            (along_y * long_y).addcmul_(across, long_x).to(y.dtype),
+            (by_norm_x * x64).addcmul_(by_product, y64).to(x.dtype),
+            (by_norm_y * y64).addcmul_(by_product, x64).to(y.dtype),
         )
 
 
-def radial_gap(radius_x: Tensor, radius_y: Tensor) -> Tensor:
-    """cosh(A - B) - 1 for two points on one ray, from sinh A and sinh B."""
+def radial_coshm1(radius_x: Tensor, radius_y: Tensor) -> Tensor:
+    """cosh(A - B) - 1 of two points on one ray from the origin, from their scaled norms sinh A and sinh B."""
     return 2 * ((radius_x.asinh() - radius_y.asinh()) / 2).sinh().square()
 
 
-def acosh1p(gap: Tensor) -> Tensor:
-    """acosh(1 + gap) without the sum, whose rounding would swallow a small gap."""
-    return torch.log1p(gap + (gap * (gap + 2)).sqrt())
+def acosh1p(coshm1: Tensor) -> Tensor:
+    """acosh(1 + coshm1), without computing 1 + coshm1, which rounds to 1 for small arguments."""
+    return torch.log1p(coshm1 + (coshm1 * (coshm1 + 2)).sqrt())

@@ -1,22 +1,26 @@
-"""The Poincare ball of curvature -c, c > 0: points with c|x|^2 < 1 (PoinCLIP, with its formulas made consistent).
+"""The Poincaré ball of curvature -c, c > 0: points x with c|x|^2 < 1.
 
-`docs/poincare.md` derives what stands here from what the paper prints. Shapes as in `lorentz`: any leading axes, then
-d; `curvature` broadcasts against the leading axes. The isometry from Lorentz space components is
-p = x / (1 + sqrt(1 + c|x|^2)), and every function agrees with `lorentz` through it.
+The formulas are PoinCLIP's, made consistent with each other; `docs/poincare.md` derives them from the printed ones.
+Shapes are those of `lorentz`: any leading axes *, then d; `curvature` is c and broadcasts against the leading axes.
+
+The isometry p = x / (1 + sqrt(1 + c|x|^2)) maps the space components x of a Lorentz point to the ball. Distances and
+angles here are equal to those of `lorentz` at the mapped points.
 """
+
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from trainer.geometry.lorentz import direction, scaled_norm
-from trainer.geometry.types import Lift
+from trainer.geometry.types import EPS, Lift
 
-RIM = 1e-5  # points stay within (1 - RIM)/sqrt(c): float32 cannot tell nearer ones from the rim
-TINY = 1e-8
+BOUNDARY_MARGIN: Final = 1e-5
+"""Norms are clamped to (1 - BOUNDARY_MARGIN)/sqrt(c): float32 cannot resolve points closer to the boundary."""
 
 
 def mobius_add(x: Tensor, y: Tensor, curvature: Tensor) -> Tensor:
-    """x (+) y.
+    """Möbius sum x (+) y [* d].
 
     [(1 + 2c x.y + c|y|^2) x + (1 - c|x|^2) y] / (1 + 2c x.y + c^2 |x|^2 |y|^2)      PoinCLIP eq. 5 with K = -c
     """
@@ -26,71 +30,82 @@ def mobius_add(x: Tensor, y: Tensor, curvature: Tensor) -> Tensor:
 
 
 def exp_map0(tangent: Tensor, curvature: Tensor, lift: Lift = "conformal") -> Tensor:
-    """From the tangent space at the origin into the ball.
+    """Exponential map at the origin: tangent vectors [* d] to points [* d].
 
-        tanh(sqrt(c)|v|) v / (sqrt(c)|v|)      PoinCLIP eq. 3, metric factor 2 at the origin ("conformal")
+        tanh(sqrt(c)|v|) v / (sqrt(c)|v|)      lift="conformal", PoinCLIP eq. 3 with the conformal factor 2
 
-    There the distance to the origin is 2|v|. "isometric" halves the argument and has distance |v|: MERU's map seen
-    through the isometry.
+    The point is at distance 2|v| from the origin. lift="isometric" halves the argument of tanh, so that the distance is
+    |v|; this is `lorentz.exp_map0`, mapped to the ball by the isometry.
     """
     radius = scaled_norm(tangent, curvature)
-    reach = (radius if lift == "conformal" else radius / 2).tanh().clamp(max=1 - RIM)
-    return reach / radius.clamp(min=TINY) * tangent
+    scaled = (radius if lift == "conformal" else radius / 2).tanh().clamp(max=1 - BOUNDARY_MARGIN)
+    return scaled / radius.clamp(min=EPS) * tangent
 
 
 def log_map0(point: Tensor, curvature: Tensor, lift: Lift = "conformal") -> Tensor:
-    """Inverse of `exp_map0`: artanh(sqrt(c)|p|) p / (sqrt(c)|p|)      PoinCLIP eq. 4."""
+    """Logarithmic map at the origin, the inverse of `exp_map0`: points [* d] to tangent vectors [* d].
+
+        artanh(sqrt(c)|p|) p / (sqrt(c)|p|)      PoinCLIP eq. 4
+
+    lift="isometric" doubles the vector.
+    """
     radius = scaled_norm(point, curvature)
     scale = 1 if lift == "conformal" else 2
-    return scale * radius.clamp(min=TINY, max=1 - RIM).atanh() / radius.clamp(min=TINY) * point
+    return scale * radius.clamp(min=EPS, max=1 - BOUNDARY_MARGIN).atanh() / radius.clamp(min=EPS) * point
 
 
-def distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = TINY) -> Tensor:
-    """Geodesic distance of points one by one, leading axes broadcast.
+def distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
+    """Geodesic distances [*] between x [* d] and y [* d], element by element; leading axes broadcast.
 
         (2/sqrt(c)) artanh(sqrt(c) |(-x) (+) y|)  =  (2/sqrt(c)) asinh(u)      PoinCLIP eq. 2
         u^2 = c |x - y|^2 / ((1 - c|x|^2)(1 - c|y|^2))
 
-    The second form keeps its digits near the rim. u^2 is at least eps, where its root has a slope.
+    The second form keeps its digits near the boundary. u^2 is clamped to at least `eps`, so that the gradient of its
+    square root is finite.
     """
-    u2 = curvature * (x - y).square().sum(-1) / (rim_gap(x, curvature) * rim_gap(y, curvature)).squeeze(-1)
+    denominator = (one_minus_squared_norm(x, curvature) * one_minus_squared_norm(y, curvature)).squeeze(-1)
+    u2 = curvature * (x - y).square().sum(-1) / denominator
     return 2 * u2.clamp(min=eps).sqrt().asinh() / curvature.sqrt()
 
 
-def pairwise_distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = TINY) -> Tensor:
-    """Distance of every x [*k b d] to every y [*k n d]: [*k b n]. `curvature` broadcasts with [*k b].
+def pairwise_distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
+    """Geodesic distances [*k b n] of each x [*k b d] to each y [*k n d]. `curvature` broadcasts with [*k b].
 
-    The squared distances come from one matrix product, in float64: they are differences of nearly equal numbers.
+    The matrix product of the squared Euclidean distances runs in float64, because its result is subtracted from a
+    nearly equal number.
     """
     c = curvature[..., None]
     x64, y64 = x.double(), y.double()
     norms = x64.square().sum(-1, keepdim=True) + y64.square().sum(-1, keepdim=True).mT
     squared = (norms - 2 * x64 @ y64.mT).to(x.dtype)
-    u2 = c * squared / (rim_gap(x, curvature) * rim_gap(y, curvature).mT)
+    u2 = c * squared / (one_minus_squared_norm(x, curvature) * one_minus_squared_norm(y, curvature).mT)
     return 2 * u2.clamp(min=eps).sqrt().asinh() / c.sqrt()
 
 
-def half_aperture(apex: Tensor, curvature: Tensor, min_radius: float = 0.1, eps: float = TINY) -> Tensor:
-    """Half-aperture of the entailment cone at `apex`, in radians.
+def half_aperture(apex: Tensor, curvature: Tensor, min_radius: float = 0.1, eps: float = EPS) -> Tensor:
+    """Half-apertures [*] of the entailment cones at `apex` [* d], in radians.
 
-        asin(K (1 - c|x|^2) / (sqrt(c)|x|))      PoinCLIP eq. 8, K is `min_radius`
+        asin(K (1 - c|x|^2) / (sqrt(c)|x|))      PoinCLIP eq. 8
 
-    Near the origin, where the argument exceeds 1, the cone is a half space.
+    K is `min_radius`. Near the origin, where the argument exceeds 1, the cone is a half-space, of half-aperture pi/2.
     """
     radius = scaled_norm(apex, curvature).squeeze(-1) + eps
-    rim = rim_gap(apex, curvature).squeeze(-1)
-    one_minus_sin = ((radius - min_radius * rim) / radius).clamp(min=eps)
+    margin = one_minus_squared_norm(apex, curvature).squeeze(-1)
+    one_minus_sin = ((radius - min_radius * margin) / radius).clamp(min=eps)
     return torch.atan2(1 - one_minus_sin, (one_minus_sin * (2 - one_minus_sin)).sqrt())
 
 
-def exterior_angle(apex: Tensor, point: Tensor, curvature: Tensor, eps: float = TINY) -> Tensor:
-    """Angle at `apex` between the ray away from the origin and the geodesic to `point`, in radians.
+def exterior_angle(apex: Tensor, point: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
+    """Exterior angles [*] at `apex` [* d] towards `point` [* d], in radians.
+
+    The exterior angle lies between the ray from the origin through the apex and the geodesic from the apex to the
+    point.
 
         acos[ (x.y (1 + c|x|^2) - |x|^2 (1 + c|y|^2)) / (|x| |x - y| sqrt(1 + c^2 |x|^2 |y|^2 - 2c x.y)) ]
                                                                                           PoinCLIP eq. 7 for any c
 
-    The geodesic leaves x along (-x) (+) y; its parts along x and across give the same angle by atan2. Equal points
-    have no angle; with eps it is pi/2.
+    The geodesic leaves x in the direction (-x) (+) y. The atan2 of the components of that vector orthogonal to x and
+    along x is the same angle. The angle of equal points is undefined; `eps` sets it to pi/2.
     """
     c = curvature
     unit = direction(apex)
@@ -99,12 +114,12 @@ def exterior_angle(apex: Tensor, point: Tensor, curvature: Tensor, eps: float = 
     across2 = (step - along[..., None] * unit).square().sum(-1)
     radius = apex.norm(dim=-1)
     outward = along * (1 - c * radius * (radius + along)) - c * radius * across2
-    sideways2 = rim_gap(apex, curvature).squeeze(-1) ** 2 * across2
-    # eps**2 keeps the slope of the root finite where a point lies straight ahead or behind.
+    sideways2 = one_minus_squared_norm(apex, curvature).squeeze(-1) ** 2 * across2
+    # eps**2 keeps the gradient of the square root finite for points on the line through the origin and the apex.
     return torch.atan2((sideways2 + eps**2).sqrt(), outward)
 
 
-def rim_gap(x: Tensor, curvature: Tensor) -> Tensor:
-    """1 - c|x|^2, with a last axis of 1, at least what `RIM` leaves."""
+def one_minus_squared_norm(x: Tensor, curvature: Tensor) -> Tensor:
+    """1 - c|x|^2 [* 1] of points [* d], at least `BOUNDARY_MARGIN`. The conformal factor is 2 divided by it."""
     radius = scaled_norm(x, curvature)
-    return ((1 - radius) * (1 + radius)).clamp(min=RIM)
+    return ((1 - radius) * (1 + radius)).clamp(min=BOUNDARY_MARGIN)

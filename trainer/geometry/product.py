@@ -1,4 +1,4 @@
-"""Products of hyperbolic factors: k distances into one (PHyCLIP eq. 2)."""
+"""Products of k hyperbolic factors (PHyCLIP, eq. 2 and 3). Shapes: b points, d width of one factor."""
 
 from torch import Tensor
 
@@ -6,10 +6,11 @@ from trainer.geometry.types import Metric
 
 
 def combine(distances: Tensor, metric: Metric) -> Tensor:
-    """Distances [k *] of the factors into one [*]: their mean (l1), or the root of their mean square (l2).
+    """Distances [*] in the product space, from the distances [k *] in its factors.
 
-    PHyCLIP's metric is the l1 sum; for the loss it is divided by k (d_avg, eq. 3), so that the temperature does not depend on
-    the number of factors. The released code's l2 ablation takes the mean under the root likewise.
+    "l1" is the mean of the factors' distances, "l2" the root of their mean square. PHyCLIP's metric is the sum of the
+    distances; its loss (eq. 3) uses the mean, d_avg of eq. 2, so that the temperature does not depend on the number of
+    factors. The l2 ablation of the released code also takes the mean.
     """
     match metric:
         case "l1":
@@ -19,5 +20,5 @@ def combine(distances: Tensor, metric: Metric) -> Tensor:
 
 
 def split(features: Tensor, factor_dim: int) -> Tensor:
-    """[b k*d] to [k b d]."""
+    """Split features [b k*d] into factors [k b d] of `factor_dim` neighbouring coordinates each."""
     return features.unflatten(-1, (-1, factor_dim)).movedim(-2, 0)

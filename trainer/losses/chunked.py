@@ -1,48 +1,69 @@
-"""The contrastive loss without its matrix of logits: a few rows of queries at a time, gradients included.
+"""Contrastive loss without the full logit matrix: computes a few rows of queries at a time, with exact gradients.
 
-What `losses.contrastive` says of all similarities at once, computed in memory that grows with the chunk. The forward
-pass knows the gradient of a row as soon as it knows the row, so it leaves gradients behind and the backward pass only
-scales them.
+The result is that of `functional.contrastive` on the full matrix. Memory grows with the chunk instead of with the
+square of the batch. The gradient of a row depends only on that row and on sums that the forward pass has computed, so
+the forward pass computes the gradients too and the backward pass only scales them.
 
-Shapes: b queries, r of them in a chunk, n candidates.
+Shapes: b queries, r of them in a chunk, n candidates, k factors.
 """
 
-import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from trainer.losses.similarity import Blocks, Comparison
+from trainer.losses.similarity import LazySimilarity, RowBlocks
 
-ROWS = 16  # of a chunk, however many candidates: with fewer its products would do little else than read these
+MIN_CHUNK_ROWS = 16
+"""Minimum rows of a chunk; with fewer, a matrix product spends most of its time reading the candidates."""
+
+
+class LogSumExp(NamedTuple):
+    """log(sum(exp(logits))) of rows or columns as two numbers: max + log(sum_exp).
+
+    Logits reach thousands, so one number would lose the digits of the smaller terms to rounding.
+    """
+
+    max: Tensor  # largest logit
+    sum_exp: Tensor  # sum of exp(logit - max)
 
 
 def contrastive(
-    comparison: Comparison, scale: Tensor, targets: Tensor, chunk: int, dtype: torch.dtype = torch.float32
+    similarity: LazySimilarity, scale: Tensor, targets: Tensor, chunk: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """`losses.contrastive(scale * similarity, targets)`, about `chunk` numbers (r n k) at a time, 16 rows at least."""
-    return apply(comparison, scale, targets, chunk, dtype)
+    """Loss of queries against candidates: `functional.contrastive(scale * similarity, targets=targets)`.
+
+    A chunk has about `chunk` numbers (r n k), but at least `MIN_CHUNK_ROWS` rows. `dtype` is that of all operations
+    after the inner products.
+    """
+    return apply(similarity, scale, targets, chunk, dtype)
 
 
 def symmetric_contrastive(
-    comparison: Comparison, scale: Tensor, chunk: int, dtype: torch.dtype = torch.float32
+    similarity: LazySimilarity, scale: Tensor, chunk: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Mean of the losses of queries against candidates and the other way round, b of each, pair by pair.
+    """Mean of the losses of queries against candidates and vice versa, where query i matches candidate i.
 
-    Each chunk is computed twice, for the columns' sums are known at the end only, which is less than both directions.
+    The sums over columns are complete only after the last chunk, so each chunk is computed twice. This costs less than
+    computing the two directions one after the other.
     """
-    return apply(comparison, scale, None, chunk, dtype)
+    return apply(similarity, scale, None, chunk, dtype)
 
 
-def apply(comparison: Comparison, scale: Tensor, targets: Tensor | None, chunk: int, dtype: torch.dtype) -> Tensor:
-    c = comparison
-    loss: Tensor = Contrastive.apply(c.queries, c.candidates, c.curvature, scale, targets, c, chunk, dtype)
+def apply(similarity: LazySimilarity, scale: Tensor, targets: Tensor | None, chunk: int, dtype: torch.dtype) -> Tensor:
+    """Loss of `contrastive`, or without `targets` that of `symmetric_contrastive`."""
+    inputs = (similarity.queries, similarity.candidates, similarity.curvature, scale)
+    loss: Tensor = ChunkedContrastive.apply(*inputs, targets, similarity, chunk, dtype)
     return loss
 
 
-class Contrastive(torch.autograd.Function):
+class ChunkedContrastive(torch.autograd.Function):
+    """The loss of `contrastive`, or without `targets` that of `symmetric_contrastive`.
+
+    The tensors of `similarity` are arguments too, because autograd does not look inside other objects.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -51,99 +72,99 @@ class Contrastive(torch.autograd.Function):
         curvature: Tensor | None,
         scale: Tensor,
         targets: Tensor | None,
-        comparison: Comparison,
+        similarity: LazySimilarity,
         chunk: int,
         dtype: torch.dtype,
     ) -> Tensor:
-        comparison = dataclasses.replace(comparison, queries=queries, candidates=candidates, curvature=curvature)
         b, n = queries.shape[-2], candidates.shape[-2]
         n_factors = 1 if curvature is None else len(curvature)
-        n_chunks = math.ceil(b / min(b, max(ROWS, chunk // (n * n_factors))))
-        rows = math.ceil(b / n_chunks)
-        blocks = comparison.blocks(rows, dtype)
-        chunks = [slice(start, min(start + rows, b)) for start in range(0, b, rows)]
+        n_chunks = math.ceil(b / min(b, max(MIN_CHUNK_ROWS, chunk // (n * n_factors))))
+        max_rows = math.ceil(b / n_chunks)
+        blocks = similarity.row_blocks(max_rows, dtype)
+        chunks = [slice(start, min(start + max_rows, b)) for start in range(0, b, max_rows)]
         ctx.set_materialize_grads(False)
-        learns = any(ctx.needs_input_grad)
+        needs_grad = any(ctx.needs_input_grad)
         if targets is None:
-            loss, grad_scale = both_ways(blocks, scale, chunks, learns)
+            loss, grad_scale = symmetric_loss(blocks, scale, chunks, needs_grad)
         else:
-            loss, grad_scale = one_way(blocks, scale, targets, chunks, learns)
-        if learns:
+            loss, grad_scale = one_way_loss(blocks, scale, targets, chunks, needs_grad)
+        if needs_grad:
             ctx.save_for_backward(*blocks.gradients(), grad_scale)
             ctx.dtypes = [None if t is None else t.dtype for t in (queries, candidates, curvature, scale)]
         return loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-        if gradient is None:
+    def backward(ctx: Any, grad_loss: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad_loss is None:
             return (None,) * 8
         grads = [
-            None if saved is None else (gradient * saved).to(dtype)
+            None if saved is None else (grad_loss * saved).to(dtype)
             for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
         return (*grads, None, None, None, None)
 
 
-def one_way(blocks: Blocks, scale: Tensor, targets: Tensor, chunks: list[slice], learns: bool) -> tuple[Tensor, Tensor]:
-    """Loss and the gradient of the scale; the others stay in `blocks`."""
-    total, grad_scale = torch.zeros_like(scale), torch.zeros_like(scale)
+def one_way_loss(
+    blocks: RowBlocks, scale: Tensor, targets: Tensor, chunks: list[slice], needs_grad: bool
+) -> tuple[Tensor, Tensor]:
+    """Loss and gradient of the scale. The other gradients accumulate in `blocks`."""
+    loss, grad_scale = torch.zeros_like(scale), torch.zeros_like(scale)
     for rows in chunks:
-        similarities = blocks.similarities(rows)
-        own = (torch.arange(len(similarities), device=targets.device), targets[rows])
-        odds = scale * similarities
-        odds -= odds.amax(1, keepdim=True)  # sums of far smaller numbers than the logits lose nothing to rounding
-        own_logits = odds[own]
-        sums = odds.exp_().sum(1)
-        total += (sums.log() - own_logits).sum() / len(targets)
-        if learns:
-            slopes = odds.div_(sums[:, None])
-            slopes[own] -= 1
-            slopes /= len(targets)
-            grad_scale += torch.dot(slopes.view(-1), similarities.view(-1))
-            blocks.accumulate(rows, slopes.mul_(scale))
-    return total, grad_scale
-
-
-def both_ways(blocks: Blocks, scale: Tensor, chunks: list[slice], learns: bool) -> tuple[Tensor, Tensor]:
-    """Loss and the gradient of the scale; the others stay in `blocks`."""
-    by_row: list[tuple[Tensor, Tensor]] = []
-    by_column: tuple[Tensor, Tensor] | None = None
-    own_logits = []
-    for rows in chunks:
-        similarities = blocks.similarities(rows)
+        similarities = blocks.forward(rows)
+        target_entries = (torch.arange(len(similarities), device=targets.device), targets[rows])
         logits = scale * similarities
-        own_logits.append(logits.diagonal(rows.start))
-        by_row.append(peak_and_sum(logits, 1))
-        by_column = peak_and_sum(logits, 0) if by_column is None else merge(by_column, peak_and_sum(logits, 0))
-    assert by_column is not None
-    b, own = len(by_column[0]), torch.cat(own_logits)
-    ways = [tuple(torch.cat(column) for column in zip(*by_row, strict=True)), by_column]
-    loss = torch.stack([(sums.log() + (peaks - own)).mean() for peaks, sums in ways]).mean()
-    grad_scale = torch.zeros_like(scale)
-    for rows, row in zip(chunks if learns else [], by_row, strict=learns):
-        if len(chunks) > 1:
-            similarities = blocks.similarities(rows)
-            logits = scale * similarities
-        slopes = (logits - row[0][:, None]).exp_().div_(row[1][:, None])
-        slopes += logits.sub_(by_column[0]).exp_().div_(by_column[1])
-        slopes.diagonal(rows.start).sub_(2)
-        slopes /= 2 * b
-        grad_scale += torch.dot(slopes.view(-1), similarities.view(-1))
-        blocks.accumulate(rows, slopes.mul_(scale))
+        # Without the maxima, the numbers in the loss are far smaller than the logits, and so are the rounding errors.
+        logits -= logits.amax(1, keepdim=True)
+        target_logits = logits[target_entries]
+        sums = logits.exp_().sum(1)
+        loss += (sums.log() - target_logits).sum() / len(targets)
+        if needs_grad:
+            grad_logits = logits.div_(sums[:, None])  # softmax of the row
+            grad_logits[target_entries] -= 1
+            grad_logits /= len(targets)
+            grad_scale += torch.dot(grad_logits.view(-1), similarities.view(-1))
+            blocks.backward(rows, grad_logits.mul_(scale))
     return loss, grad_scale
 
 
-def peak_and_sum(logits: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The largest logit along `dim`, and the sum of the exponentials over that of the largest.
+def symmetric_loss(blocks: RowBlocks, scale: Tensor, chunks: list[slice], needs_grad: bool) -> tuple[Tensor, Tensor]:
+    """Loss and gradient of the scale. The other gradients accumulate in `blocks`."""
+    by_chunk: list[LogSumExp] = []
+    by_column: LogSumExp | None = None
+    target_logits = []
+    for rows in chunks:
+        similarities = blocks.forward(rows)
+        logits = scale * similarities
+        # A copy, because a view would keep the logits of all chunks in memory.
+        target_logits.append(logits.diagonal(rows.start).clone())
+        by_chunk.append(log_sum_exp(logits, 1))
+        by_column = log_sum_exp(logits, 0) if by_column is None else merge(by_column, log_sum_exp(logits, 0))
+    assert by_column is not None
+    b, targets = len(by_column.max), torch.cat(target_logits)
+    by_row = LogSumExp(*(torch.cat(column) for column in zip(*by_chunk, strict=True)))
+    loss = torch.stack([(sums.log() + (maxima - targets)).mean() for maxima, sums in (by_row, by_column)]).mean()
+    grad_scale = torch.zeros_like(scale)
+    for rows, row in zip(chunks if needs_grad else [], by_chunk, strict=needs_grad):
+        if len(chunks) > 1:  # a single chunk still holds its similarities and logits
+            similarities = blocks.forward(rows)
+            logits = scale * similarities
+        grad_logits = (logits - row.max[:, None]).exp_().div_(row.sum_exp[:, None])
+        grad_logits += logits.sub_(by_column.max).exp_().div_(by_column.sum_exp)
+        grad_logits.diagonal(rows.start).sub_(2)
+        grad_logits /= 2 * b
+        grad_scale += torch.dot(grad_logits.view(-1), similarities.view(-1))
+        blocks.backward(rows, grad_logits.mul_(scale))
+    return loss, grad_scale
 
-    Apart from each other they keep what their logarithm's sum would round away: logits reach thousands.
-    """
-    peak = logits.amax(dim, keepdim=True)
-    return peak.squeeze(dim), (logits - peak).exp_().sum(dim)
+
+def log_sum_exp(logits: Tensor, dim: int) -> LogSumExp:
+    """log(sum(exp(logits))) along `dim`."""
+    maxima = logits.amax(dim, keepdim=True)
+    return LogSumExp(maxima.squeeze(dim), (logits - maxima).exp_().sum(dim))
 
 
-def merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """`peak_and_sum` of two chunks together."""
-    peak = torch.maximum(a[0], b[0])
-    return peak, a[1] * (a[0] - peak).exp() + b[1] * (b[0] - peak).exp()
+def merge(a: LogSumExp, b: LogSumExp) -> LogSumExp:
+    """The `LogSumExp` of two chunks together."""
+    maxima = torch.maximum(a.max, b.max)
+    return LogSumExp(maxima, a.sum_exp * (a.max - maxima).exp() + b.sum_exp * (b.max - maxima).exp())

@@ -1,6 +1,6 @@
-"""Losses over similarities and geometry: functions of tensors, which know neither models nor ranks.
+"""Loss functions of tensors: logits, angles, entropies. They use no models and no communication between ranks.
 
-Shapes: b queries, n candidates (all ranks), of which `targets` [b] are the queries' own.
+Shapes: b queries, n candidates (of all ranks), w words of the longest caption, d embedding width, k factors.
 """
 
 import math
@@ -13,53 +13,56 @@ from trainer.losses.types import Entropy, Reduction
 
 
 def contrastive(logits: Tensor, compatible: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
-    """Cross entropy of each query's own candidate against all candidates, mean over queries.
+    """Cross entropy of each query's candidate against all candidates, mean over queries.
 
         -1/b sum_i log( exp(logits[i, targets[i]]) / sum_j exp(logits[i, j]) )      CLIP, figure 3; MERU, section 3
 
-    Without `targets` it is the candidate in the query's own place. The positive is part of the denominator.
-    `compatible` [b n] marks candidates that are also right for a query; they are left out of its denominator, being
-    neither right answers to prefer nor wrong ones to push away. Without queries it is 0.
+    `logits` is [b n]. `targets` [b] are the indices of the queries' candidates; default: candidate i for query i.
+    `compatible` [b n] is True for further candidates that match a query. They are excluded from its denominator, since
+    they are neither the target nor negatives. Without queries (b = 0) the loss is 0.
     """
     if targets is None:
         targets = torch.arange(len(logits), device=logits.device)
     if compatible is not None:
-        own = F.one_hot(targets, logits.shape[1]).bool()
-        logits = logits.masked_fill(compatible & ~own, float("-inf"))
+        is_target = F.one_hot(targets, logits.shape[1]).bool()
+        logits = logits.masked_fill(compatible & ~is_target, float("-inf"))
     return F.cross_entropy(logits, targets, reduction="mean" if len(logits) else "sum")
 
 
-def outside_cone(angle: Tensor, aperture: Tensor, eta: float = 1.0) -> Tensor:
-    """How far each point lies outside of its apex's cone, in radians. Of any shape.
+def angle_outside_cone(angle: Tensor, aperture: Tensor, eta: float = 1.0) -> Tensor:
+    """Angles by which points lie outside the cones of their apexes, in radians; 0 for points inside.
 
-    max(0, exterior angle - eta * half-aperture)      MERU eq. 12; HyCoCLIP eq. 8 and 10 with eta
+        max(0, exterior angle - eta * half-aperture)      MERU eq. 12; HyCoCLIP eq. 8 and 10 with eta
+
+    `angle` and `aperture` have any shape and broadcast.
     """
     return (angle - eta * aperture).clamp(min=0)
 
 
-def over_pairs(energies: Tensor) -> Tensor:
-    """Mean over pairs, and over factors where there are any (PHyCLIP eq. 5). Without pairs it is 0."""
+def mean_over_pairs(energies: Tensor) -> Tensor:
+    """Mean of energies [b] over pairs, or [k b] over factors and pairs (PHyCLIP eq. 5). Without pairs it is 0."""
     return energies.mean() if energies.numel() else energies.sum()
 
 
 def regularised_entailment(angle: Tensor, aperture: Tensor, reward: float) -> Tensor:
-    """Entailment that rewards wide angles, so that they do not collapse; may be negative.
+    """Entailment loss with a reward for wide angles, which prevents the collapse of the angles. It may be negative.
 
         mean( max(0, exterior angle - half-aperture) - reward * exterior angle )      PoinCLIP eq. 9
 
-    It rests on the cone's rim: outside the slope in the angle is 1 - reward, inside -reward.
+    The minimum is at the boundary of the cone: the derivative by the angle is 1 - reward outside and -reward inside.
     """
-    return (outside_cone(angle, aperture) - reward * angle).mean()
+    return (angle_outside_cone(angle, aperture) - reward * angle).mean()
 
 
 def entropy(points: Tensor, kind: Entropy = "abs") -> Tensor:
-    """Entropy in bits of points [*b d], over their coordinates.
+    """Entropies [*b] of points [*b d] over their coordinates, in bits.
 
         -sum_i p_i log2 p_i      PoinCLIP eq. 6
 
-    Coordinates may be negative and sum to nothing in particular, so eq. 6 has no value as printed. "abs" takes |x_i| as
-    they are: on a ball they are small and the entropy grows outwards, as the paper argues. "normalised" (|x| / sum|x|)
-    does not depend on the radius; "softmax" falls outwards.
+    The paper sets p_i to the coordinates x_i, which can be negative and do not sum to 1. `kind` selects p_i:
+    "abs": |x_i|. On a ball the coordinates are small and the entropy grows with the radius, as the paper states.
+    "normalised": |x_i| / sum_j |x_j|. The entropy does not depend on the radius.
+    "softmax": softmax(x)_i. The entropy falls with the radius.
     """
     match kind:
         case "abs":
@@ -71,10 +74,10 @@ def entropy(points: Tensor, kind: Entropy = "abs") -> Tensor:
     return -torch.special.xlogy(p, p).sum(-1) / math.log(2)
 
 
-def over_captions(values: Tensor, mask: Tensor, reduction: Reduction) -> Tensor:
-    """Of values [b w], those that `mask` [b w] has: their mean (or sum) in each caption, then the captions' mean.
+def mean_over_captions(values: Tensor, mask: Tensor, reduction: Reduction) -> Tensor:
+    """Reduce the values [b w] for which `mask` [b w] is True within each caption, then average over captions.
 
-    A caption without any counts as 0.
+    `reduction` is the mean or the sum within a caption. A caption without such values counts as 0.
     """
     sums = values.masked_fill(~mask, 0).sum(1)
     match reduction:

@@ -1,12 +1,13 @@
-"""The contrastive loss on a GPU in Triton kernels: tiles of similarities that never leave the chip, exact gradients.
+"""Contrastive loss on a GPU in Triton kernels: similarities exist only as tiles in registers; gradients are exact.
 
-What `chunked` computes, and from the same formulas. Going forward the softmax is summed up as tiles come by; going back
-the tiles are computed again. Memory is that of the coordinates in float64 and of their gradients in float32, however
-many pairs there are. The Poincare ball is covered by its isometry with the Lorentz model, as in `blocks`.
+The formulas are those of `chunked`. The forward pass accumulates the sums of the softmax tile by tile (Milakov and
+Gimelshein, Online normalizer calculation for softmax, arXiv 1805.02867). The backward pass computes the tiles again.
+Memory is that of the coordinates in float64 and of their gradients in float32, so it grows with the number of points
+and not with the number of pairs. The Poincaré ball is covered by its isometry with the Lorentz model, as in
+`similarity`.
 
-    Milakov, Gimelshein: Online normalizer calculation for softmax, arXiv 1805.02867
-
-Shapes: b queries, n candidates, k factors, w coordinates of a factor (`blocks.extend`).
+Shapes: b queries, n candidates, k factors, w coordinates of a factor (`similarity.coshm1_coordinates`). The kernels
+take either side as rows: `x` [k n w] are the points of the rows, `y` [k m w] those of the columns.
 """
 
 from dataclasses import dataclass
@@ -17,56 +18,65 @@ import triton
 from torch import Tensor
 
 from trainer.losses.fused_kernels import gradient_kernel, softmax_kernel
-from trainer.losses.similarity import Comparison
+from trainer.losses.similarity import LazySimilarity
 
-ROWS, COLUMNS, DEPTH = 64, 64, 32  # of a tile; coordinates at a time, at most
+ROWS, COLUMNS = 64, 64  # of a tile
+MAX_DEPTH = 32  # coordinates in one step of a matrix product
 WARPS, STAGES = 8, 2
-PROGRAMS = (
-    256  # wanted at least, to keep a GPU busy; few rows are looked at by several, each with a share of the columns
-)
+# Minimum number of programs, to occupy a GPU. If there are fewer tiles of rows than this, several programs share a tile
+# of rows, each with some of the columns.
+MIN_PROGRAMS = 256
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """Of each row's logits: the sum of exponentials is sums * exp(peaks). Apart they keep what one number would lose."""
+    """Sums of the softmax of each of n rows; the sum of the exponentials of its logits is sum_exp * exp(max).
 
-    targets: Tensor  # [n] int64
-    peaks: Tensor  # [n] float32
-    sums: Tensor  # [n] float32
+    Logits reach thousands, so one number would lose the digits of the smaller terms to rounding.
+    """
 
-
-def contrastive(comparison: Comparison, scale: Tensor, targets: Tensor) -> Tensor:
-    """`losses.contrastive(scale * similarity, targets)`."""
-    return apply(comparison, scale, targets)
+    targets: Tensor  # [n] int64, index of the row's target column
+    max: Tensor  # [n] float32, largest logit
+    sum_exp: Tensor  # [n] float32, sum of exp(logit - max)
 
 
-def symmetric_contrastive(comparison: Comparison, scale: Tensor) -> Tensor:
-    """Mean of the losses of queries against candidates and the other way round, b of each, pair by pair."""
-    return apply(comparison, scale, None)
+def contrastive(similarity: LazySimilarity, scale: Tensor, targets: Tensor) -> Tensor:
+    """Loss of queries against candidates: `functional.contrastive(scale * similarity, targets=targets)`."""
+    return apply(similarity, scale, targets)
 
 
-def apply(comparison: Comparison, scale: Tensor, targets: Tensor | None) -> Tensor:
-    c = comparison
-    if c.curvature is None:
-        x, y, weights = c.queries.float()[None], c.candidates.float()[None], None
+def symmetric_contrastive(similarity: LazySimilarity, scale: Tensor) -> Tensor:
+    """Mean of the losses of queries against candidates and vice versa, where query i matches candidate i."""
+    return apply(similarity, scale, None)
+
+
+def apply(similarity: LazySimilarity, scale: Tensor, targets: Tensor | None) -> Tensor:
+    """Loss of `contrastive`, or without `targets` that of `symmetric_contrastive`."""
+    queries, candidates, curvature = similarity.queries, similarity.candidates, similarity.curvature
+    if curvature is None:
+        x, y, weights = queries.float()[None], candidates.float()[None], None
     else:
-        unit = c.curvature.sqrt() if c.metric == "l1" else c.curvature
-        x, y = extend(c.queries, c.curvature, -1), extend(c.candidates, c.curvature, 1)
+        unit = curvature.sqrt() if similarity.metric == "l1" else curvature
+        x, y = coshm1_coordinates(queries, curvature, -1), coshm1_coordinates(candidates, curvature, 1)
         weights = (1 / (len(unit) * unit)).float()
-    metric = "cosine" if weights is None else c.metric
-    loss: Tensor = Fused.apply(x.contiguous(), y.contiguous(), weights, scale.float(), targets, c.eps, metric)
+    metric = "cosine" if weights is None else similarity.metric
+    inputs = (x.contiguous(), y.contiguous(), weights, scale.float())
+    loss: Tensor = FusedContrastive.apply(*inputs, targets, similarity.eps, metric)
     return loss.to(scale.dtype)
 
 
-def extend(points: Tensor, curvature: Tensor, sign: int) -> Tensor:
-    """`blocks.extend`, which writes in place, for autograd."""
+def coshm1_coordinates(points: Tensor, curvature: Tensor, sign: int) -> Tensor:
+    """The coordinates of `similarity.coshm1_coordinates`, computed out of place for autograd."""
     space = curvature.double().sqrt()[:, None, None] * points.double()
     time = (1 + space.square().sum(-1, keepdim=True)).sqrt()
     return torch.cat([sign * space, time, torch.full_like(time, sign)], -1)
 
 
-class Fused(torch.autograd.Function):
-    """Of coordinates x [k b w] and y [k n w]: the product of a factor is the gap, or the cosine."""
+class FusedContrastive(torch.autograd.Function):
+    """The loss of `contrastive`, or without `targets` that of `symmetric_contrastive`.
+
+    `x` [k b w] and `y` [k n w] are coordinates whose inner product in a factor is coshm1, or the cosine.
+    """
 
     @staticmethod
     def forward(
@@ -79,97 +89,105 @@ class Fused(torch.autograd.Function):
         eps: float,
         metric: str,
     ) -> Tensor:
-        ctx.tiles = Tiles(weights, scale, eps, metric)
-        ctx.both = targets is None
+        ctx.kernels = Kernels(weights, scale, eps, metric)
+        ctx.is_symmetric = targets is None
         if targets is None:
-            own = torch.arange(x.shape[1], device=x.device)
-            (there, by_row), (back, by_column) = ctx.tiles.softmax(x, y, own), ctx.tiles.softmax(y, x, own)
-            loss = (there.mean() + back.mean()) / 2
+            diagonal = torch.arange(x.shape[1], device=x.device)
+            row_losses, by_row = ctx.kernels.softmax(x, y, diagonal)
+            column_losses, by_column = ctx.kernels.softmax(y, x, diagonal)
+            loss = (row_losses.mean() + column_losses.mean()) / 2
         else:
-            rows, by_row = ctx.tiles.softmax(x, y, targets)
-            loss, by_column = rows.mean(), by_row
-        ctx.save_for_backward(x, y, by_row.targets, by_row.peaks, by_row.sums, by_column.peaks, by_column.sums)
+            row_losses, by_row = ctx.kernels.softmax(x, y, targets)
+            loss, by_column = row_losses.mean(), by_row
+        ctx.save_for_backward(x, y, by_row.targets, by_row.max, by_row.sum_exp, by_column.max, by_column.sum_exp)
         return loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         x, y, targets, *saved = ctx.saved_tensors
         by_row = Softmax(targets, *saved[:2])
-        by_column = Softmax(targets, *saved[2:]) if ctx.both else None
-        grad_x, grad_weights, grad_scale = ctx.tiles.gradients(x, y, by_row, by_column, scalars=True)
-        grad_y, _, _ = ctx.tiles.gradients(y, x, by_column, by_row, scalars=False)
-        gradient = gradient / (len(targets) * (2 if ctx.both else 1))
-        along_x, along_y = (gradient * grad for grad in (grad_x, grad_y))
-        along_weights, along_scale = (
-            None if grad is None else (gradient * grad).float() for grad in (grad_weights, grad_scale)
+        by_column = Softmax(targets, *saved[2:]) if ctx.is_symmetric else None
+        sum_x, sum_weights, sum_scale = ctx.kernels.gradients(x, y, by_row, by_column, with_scalars=True)
+        sum_y, _, _ = ctx.kernels.gradients(y, x, by_column, by_row, with_scalars=False)
+        grad_row = grad_loss / (len(targets) * (2 if ctx.is_symmetric else 1))  # the kernels sum over rows
+        grad_x, grad_y = (grad_row * total for total in (sum_x, sum_y))
+        grad_weights, grad_scale = (
+            None if total is None else (grad_row * total).float() for total in (sum_weights, sum_scale)
         )
-        return along_x.to(x.dtype), along_y.to(x.dtype), along_weights, along_scale, None, None, None
+        return grad_x.to(x.dtype), grad_y.to(x.dtype), grad_weights, grad_scale, None, None, None
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """The kernels, and what they need beside coordinates."""
+class Kernels:
+    """The Triton kernels with those of their inputs that are not coordinates."""
 
     weights: Tensor | None  # [k]; None: cosine
     scale: Tensor  # []
-    eps: float  # least gap
+    eps: float  # minimum of coshm1
     metric: str  # cosine, l1 or l2
 
     def softmax(self, x: Tensor, y: Tensor, targets: Tensor) -> tuple[Tensor, Softmax]:
-        """The losses of x's points [n] and the sums of their softmax over y's."""
-        n_splits, tiles = share(x.shape[1], y.shape[1])
-        peaks, sums, own = (x.new_empty(n_splits, x.shape[1], dtype=torch.float32) for _ in range(3))
+        """Losses [n] of the rows `x` against the columns `y`, and the sums of their softmax."""
+        n_splits, tiles_per_split = split_columns(x.shape[1], y.shape[1])
+        maxima, sums, target_logits = (x.new_empty(n_splits, x.shape[1], dtype=torch.float32) for _ in range(3))
         with torch.cuda.device_of(x):
             softmax_kernel[grid(x, n_splits)](
-                x, y, self.weights, self.scale, targets, peaks, sums, own, *self.sizes(x, y), tiles, **self.constants(x)
-            )
-        peak = peaks.amax(0)
-        total = (sums * (peaks - peak).exp()).sum(0)
-        return total.log() + (peak - own.sum(0)), Softmax(targets, peak, total)
+                x, y, self.weights, self.scale, targets, maxima, sums, target_logits,
+                *self.sizes(x, y), tiles_per_split, **self.constants(x)
+            )  # fmt: skip
+        row_max = maxima.amax(0)
+        sum_exp = (sums * (maxima - row_max).exp()).sum(0)
+        return sum_exp.log() + (row_max - target_logits.sum(0)), Softmax(targets, row_max, sum_exp)
 
     def gradients(
-        self, x: Tensor, y: Tensor, by_row: Softmax | None, by_column: Softmax | None, scalars: bool
+        self, x: Tensor, y: Tensor, by_row: Softmax | None, by_column: Softmax | None, with_scalars: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Of the sum of the losses: of x in float32, of weights and scale. `by_row` are x's losses, `by_column` y's."""
-        n_splits, tiles = share(x.shape[1], y.shape[1])
+        """Gradients of the sum of the losses by `x` in float32 and, `with_scalars`, by the weights and the scale.
+
+        The losses are those of the rows, if `by_row` is given, plus those of the columns, if `by_column` is given.
+        """
+        n_splits, tiles_per_split = split_columns(x.shape[1], y.shape[1])
         n_programs = grid(x, n_splits)[0] * n_splits
         grad_x = x.new_zeros(n_splits, *x.shape, dtype=torch.float32)
-        grad_weights = (
-            x.new_zeros(n_programs, len(x), dtype=torch.float32) if scalars and self.weights is not None else None
-        )
-        grad_scale = x.new_empty(n_programs, dtype=torch.float32) if scalars else None
+        has_weights = with_scalars and self.weights is not None
+        grad_weights = x.new_zeros(n_programs, len(x), dtype=torch.float32) if has_weights else None
+        grad_scale = x.new_empty(n_programs, dtype=torch.float32) if with_scalars else None
         rows, columns = (
-            (None, None, None) if softmax is None else (softmax.targets, softmax.peaks, softmax.sums)
+            (None, None, None) if softmax is None else (softmax.targets, softmax.max, softmax.sum_exp)
             for softmax in (by_row, by_column)
         )
         with torch.cuda.device_of(x):
             gradient_kernel[grid(x, n_splits)](
                 x, y, self.weights, self.scale, *rows, *columns, grad_x, grad_weights, grad_scale,
-                *self.sizes(x, y), tiles, **self.constants(x), ONE=len(x) == 1
+                *self.sizes(x, y), tiles_per_split, **self.constants(x), SINGLE_FACTOR=len(x) == 1
             )  # fmt: skip
-        along_weights, along_scale = (
+        sum_weights, sum_scale = (
             None if parts is None else parts.double().sum(0) for parts in (grad_weights, grad_scale)
         )
-        return grad_x.sum(0), along_weights, along_scale
+        return grad_x.sum(0), sum_weights, sum_scale
 
     def sizes(self, x: Tensor, y: Tensor) -> tuple[int, int, int, int, float]:
         return x.shape[1], y.shape[1], x.shape[2], x.shape[0], self.eps
 
     def constants(self, x: Tensor) -> dict[str, Any]:
-        depth = min(DEPTH, max(8, triton.next_power_of_2(x.shape[2])))  # tensor cores take 8 at least
+        depth = min(MAX_DEPTH, max(8, triton.next_power_of_2(x.shape[2])))  # tensor cores take at least 8
         return {
             "METRIC": self.metric, "ROWS": ROWS, "COLUMNS": COLUMNS, "DEPTH": depth,
             "num_warps": WARPS, "num_stages": STAGES,
         }  # fmt: skip
 
 
-def share(n_rows: int, n_columns: int) -> tuple[int, int]:
-    """Into how many splits the columns are cut, and how many tiles each has. Of the sizes alone, whatever the GPU."""
-    tiles = triton.cdiv(n_columns, COLUMNS)
-    each = triton.cdiv(tiles, min(tiles, triton.cdiv(PROGRAMS, triton.cdiv(n_rows, ROWS))))
-    return triton.cdiv(tiles, each), each
+def split_columns(n_rows: int, n_columns: int) -> tuple[int, int]:
+    """Number of splits of the columns, and tiles per split.
+
+    It depends on the sizes only, not on the GPU, so that sums are added up in the same order on each GPU.
+    """
+    n_tiles = triton.cdiv(n_columns, COLUMNS)
+    tiles_per_split = triton.cdiv(n_tiles, min(n_tiles, triton.cdiv(MIN_PROGRAMS, triton.cdiv(n_rows, ROWS))))
+    return triton.cdiv(n_tiles, tiles_per_split), tiles_per_split
 
 
 def grid(x: Tensor, n_splits: int) -> tuple[int, int]:
+    """Programs by tile of rows and by split of columns."""
     return triton.cdiv(x.shape[1], ROWS), n_splits

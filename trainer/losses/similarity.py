@@ -1,187 +1,234 @@
-"""Similarities of queries with candidates a block at a time, forwards and backwards, without autograd.
+"""Similarity matrices that are computed a block of rows at a time, with gradients and without autograd.
 
-The similarities of all models are functions of products x . y. CLIP's cosine is the product itself; distances of
-hyperbolic space follow from
+The similarity of each model is a function of inner products x . y. CLIP's cosine is the product itself. Hyperbolic
+distances d follow from
 
-    gap = cosh(sqrt(c) d) - 1 = x_t y_t - c x . y - 1,      x_t = sqrt(1 + c|x|^2)
+    coshm1 = cosh(sqrt(c) d) - 1 = x_t y_t - c x . y - 1,      x_t = sqrt(1 + c|x|^2)
 
-which is one product of coordinates with two more entries. In float64 it keeps, for neighbours and near the origin, what
-`lorentz.pairwise_distance` gets from a longer formula in float32.
+which is one inner product of coordinates with two further entries (`coshm1_coordinates`). In float64 this product is as
+accurate for neighbours and for points near the origin as the longer float32 formula of `lorentz.pairwise_distance`.
 
-Shapes: b queries, r of them in a block, n candidates, k factors, d width of one factor.
+Shapes: b queries, r of them in a block of rows, n candidates, k factors, d width of one factor.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from trainer.geometry.poincare import rim_gap
-from trainer.geometry.product import Metric
+from trainer.geometry.poincare import one_minus_squared_norm
+from trainer.geometry.types import Metric
 
-CACHED = 2**17  # numbers that stay in a core's own cache from one operation to the next
-ROWS = 64  # of a part: with fewer a product would do little else than read the candidates
+CACHE_NUMBERS = 2**17
+"""Numbers of a tile that stay in the cache of one CPU core from one operation to the next."""
+MIN_TILE_ROWS = 64
+"""Minimum rows of a tile; with fewer, a matrix product spends most of its time reading the candidates."""
+
+
+class Gradients(NamedTuple):
+    """Gradients of a loss by the inputs of a similarity matrix."""
+
+    queries: Tensor  # [*k b d]
+    candidates: Tensor  # [*k n d]
+    curvature: Tensor | None  # [k]; None for the cosine
+
+
+class RowBlocks(Protocol):
+    """A similarity matrix in blocks of rows, and the gradients of a loss through it.
+
+    For each block, call `forward`, then `backward` with the gradient of what `forward` returned. `gradients` returns
+    the sums over all blocks.
+    """
+
+    def forward(self, rows: slice) -> Tensor:
+        """Similarities [r n] of the queries `rows` with all candidates."""
+
+    def backward(self, rows: slice, grad: Tensor) -> None:
+        """Accumulate gradients, given the gradient [r n] of the similarities that `forward` returned for these rows."""
+
+    def gradients(self) -> Gradients:
+        """Accumulated gradients of queries, candidates and curvature."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Queries and candidates, and how they compare: by the cosine, or by minus the distance of hyperbolic factors."""
+class LazySimilarity:
+    """A similarity matrix [b n] of queries and candidates that has not been computed: its inputs and its formula.
+
+    Without `curvature` the formula is the cosine, otherwise minus the distance in a product of Lorentz factors.
+    """
 
     queries: Tensor  # [k b d]; cosine: [b d]
     candidates: Tensor  # [k n d]; cosine: [n d]
     curvature: Tensor | None = None  # [k]; None: cosine
     metric: Metric = "l1"
-    eps: float = 0.0  # least gap
+    eps: float = 0.0  # minimum of coshm1
 
-    def blocks(self, rows: int, dtype: torch.dtype) -> "Blocks":
-        """What computes at most `rows` queries at a time, in `dtype` after the products."""
-        return Cosines(self) if self.curvature is None else Distances(self, self.curvature, rows, dtype)
-
-
-class Blocks(Protocol):
-    def similarities(self, rows: slice) -> Tensor:
-        """[r n] of these queries with all candidates."""
-
-    def accumulate(self, rows: slice, slopes: Tensor) -> None:
-        """Add to the gradients, given that [r n] of the similarities that were asked for last."""
-
-    def gradients(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Of queries, candidates and curvature."""
+    def row_blocks(self, max_rows: int, dtype: torch.dtype) -> RowBlocks:
+        """The matrix in blocks of at most `max_rows` rows. Operations after the inner products use `dtype`."""
+        return CosineBlocks(self) if self.curvature is None else DistanceBlocks(self, self.curvature, max_rows, dtype)
 
 
-def cosine(queries: Tensor, candidates: Tensor) -> Comparison:
-    """Of directions [b d] and [n d]."""
-    return Comparison(queries=queries, candidates=candidates)
+def cosine_similarity(x: Tensor, y: Tensor) -> LazySimilarity:
+    """Inner products of unit vectors [b d] and [n d]."""
+    return LazySimilarity(queries=x, candidates=y)
 
 
-def lorentz_distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float, metric: Metric = "l1") -> Comparison:
-    """`-lorentz.pairwise_distance` in one space, [b d] with c a scalar; of k factors, [k b d] with c [k 1], `combine`d."""
+def lorentz_similarity(x: Tensor, y: Tensor, curvature: Tensor, eps: float, metric: Metric = "l1") -> LazySimilarity:
+    """`-lorentz.pairwise_distance` of points [b d] and [n d] with a curvature [].
+
+    For points [k b d] and [k n d] of k factors with a curvature [k 1], the distances are combined by `product.combine`.
+    """
     x, y = (p.reshape(-1, *p.shape[-2:]) for p in (x, y))
-    return Comparison(queries=x, candidates=y, curvature=curvature.reshape(-1), metric=metric, eps=eps)
+    return LazySimilarity(queries=x, candidates=y, curvature=curvature.reshape(-1), metric=metric, eps=eps)
 
 
-def poincare_distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float) -> Comparison:
-    """`-poincare.pairwise_distance` of points [b d] of the ball, through the isometry p -> 2p / (1 - c|p|^2).
+def poincare_similarity(x: Tensor, y: Tensor, curvature: Tensor, eps: float) -> LazySimilarity:
+    """`-poincare.pairwise_distance` of points [b d] and [n d] of the ball, with a curvature [].
 
-    d = 2 asinh(u) / sqrt(c) is acosh(1 + 2u^2) / sqrt(c), so the gap is 2u^2.
+    The isometry p -> 2p / (1 - c|p|^2) maps the points to Lorentz space components. There the distance
+    2 asinh(u) / sqrt(c) is acosh(1 + 2u^2) / sqrt(c), so coshm1 is 2u^2 and its minimum twice that of u^2.
     """
     c = curvature.double()
-    far = [2 * p / rim_gap(p, c) for p in (x.double(), y.double())]
-    return lorentz_distance(far[0], far[1], curvature, 2 * eps)
+    space = [2 * p / one_minus_squared_norm(p, c) for p in (x.double(), y.double())]
+    return lorentz_similarity(space[0], space[1], curvature, 2 * eps)
 
 
-class Cosines:
-    """similarity = x . y."""
+class CosineBlocks:
+    """Row blocks of the similarity x . y."""
 
-    def __init__(self, comparison: Comparison) -> None:
-        self.x, self.y = comparison.queries, comparison.candidates
+    def __init__(self, inputs: LazySimilarity) -> None:
+        self.x, self.y = inputs.queries, inputs.candidates
         self.grad_x, self.grad_y = torch.zeros_like(self.x), torch.zeros_like(self.y)
 
-    def similarities(self, rows: slice) -> Tensor:
+    def forward(self, rows: slice) -> Tensor:
         return self.x[rows] @ self.y.T
 
-    def accumulate(self, rows: slice, slopes: Tensor) -> None:
-        self.grad_x[rows] = slopes @ self.y
-        self.grad_y.addmm_(slopes.T, self.x[rows])
+    def backward(self, rows: slice, grad: Tensor) -> None:
+        self.grad_x[rows] = grad @ self.y
+        self.grad_y.addmm_(grad.T, self.x[rows])
 
-    def gradients(self) -> tuple[Tensor, Tensor, None]:
-        return self.grad_x, self.grad_y, None
+    def gradients(self) -> Gradients:
+        return Gradients(self.grad_x, self.grad_y, None)
 
 
-class Distances:
-    """similarity = -sum_f w_f h_f (l1) or -sqrt(sum_f w_f h_f^2) (l2), h = acosh(1 + max(gap, eps)).
+class Tile(NamedTuple):
+    """Some factors and some rows of a block, small enough for the CPU cache."""
 
-    h = log1p(gap + s) and dh/dgap = 1/s with s = sqrt(gap (gap + 2)), so going back needs neither products nor
-    logarithms again. Where the gap is at its floor the slope is 0. h and s of one block are all that is kept.
-    w_f = 1/(k sqrt(c_f)) for the mean of distances, 1/(k c_f) for that of their squares.
+    factors: slice
+    queries: slice  # indices of the rows among all queries
+    rows: slice  # indices of the same rows within the block
+    distances: Tensor  # view of `DistanceBlocks.distances`
+    sinhs: Tensor  # view of `DistanceBlocks.sinhs`
+
+
+class DistanceBlocks:
+    """Row blocks of the similarity -sum_f w_f h_f (l1) or -sqrt(sum_f w_f h_f^2) (l2) over k hyperbolic factors.
+
+    h = sqrt(c) d is the distance in a factor in units of 1/sqrt(c), and s its sinh:
+
+        h = acosh(1 + coshm1) = log1p(coshm1 + s),      s = sinh(h) = sqrt(coshm1 (coshm1 + 2))
+
+    Since dh/dcoshm1 = 1/s, `backward` needs h and s of the block, but computes no inner products and no logarithms. The
+    derivative is 0 where coshm1 is clamped to its minimum. The weights w_f are 1/(k sqrt(c_f)) for l1, the mean of
+    distances, and 1/(k c_f) for l2, the mean of their squares.
     """
 
-    def __init__(self, comparison: Comparison, curvature: Tensor, rows: int, dtype: torch.dtype) -> None:
-        self.metric, self.eps, self.curvature = comparison.metric, comparison.eps, curvature.to(dtype)
-        x, y = comparison.queries, comparison.candidates
+    def __init__(self, inputs: LazySimilarity, curvature: Tensor, max_rows: int, dtype: torch.dtype) -> None:
+        self.metric, self.eps, self.curvature = inputs.metric, inputs.eps, curvature.to(dtype)
+        x, y = inputs.queries, inputs.candidates
         self.n_factors, self.n, _ = y.shape
         unit = self.curvature.sqrt() if self.metric == "l1" else self.curvature
         self.weights = 1 / (self.n_factors * unit)
-        self.long_x, self.time_x = extend(x, curvature, -1)
-        self.long_y, self.time_y = extend(y, curvature, 1)
+        self.coordinates_x, self.time_x = coshm1_coordinates(x, curvature, -1)
+        self.coordinates_y, self.time_y = coshm1_coordinates(y, curvature, 1)
         self.x, self.y = (
             torch.cat([p.to(dtype), time.to(dtype)], -1) for p, time in ((x, self.time_x), (y, self.time_y))
         )
-        # On a CPU few factors, or rows of one factor, at a time: so one operation finds in the cache what the last wrote.
-        cached = CACHED if x.device.type == "cpu" else self.n_factors * rows * self.n
-        self.factor_step = min(self.n_factors, max(1, cached // (rows * self.n)))
-        self.row_step = min(rows, max(ROWS, cached // self.n))
-        self.products = self.long_x.new_empty(self.factor_step * self.row_step * self.n)
-        self.angles, self.slants = (self.x.new_empty(self.n_factors * rows * self.n) for _ in range(2))
-        self.grad_x, self.grad_y_t = torch.zeros_like(self.x), torch.zeros_like(self.y.mT.contiguous())
+        # On a CPU, tiles are small enough for each operation to find the output of the previous one in the cache.
+        numbers = CACHE_NUMBERS if x.device.type == "cpu" else self.n_factors * max_rows * self.n
+        self.tile_factors = min(self.n_factors, max(1, numbers // (max_rows * self.n)))
+        self.tile_rows = min(max_rows, max(MIN_TILE_ROWS, numbers // self.n))
+        self.coshm1 = self.coordinates_x.new_empty(self.tile_factors * self.tile_rows * self.n)  # of one tile
+        # h and s of one block.
+        self.distances, self.sinhs = (self.x.new_empty(self.n_factors * max_rows * self.n) for _ in range(2))
+        # Weighted sums of (y, y_t) for each query and of (x, x_t) for each candidate; `gradients` converts them.
+        self.sum_x, self.sum_y_t = torch.zeros_like(self.x), torch.zeros_like(self.y.mT.contiguous())
         self.grad_weights = torch.zeros_like(self.weights)
-        least = torch.tensor(self.eps, dtype=dtype)
-        self.least_slant = float((least + 2).mul_(least).sqrt_())
+        min_coshm1 = torch.tensor(self.eps, dtype=dtype)
+        self.min_sinh = float((min_coshm1 + 2).mul_(min_coshm1).sqrt_())
 
-    def similarities(self, rows: slice) -> Tensor:
-        self.distance = self.x.new_zeros(rows.stop - rows.start, self.n)
-        for factors, queries, local, h, s in self.parts(rows):
-            gap = self.products[: h.numel()].view(h.shape)
-            torch.bmm(self.long_x[factors, queries], self.long_y[factors].mT, out=gap)
-            h.copy_(gap).clamp_(min=self.eps)
+    def forward(self, rows: slice) -> Tensor:
+        self.combined = self.x.new_zeros(rows.stop - rows.start, self.n)
+        for factors, queries, tile_rows, h, s in self.tiles(rows):
+            coshm1 = self.coshm1[: h.numel()].view(h.shape)
+            torch.bmm(self.coordinates_x[factors, queries], self.coordinates_y[factors].mT, out=coshm1)
+            h.copy_(coshm1).clamp_(min=self.eps)
             torch.add(h, 2, out=s).mul_(h).sqrt_()
             h.add_(s).log1p_()
-            far = h if self.metric == "l1" else h.square()
-            self.distance[local].view(-1).add_(self.weights[factors] @ far.view(len(h), -1))
+            terms = h if self.metric == "l1" else h.square()
+            self.combined[tile_rows].view(-1).add_(self.weights[factors] @ terms.view(len(h), -1))
         if self.metric == "l2":
-            self.distance.sqrt_()
-        return -self.distance
+            self.combined.sqrt_()
+        return -self.combined
 
-    def accumulate(self, rows: slice, slopes: Tensor) -> None:
-        slopes = slopes if self.metric == "l1" else slopes / self.distance
-        for factors, queries, local, h, s in self.parts(rows):
-            slope = slopes[local]
-            torch.threshold_(s, self.least_slant, math.inf)
-            s.reciprocal_().mul_(slope)
+    def backward(self, rows: slice, grad: Tensor) -> None:
+        grad = grad if self.metric == "l1" else grad / self.combined
+        for factors, queries, tile_rows, h, s in self.tiles(rows):
+            grad_tile = grad[tile_rows]
+            torch.threshold_(s, self.min_sinh, math.inf)
+            s.reciprocal_().mul_(grad_tile)
             if self.metric == "l2":
                 s.mul_(h)
                 h = h.square().div_(2)
-            self.grad_weights[factors] -= h.view(len(h), -1) @ slope.reshape(-1)
-            self.grad_x[factors, queries] = torch.bmm(s, self.y[factors])
-            self.grad_y_t[factors].baddbmm_(self.x[factors, queries].mT, s)
+            self.grad_weights[factors] -= h.view(len(h), -1) @ grad_tile.reshape(-1)
+            self.sum_x[factors, queries] = torch.bmm(s, self.y[factors])
+            self.sum_y_t[factors].baddbmm_(self.x[factors, queries].mT, s)
 
-    def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The sums of the slopes times (y, y_t) become gradients of x: c (x sum y_t / x_t - sum y).
+    def gradients(self) -> Gradients:
+        """Accumulated gradients of queries, candidates and curvature.
 
-        Through the gap the loss depends on sqrt(c) x and sqrt(c) y alone, so its slope in c follows from theirs.
+        With S = sum (y, y_t) over candidates, weighted by the gradients of coshm1, the gradient by x is
+        c (x S_t / x_t - S), and likewise by y. coshm1 depends on the curvature only through sqrt(c) x and sqrt(c) y, so
+        its gradient by the curvature follows from those by x and y.
         """
         grads = []
-        for p, sums, time in ((self.x, self.grad_x, self.time_x), (self.y, self.grad_y_t.mT, self.time_y)):
-            across = p[..., :-1] * (sums[..., -1:] / time).to(p.dtype) - sums[..., :-1]
-            grads.append(across.mul_(-(self.weights * self.curvature)[:, None, None]))
-        along = sum((grad * p[..., :-1]).sum((1, 2)) for grad, p in zip(grads, (self.x, self.y), strict=True)) / 2
+        for p, sums, time in ((self.x, self.sum_x, self.time_x), (self.y, self.sum_y_t.mT, self.time_y)):
+            direction = p[..., :-1] * (sums[..., -1:] / time).to(p.dtype) - sums[..., :-1]
+            grads.append(direction.mul_(-(self.weights * self.curvature)[:, None, None]))
+        along_points = (
+            sum((grad * p[..., :-1]).sum((1, 2)) for grad, p in zip(grads, (self.x, self.y), strict=True)) / 2
+        )
         power = 0.5 if self.metric == "l1" else 1.0
-        grad_curvature = (along - power * self.grad_weights * self.weights) / self.curvature
-        return grads[0], grads[1], grad_curvature
+        grad_curvature = (along_points - power * self.grad_weights * self.weights) / self.curvature
+        return Gradients(grads[0], grads[1], grad_curvature)
 
-    def parts(self, rows: slice) -> Iterator[tuple[slice, slice, slice, Tensor, Tensor]]:
-        """Factors, queries, the same counted from the first of the rows, and h and s of these."""
+    def tiles(self, rows: slice) -> Iterator[Tile]:
+        """Split the block `rows` into tiles."""
         shape = (self.n_factors, rows.stop - rows.start, self.n)
-        angles, slants = (kept[: math.prod(shape)].view(shape) for kept in (self.angles, self.slants))
-        for factor in range(0, self.n_factors, self.factor_step):
-            for start in range(0, shape[1], self.row_step):
-                factors = slice(factor, min(factor + self.factor_step, self.n_factors))
-                local = slice(start, min(start + self.row_step, shape[1]))
-                queries = slice(rows.start + local.start, rows.start + local.stop)
-                yield factors, queries, local, angles[factors, local], slants[factors, local]
+        distances, sinhs = (buffer[: math.prod(shape)].view(shape) for buffer in (self.distances, self.sinhs))
+        for factor in range(0, self.n_factors, self.tile_factors):
+            for start in range(0, shape[1], self.tile_rows):
+                factors = slice(factor, min(factor + self.tile_factors, self.n_factors))
+                tile_rows = slice(start, min(start + self.tile_rows, shape[1]))
+                queries = slice(rows.start + tile_rows.start, rows.start + tile_rows.stop)
+                yield Tile(factors, queries, tile_rows, distances[factors, tile_rows], sinhs[factors, tile_rows])
 
 
-def extend(points: Tensor, curvature: Tensor, sign: int) -> tuple[Tensor, Tensor]:
-    """(space, time, constant) in float64 [k b d+2], such that extend(x, -1) . extend(y, 1) is the gap; and the time."""
-    extended = points.new_empty(*points.shape[:-1], points.shape[-1] + 2, dtype=torch.float64)
-    space, time = extended[..., :-2], extended[..., -2:-1]
+def coshm1_coordinates(points: Tensor, curvature: Tensor, sign: int) -> tuple[Tensor, Tensor]:
+    """Coordinates whose inner product is coshm1, and the time components, both in float64.
+
+    The coordinates [k b d+2] are (sign sqrt(c) x, x_t, sign). The inner product of coordinates with sign -1 and
+    coordinates with sign 1 is coshm1. The time components are [k b 1].
+    """
+    coordinates = points.new_empty(*points.shape[:-1], points.shape[-1] + 2, dtype=torch.float64)
+    space, time = coordinates[..., :-2], coordinates[..., -2:-1]
     torch.mul(points, curvature.double().sqrt()[:, None, None], out=space)
     torch.linalg.vector_norm(space, dim=-1, keepdim=True, out=time)
     time.square_().add_(1).sqrt_()
     if sign < 0:
         space.neg_()
-    extended[..., -1] = sign
-    return extended, time
+    coordinates[..., -1] = sign
+    return coordinates, time

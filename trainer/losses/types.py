@@ -1,10 +1,10 @@
-"""Choices of the losses that settings name, without torch."""
+"""Types of the losses' settings. Does not import torch."""
 
 from typing import Literal
 
 LossKernel = Literal["auto", "chunked", "triton"]
-"""Implementation of the contrastive loss."""
+"""Implementation of the contrastive loss; `trainer.losses.contrast` selects it."""
 Entropy = Literal["abs", "normalised", "softmax"]
-"""How the coordinates of a point become the probabilities of which the entropy is taken."""
+"""Conversion of a point's coordinates to the probabilities of which the entropy is computed."""
 Reduction = Literal["mean", "sum"]
 """Reduction over the edges and words of a caption."""

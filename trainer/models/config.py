@@ -1,4 +1,4 @@
-"""Settings of the models, without torch: the groups that `model.*` keys fill."""
+"""Settings of the models: the dataclasses behind the `model.*` keys. Does not import torch."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from trainer.losses.types import Entropy, LossKernel, Reduction
 from trainer.text.relations import RELATIONS
 
 Ranking = Literal["released", "metric"]
+"""Score of the evaluation: released, that of the authors' evaluation code; metric, the similarity used in training."""
 
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
@@ -29,11 +30,12 @@ class ModelConfig:
     temperature_init: float = 0.07
     # largest factor on similarities in the contrastive loss, the inverse of the smallest temperature
     max_logit_scale: float = 100.0
-    # numbers (queries x candidates x factors) that the contrastive loss holds in memory at once; null: the whole matrix;
-    # values and gradients are the same
+    # numbers (queries x candidates x factors) that the contrastive loss holds in memory at once; null: the full matrix;
+    # the loss and its gradients do not depend on it
     loss_chunk: int | None = 2**21
-    # implementation of the contrastive loss. chunked: PyTorch, in chunks of loss_chunk; triton: fused kernels for NVIDIA
-    # GPUs, which keep no similarities in memory, tested in Triton's interpreter but not yet on a GPU; auto: chunked
+    # implementation of the contrastive loss. chunked: PyTorch, in chunks of loss_chunk; triton: fused kernels for
+    # NVIDIA GPUs, which hold no similarities in memory; they are tested in Triton's interpreter, but not yet on a GPU.
+    # auto: chunked
     loss_kernel: LossKernel = runtime("auto")
     # treat boxes and their phrases as additional image-text pairs, which doubles the pairs: the papers' CLIP and MERU
     # "with boxes", as PHyCLIP trains them
@@ -78,16 +80,19 @@ class HyperbolicConfig(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class HyCoCLIPConfig(HyperbolicConfig):
-    """Settings of HyCoCLIP. `entail_weight` multiplies half the sum of four terms, as released; the paper prints 0.1 x the sum."""
+    """Settings of HyCoCLIP.
 
-    # train on boxes and their phrases too; false: whole images and captions only
+    `entail_weight` multiplies half the sum of four terms, as in the released code. The paper prints 0.1 x the sum.
+    """
+
+    # train on boxes and their phrases too; false: on images and captions only
     use_boxes: bool = True
     # factor on the aperture of cones in which a text entails an image
     eta_inter: float = 0.7
     # factor on the aperture of cones in which a box entails its image, or a phrase its caption
     eta_intra: float = 1.2
-    # candidates against which box images and phrases are contrasted. released: captions and images, as in both released
-    # codes and in HyCoCLIP eq. 6; paper: each other, PHyCLIP eq. 4, which its own code does not do
+    # candidates in the contrastive loss of boxes and phrases. released: captions and images, as in both released codes
+    # and in HyCoCLIP eq. 6; paper: the phrases and boxes of the batch, as in PHyCLIP eq. 4 but not in its released code
     box_candidates: Literal["released", "paper"] = "released"
 
     def __post_init__(self) -> None:
@@ -95,14 +100,14 @@ class HyCoCLIPConfig(HyperbolicConfig):
         check_range(self, "eta_inter", "eta_intra", least=0, below=math.inf)
         if self.use_boxes and self.boxes_as_pairs:
             raise UserError(
-                "use_boxes and boxes_as_pairs are both true; boxes are either more general than their images or further "
-                "pairs, so set one to false"
+                "use_boxes and boxes_as_pairs are both true; boxes are either more general than their images or "
+                "additional pairs, so set one to false"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PHyCLIPConfig(HyCoCLIPConfig):
-    """Settings of PHyCLIP: the embedding is a product of hyperbolic factors of width `factor_dim`."""
+    """Settings of PHyCLIP: the embedding is a point in a product of hyperbolic factors."""
 
     # width of one hyperbolic factor; the space is a product of embed_dim / factor_dim of them
     factor_dim: int = 8
@@ -128,7 +133,7 @@ class PoinCLIPConfig(HyperbolicConfig):
     entail_reward: float = 0.1
     # how coordinates become the probabilities of which the entropy is taken: abs, normalised or softmax
     entropy: Entropy = "abs"
-    # lift of features onto the ball: conformal, the ball's exponential map; isometric, MERU's map transferred to the ball
+    # lift of features to the ball: conformal, the ball's exponential map; isometric, MERU's map transferred to the ball
     lift: Lift = "conformal"
 
     def __post_init__(self) -> None:
@@ -144,8 +149,8 @@ class SyntaxMERUConfig(HyperbolicConfig):
     # weigh as much as MERU's single entailment term
     syntax_weight: float = 0.1
     # source of a word's initial and contextual states. tower: token + position embedding, and the state after the last
-    # norm; only the input of the first block is "independent of context", as section 3 requires. block and attention:
-    # input and output of one block, or of its attention
+    # norm; only the input of the first block is "independent of context", as section 3 requires. block: input and
+    # output of one block; attention: input and output of the attention of one block
     word_states: Literal["tower", "block", "attention"] = "tower"
     # block of the text tower that word_states=block and attention refer to, counted from 0
     word_block: int = 0
@@ -170,6 +175,7 @@ class SyntaxMERUConfig(HyperbolicConfig):
         check_range(self, "syntax_weight", least=0, below=math.inf)
         if self.text.name and self.word_states == "attention":
             raise UserError(
-                f"word_states=attention: {self.text.name} exposes inputs and outputs of whole blocks only; use block or tower"
+                f"word_states=attention: {self.text.name} exposes inputs and outputs of full blocks only; use block or "
+                "tower"
             )
         check_range(self, "word_block", least=0, most=self.text.layers - 1)

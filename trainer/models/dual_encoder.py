@@ -1,7 +1,18 @@
-"""Two towers, their projections into one width, and a temperature: what all the models share.
+"""The base class of all models: two towers, their projections to a joint width, and a temperature.
 
-Shapes: b pairs here, m boxes here, n pairs on all ranks, d embedding width, l tokens. Images are [b 3 h w]; the model
-normalises them. A model lifts features into its space and compares them there; its losses are terms over lifted pairs.
+A model projects the towers' outputs to features, lifts the features into its space, and compares lifted points by its
+similarity. Its losses are computed from the lifted points of a batch. To add a model, subclass `DualEncoder` or an
+existing model and register it in `trainer/models/registry.py`, with its settings in `trainer/models/config.py`.
+
+- Implement `lift_image`, `lift_text`, `similarity` and `losses`. `contrast_pairs` computes the usual contrastive loss.
+- Implement `lazy_similarity` for large batches, if a formula of `trainer/losses/similarity.py` fits.
+- If the model learns that general points entail specific ones, list the relations in `entailments` and implement
+  `energy`. The evaluation reports the share of pairs that satisfy each relation.
+- Extend `needs` if the losses use boxes or parses, `clamp_parameters` if new parameters have a range, and `scores` if
+  the evaluation ranks by another number than the similarity.
+
+Shapes: b pairs and m boxes on this rank, n pairs on all ranks, d embedding width, l tokens. Lifted points are [b d], or
+[k b d/k] in a product of k factors; [*k b d] stands for both. Images are [b 3 h w].
 """
 
 import math
@@ -14,29 +25,36 @@ from torch import Tensor, nn
 
 from trainer.batch import Batch, LiftedPairs, Losses, Pairs
 from trainer.data.preprocess import to_pixels
-from trainer.distributed.gather import gather, rank, world_size
+from trainer.distributed.gather import gather, rank
 from trainer.encoders.build import build_image_encoder, build_text_encoder
-from trainer.losses import chunked
-from trainer.losses.functional import contrastive
-from trainer.losses.similarity import Comparison
+from trainer.losses.contrast import ContrastiveLoss
+from trainer.losses.similarity import LazySimilarity
 from trainer.models.config import ModelConfig, Ranking
 from trainer.text.syntax import Syntax
 
 Part = Literal["image", "text", "box_image", "box_text", "child", "head", "word_alone", "word"]
+"""Name of a set of lifted points in `Entails`.
+
+Images, captions, boxes and their phrases; children and heads of the edges of dependency trees; words without and with
+their context.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entails:
-    """An order that a model learns: `general` entails `specific`, by the model's energy with this `eta`."""
+    """An entailment relation that a model learns, such as: a caption (general) entails its image (specific).
 
-    name: str  # of the loss term
+    A pair of points satisfies it if `DualEncoder.energy(general, specific, eta)` is 0.
+    """
+
+    name: str  # in the names of loss terms and evaluation figures
     general: Part
     specific: Part
     eta: float = 1.0  # factor on the aperture of cones
 
 
 class DualEncoder(nn.Module, ABC):
-    """Parameter names are those of the released checkpoints."""
+    """Two towers with projections and a temperature. Parameter names are those of the released checkpoints."""
 
     pixel_mean: Tensor
     pixel_std: Tensor
@@ -51,98 +69,125 @@ class DualEncoder(nn.Module, ABC):
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(config.temperature_init)))
         self.register_buffer("pixel_mean", torch.tensor(config.pixel_mean).view(3, 1, 1))
         self.register_buffer("pixel_std", torch.tensor(config.pixel_std).view(3, 1, 1))
-        for tower in self.frozen():
+        for tower in self.frozen_towers():
             tower.requires_grad_(False)
 
-    def frozen(self) -> list[nn.Module]:
-        """The towers that stay as they are."""
+    def frozen_towers(self) -> list[nn.Module]:
+        """The towers that are not trained."""
         image, text = self.config.image.frozen, self.config.text.frozen
         return [self.visual] * image + [self.textual] * text
 
     def train(self, mode: bool = True) -> Self:
-        """Frozen towers stay in evaluation mode: no drop-out, and no statistics of batches."""
+        """Set the training mode. Frozen towers stay in evaluation mode, without dropout and updates of batch norms."""
         super().train(mode)
-        for tower in self.frozen():
+        for tower in self.frozen_towers():
             tower.eval()
         return self
 
     @abstractmethod
     def lift_image(self, features: Tensor) -> Tensor:
-        """Projected features [b d] into the model's space: [b d], of k factors [k b d/k]."""
+        """Lift projected features [b d] of images or boxes into the model's space: points [*k b d]."""
 
     @abstractmethod
     def lift_text(self, features: Tensor) -> Tensor:
-        """The same for texts."""
+        """Lift projected features [b d] of captions, phrases or words into the model's space: points [*k b d]."""
 
     def lift_prompts(self, features: Tensor) -> Tensor:
-        """[c p d] of p prompts for each of c classes to one lifted point a class: their mean before the lift."""
+        """One lifted point [*k c d] per class, from the features [c p d] of p prompts for each of c classes.
+
+        By default, the lift of the mean feature.
+        """
         return self.lift_text(features.mean(-2))
 
     @abstractmethod
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
-        """[b n] of lifted queries and candidates: larger is more alike. Symmetric, for either may be the images.
+        """Similarities [b n] of lifted queries [*k b d] and candidates [*k n d]; larger means more similar.
 
-        The contrastive loss multiplies it by a logit scale.
+        It must be symmetric, because images and texts are both queries and candidates. The contrastive loss multiplies
+        it by the logit scale.
         """
 
-    def comparison(self, queries: Tensor, candidates: Tensor) -> Comparison | None:
-        """The same similarity, for a loss that never holds all of it. None: that loss holds all of `similarity`."""
+    def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity | None:
+        """The matrix of `similarity`, for the implementations of the contrastive loss that never hold all of it.
+
+        None, the default: no such formula exists, and the contrastive loss holds the full matrix. A subclass that
+        changes `similarity` has to change this method too.
+        """
         return None
 
     def scores(self, queries: Tensor, candidates: Tensor, ranking: Ranking) -> Tensor:
-        """[b n] to rank candidates by. "metric" is the similarity that was trained; "released" what the authors'
-        evaluation ranks by, where that differs."""
+        """Scores [b n] by which the evaluation ranks candidates; larger is better.
+
+        "metric" is the similarity used in training; "released" is the score of the authors' evaluation code, which
+        differs for some models.
+        """
         return self.similarity(queries, candidates)
 
     def entailments(self) -> tuple[Entails, ...]:
-        """What entails what."""
+        """The entailment relations that the model learns."""
         return ()
 
     def word_points(self, token_ids: Tensor, syntax: Syntax) -> dict[Part, Tensor]:
-        """Lifted parts [n d] of `entailments` that are words of captions [b l]; asked where `needs` has "parse"."""
+        """Lifted words [* d] of captions [b l], by part, for each part of `entailments` that consists of words.
+
+        The evaluation calls it for models whose `needs` contain "parse". The points of the two parts of a relation
+        match by index.
+        """
         return {}
 
     def energy(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
-        """How far `general` is from entailing `specific`, lifted points pair by pair: [*k b], 0 where it does.
+        """Energies [*k b] of pairs of lifted points `general` and `specific` [*k b d], element by element.
 
-        Asked for what `entailments` names.
+        The energy is 0 if the general point entails the specific one, and larger the further it is from doing so. `eta`
+        is that of `Entails`. Models with `entailments` implement it.
         """
         raise NotImplementedError(f"{type(self).__name__} has no entailment energy")
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the losses ask of a sample beyond image and caption: "boxes", "parse"."""
+        """Fields of a sample that the losses use in addition to image and caption: "boxes", "parse"."""
         return frozenset({"boxes"}) if self.config.boxes_as_pairs else frozenset()
 
     @abstractmethod
     def losses(self, pairs: Pairs) -> Losses:
-        """What to minimise, and terms by name. Those that end as `metrics.GEOMETRY` says are logged as geometry."""
+        """Loss of a batch, from its features, and the terms to log, by name and detached.
+
+        Terms whose names end in one of `trainer.metrics.writers.GEOMETRY`, such as "curvature", are logged as geometry.
+        """
 
     def image_features(self, images: Tensor) -> Tensor:
-        """[b d] before the lift: what zero-shot classifiers average."""
+        """Projected features [b d] of images [b 3 h w], before the lift. Images are uint8, or float in [0, 1]."""
         pixels = images if images.is_floating_point() else to_pixels(images)
         features: Tensor = self.visual_proj(self.visual((pixels - self.pixel_mean) / self.pixel_std))
         return features
 
     def text_features(self, token_ids: Tensor) -> Tensor:
-        """[b d] before the lift, of token ids [b l]."""
+        """Projected features [b d] of token ids [b l], before the lift."""
         features: Tensor = self.textual_proj(self.textual(token_ids))
         return features
 
     def encode_image(self, images: Tensor) -> Tensor:
+        """Lifted points [*k b d] of images [b 3 h w]."""
         return self.lift_image(self.image_features(images))
 
     def encode_text(self, token_ids: Tensor) -> Tensor:
+        """Lifted points [*k b d] of token ids [b l]."""
         return self.lift_text(self.text_features(token_ids))
 
     def forward(self, batch: Batch) -> Losses:
-        """Towers under whatever autocast is on, the rest in float32."""
+        """Losses of a batch. Autocast applies to the towers; lifts and losses run without it."""
         pairs = self.features(batch)
         with torch.autocast(batch.images.device.type, enabled=False):
             return self.losses(pairs)
 
     def features(self, batch: Batch) -> Pairs:
-        """LiftedPairs and boxes in one pass of the image tower; texts in two, since phrases are short."""
+        """Features of a batch, before the lift.
+
+        Images and boxes share one pass of the image tower. Captions and phrases take one pass of the text tower each,
+        because phrases are short and would be padded to the length of captions.
+
+        Raises ValueError if `boxes_as_pairs` is set and the batch does not have one box per pair.
+        """
         captions = self.caption_features(batch)
         if batch.box_images is None or batch.box_token_ids is None:
             if self.config.boxes_as_pairs:
@@ -151,9 +196,9 @@ class DualEncoder(nn.Module, ABC):
         images = self.image_features(torch.cat([batch.images, batch.box_images]))
         box_text = self.text_features(batch.box_token_ids)
         if self.config.boxes_as_pairs:
-            if len(batch.box_images) != len(batch.images):  # ranks would gather different numbers of rows
+            if len(batch.box_images) != len(batch.images):  # `gather` needs the same number of rows on each rank
                 raise ValueError(
-                    f"boxes_as_pairs takes one box a pair; this batch has {len(batch.box_images)} boxes for "
+                    f"boxes_as_pairs takes one box per pair; this batch has {len(batch.box_images)} boxes for "
                     f"{len(batch.images)} pairs"
                 )
             captions["text"] = torch.cat([captions["text"], box_text])
@@ -163,67 +208,51 @@ class DualEncoder(nn.Module, ABC):
         return Pairs(image=image, syntax=batch.syntax, **captions, **boxes)
 
     def caption_features(self, batch: Batch) -> dict[str, Tensor]:
-        """The features of `Pairs` that come from the captions."""
+        """Features of the captions: those fields of `Pairs` that the text tower computes from them."""
         return {"text": self.text_features(batch.token_ids)}
 
-    def contrast(self, queries: Tensor, candidates: Tensor, scale: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Contrastive loss of lifted queries [* b d] of this rank against lifted candidates [* n d] of all.
-
-        `scale` [] multiplies their similarity. `targets` [b] say which candidate is a query's own; without them that of
-        the same place on this rank.
-        """
-        if targets is None:
-            targets = torch.arange(queries.shape[-2], device=queries.device) + rank() * queries.shape[-2]
-        comparison, chunk = self.in_blocks(queries, candidates), self.config.loss_chunk
-        if comparison is not None and self.config.loss_kernel == "triton":
-            from trainer.losses import fused  # not every machine has Triton
-
-            return fused.contrastive(comparison, scale, targets)
-        if comparison is not None and chunk is not None:
-            return chunked.contrastive(comparison, scale, targets, chunk, queries.dtype)
-        return contrastive(scale * self.similarity(queries, candidates), targets=targets)
-
-    def in_blocks(self, queries: Tensor, candidates: Tensor) -> Comparison | None:
-        """The comparison, where the configuration wants it and there is anything to compare."""
-        is_wanted = self.config.loss_kernel == "triton" or self.config.loss_chunk is not None
-        return self.comparison(queries, candidates) if is_wanted and queries.shape[-2] else None
-
     def contrast_pairs(self, pairs: Pairs) -> tuple[Tensor, LiftedPairs]:
-        """Symmetric contrastive loss of images and captions, and both lifted: MERU, section 3.1.
+        """Symmetric contrastive loss of images and captions (MERU, section 3.1), and the lifted points.
 
-        Lifting what was gathered costs little, and gives queries and candidates from one computation.
+        The candidates are those of all ranks. Features are gathered before the lift, so that the queries of this rank
+        are rows of the candidates. Lifting the features of other ranks too costs little.
         """
-        images, texts = self.lift_image(gather(pairs.image)), self.lift_text(gather(pairs.text))
-        image, text = own_rows(images, len(pairs.image)), own_rows(texts, len(pairs.text))
-        scale, chunk = self.logit_scale.exp(), self.config.loss_chunk
-        comparison = self.in_blocks(images, texts) if world_size() == 1 else None
-        if comparison is not None and self.config.loss_kernel == "triton":
-            from trainer.losses import fused
+        all_images, all_texts = self.lift_image(gather(pairs.image)), self.lift_text(gather(pairs.text))
+        image, text = rows_of_rank(all_images, len(pairs.image)), rows_of_rank(all_texts, len(pairs.text))
+        loss = self.contrastive_loss.symmetric(image, text, all_images, all_texts, self.logit_scale.exp())
+        return loss, LiftedPairs(image=image, text=text, all_images=all_images, all_texts=all_texts)
 
-            loss = fused.symmetric_contrastive(comparison, scale)
-        elif comparison is not None and chunk is not None:
-            loss = chunked.symmetric_contrastive(comparison, scale, chunk, images.dtype)
-        else:
-            loss = (self.contrast(image, texts, scale) + self.contrast(text, images, scale)) / 2
-        return loss, LiftedPairs(image=image, text=text, images=images, texts=texts)
+    def contrast(self, queries: Tensor, candidates: Tensor, scale: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Contrastive loss of lifted queries [*k b d] of this rank against lifted candidates [*k n d] of all ranks.
+
+        `scale` [] multiplies the similarities. `targets` [b] are the indices of the queries' candidates. By default the
+        candidates are b per rank, and query i of this rank matches candidate i of this rank.
+        """
+        return self.contrastive_loss.one_way(queries, candidates, scale, targets)
+
+    @property
+    def contrastive_loss(self) -> ContrastiveLoss:
+        """The contrastive loss, in the implementation that the settings select."""
+        return ContrastiveLoss(model=self, kernel=self.config.loss_kernel, chunk=self.config.loss_chunk)
 
     @torch.no_grad()
     def clamp_parameters(self) -> None:
-        """Keep the learned scalars in range. The training loop calls it after each optimizer step."""
+        """Clamp the learned scalars to their ranges. The training loop calls it after each optimizer step."""
         self.logit_scale.clamp_(max=math.log(self.config.max_logit_scale))
 
 
 def projection(width: int, embed_dim: int) -> nn.Linear:
+    """Linear layer without bias from a tower's width to the joint width."""
     layer = nn.Linear(width, embed_dim, bias=False)
     nn.init.normal_(layer.weight, std=width**-0.5)
     return layer
 
 
-def in_float32(features: Tensor) -> Tensor:
-    """Half precision up to float32; float64 stays."""
+def at_least_float32(features: Tensor) -> Tensor:
+    """Convert half-precision features to float32; float64 is kept."""
     return features if features.dtype == torch.float64 else features.float()
 
 
-def own_rows(gathered: Tensor, n: int) -> Tensor:
-    """The rows [* b d] of this rank among those of all ranks [* n d]."""
-    return gathered.narrow(-2, rank() * n, n)
+def rows_of_rank(gathered: Tensor, n_rows: int) -> Tensor:
+    """The rows [*k b d] of this rank among the gathered rows [*k n d]; each rank has `n_rows`."""
+    return gathered.narrow(-2, rank() * n_rows, n_rows)

@@ -1,4 +1,8 @@
-"""What the hyperbolic models share. Shapes: b pairs, d embedding width. Curvature is -c with c = exp(curv)."""
+"""The base class of the hyperbolic models.
+
+Shapes: b pairs, d embedding width, k factors; [*k b d] is [b d], or [k b d/k] in a product of factors. The space has
+curvature -c with c = exp(curv).
+"""
 
 import math
 from abc import abstractmethod
@@ -6,17 +10,22 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from trainer.losses.functional import outside_cone
+from trainer.losses.functional import angle_outside_cone
 from trainer.models.config import HyperbolicConfig
 from trainer.models.dual_encoder import DualEncoder
 
 
 class Hyperbolic(DualEncoder):
-    """A learned curvature, and a learned scale for each modality that keeps first embeddings near the origin."""
+    """A model with a learned curvature, a learned scale of features per modality, and entailment cones.
+
+    `curv`, `visual_alpha` and `textual_alpha` are the logarithms of c and of the scales. The scales start at the
+    inverse square root of the width, so that scaled features have an expected norm of 1 (MERU, section 3).
+    """
 
     config: HyperbolicConfig
 
     def __init__(self, config: HyperbolicConfig, n_factors: int | None = None) -> None:
+        """Build the model. With `n_factors`, each factor has its own curvature and scales."""
         super().__init__(config)
         shape = () if n_factors is None else (n_factors,)
         alpha = -math.log(config.embed_dim // (n_factors or 1)) / 2
@@ -26,7 +35,7 @@ class Hyperbolic(DualEncoder):
 
     @abstractmethod
     def lift(self, features: Tensor, log_alpha: Tensor) -> Tensor:
-        """Features [b d], scaled by exp(log_alpha), into the space."""
+        """Lift features [b d], multiplied by exp(log_alpha), into the space: points [*k b d]."""
 
     def lift_image(self, features: Tensor) -> Tensor:
         return self.lift(features, self.visual_alpha)
@@ -36,20 +45,23 @@ class Hyperbolic(DualEncoder):
 
     @abstractmethod
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
-        """Exterior angles and half-apertures [*k b] in radians of lifted points, pair by pair."""
+        """Exterior angles [*k b] at `general` towards `specific` [*k b d], and half-apertures [*k b] of `general`.
+
+        Both are in radians, for the two sets of points element by element.
+        """
 
     def energy(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
-        """How far `specific` lies outside of the cone of `general`, whose aperture eta scales."""
-        return outside_cone(*self.cone(general, specific), eta)
+        """Angles [*k b] in radians by which `specific` lies outside the cones of `general`. `eta` scales apertures."""
+        return angle_outside_cone(*self.cone(general, specific), eta)
 
     @torch.no_grad()
     def clamp_parameters(self) -> None:
         super().clamp_parameters()
-        centre, reach = math.log(self.config.curv_init), math.log(self.config.curv_max_ratio)
-        self.curv.clamp_(centre - reach, centre + reach)
+        center, log_ratio = math.log(self.config.curv_init), math.log(self.config.curv_max_ratio)
+        self.curv.clamp_(center - log_ratio, center + log_ratio)
         self.visual_alpha.clamp_(max=0)
         self.textual_alpha.clamp_(max=0)
 
     def scalars(self) -> dict[str, Tensor]:
-        """To log beside the losses."""
+        """The learned scalars to log beside the losses."""
         return {"logit_scale": self.logit_scale.exp().detach(), "curvature": self.curv.exp().detach()}

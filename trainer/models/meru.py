@@ -1,12 +1,12 @@
-"""MERU. Shapes: b pairs here, n pairs on all ranks, d embedding width."""
+"""MERU. Shapes: b pairs on this rank, n candidates, d embedding width; a child with k factors has points [k b d/k]."""
 
 from torch import Tensor
 
 from trainer.batch import Losses, Pairs
 from trainer.geometry import lorentz
-from trainer.losses.functional import over_pairs
-from trainer.losses.similarity import Comparison, lorentz_distance
-from trainer.models.dual_encoder import Entails, in_float32
+from trainer.losses.functional import mean_over_pairs
+from trainer.losses.similarity import LazySimilarity, lorentz_similarity
+from trainer.models.dual_encoder import Entails, at_least_float32
 from trainer.models.hyperbolic import Hyperbolic
 
 
@@ -14,21 +14,17 @@ class MERU(Hyperbolic):
     """Lorentz model; a caption entails its image (Desai et al. 2023, arXiv 2304.09172)."""
 
     def lift(self, features: Tensor, log_alpha: Tensor) -> Tensor:
-        return lorentz.exp_map0(in_float32(features) * log_alpha.exp(), self.curvature(), self.config.eps)
+        return lorentz.exp_map0(at_least_float32(features) * log_alpha.exp(), self.curvature(), self.config.eps)
 
     def curvature(self) -> Tensor:
-        """c, such that it broadcasts with lifted points less their last axis."""
+        """c, in a shape that broadcasts against the leading axes of lifted points: [], or [k 1] with factors."""
         return self.curv.exp()
 
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         return -lorentz.pairwise_distance(queries, candidates, self.curvature(), self.config.eps)
 
-    def comparison(self, queries: Tensor, candidates: Tensor) -> Comparison:
-        return lorentz_distance(queries, candidates, self.curvature(), self.config.eps)
-
-    def entail(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
-        """Mean energy of the pairs."""
-        return over_pairs(self.energy(general, specific, eta))
+    def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity:
+        return lorentz_similarity(queries, candidates, self.curvature(), self.config.eps)
 
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
         c, eps = self.curvature(), self.config.eps
@@ -38,11 +34,15 @@ class MERU(Hyperbolic):
     def entailments(self) -> tuple[Entails, ...]:
         return (Entails(name="text_image", general="text", specific="image"),)
 
+    def entailment_loss(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
+        """Mean energy of the pairs of points `general` and `specific` [*k b d]."""
+        return mean_over_pairs(self.energy(general, specific, eta))
+
     def losses(self, pairs: Pairs) -> Losses:
-        """Contrastive + 0.2 * entailment of image by text (section 3.2)."""
-        contrastive, wholes = self.contrast_pairs(pairs)
-        entailed = self.entail(general=wholes.text, specific=wholes.image)
+        """Contrastive loss + entail_weight * entailment loss of captions and images (sections 3.1 and 3.2)."""
+        contrastive, lifted = self.contrast_pairs(pairs)
+        entailment = self.entailment_loss(general=lifted.text, specific=lifted.image)
         return Losses(
-            loss=contrastive + self.config.entail_weight * entailed,
-            terms={"contrastive": contrastive.detach(), "entailment": entailed.detach(), **self.scalars()},
+            loss=contrastive + self.config.entail_weight * entailment,
+            terms={"contrastive": contrastive.detach(), "entailment": entailment.detach(), **self.scalars()},
         )

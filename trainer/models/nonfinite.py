@@ -1,68 +1,80 @@
-"""What to say of a loss or gradient that is not a number."""
+"""Error message for a loss or gradient that is not finite."""
 
 import math
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from trainer.batch import Batch, Pairs
 from trainer.models.dual_encoder import DualEncoder
 
-SHOWN = 8
+MAX_NAMES = 8
+"""Maximum number of parameters or samples that the message lists."""
 
 
-def describe_nonfinite(model: DualEncoder, batch: Batch, values: dict[str, float], step: int, last: Path | None) -> str:
-    """Step, terms, parameters and samples; called before the step changed anything."""
+def describe_nonfinite(
+    model: DualEncoder, batch: Batch, values: dict[str, float], step: int, checkpoint: Path | None
+) -> str:
+    """Message that names the step, the terms, parameters and samples that are not finite, and the latest checkpoint.
+
+    `values` are the logged values of the step by name, with "loss/total"; `checkpoint` is the latest one, or None. Call
+    it with the gradients of the step, before the optimizer changes the parameters.
+    """
     terms = [name for name, value in values.items() if not math.isfinite(value)]
+    is_loss = not math.isfinite(values["loss/total"])
+    subject = "the loss is" if is_loss else "the gradient is"
+    sentences = [f"step {step}: {subject} not finite. Not finite: {', '.join(terms)}"]
     parameters = [
         name
         for name, parameter in model.named_parameters()
         if parameter.grad is not None and not is_finite(parameter.grad)
     ]
-    keys = guilty_keys(model, batch)
-    what = "the loss is" if not math.isfinite(values["loss/total"]) else "the gradient is"
-    lines = [f"step {step}: {what} not finite. Not finite: {', '.join(terms)}"]
-    if parameters and what == "the gradient is":
-        lines.append(f"gradients of {', '.join(parameters[:SHOWN])}{more(parameters)}")
+    if parameters and not is_loss:
+        sentences.append(f"Parameters whose gradients are not finite: {listed(parameters)}")
+    keys = nonfinite_keys(model, batch)
     if keys:
-        lines.append(f"samples whose features are not finite: {', '.join(keys[:SHOWN])}{more(keys)}")
+        sentences.append(f"Samples whose features are not finite: {listed(keys)}")
     elif batch.keys:
-        lines.append(
-            f"all features are finite; samples of the batch: {', '.join(batch.keys[:SHOWN])}{more(batch.keys)}"
-        )
-    kept = f"{last} is complete" if last else "there is no checkpoint yet"
-    lines.append(
-        f"nothing of this step was kept; {kept}. Look at these samples; a lower lr=, a longer optim.warmup_steps= or precision=fp32 "
-        "may help (with resume=anyway)"
+        sentences.append(f"All features are finite; samples of the batch: {listed(batch.keys)}")
+    saved = f"checkpoint {checkpoint} is complete" if checkpoint else "no checkpoint exists yet"
+    sentences.append(
+        f"The step was discarded; {saved}. Check these samples; a lower optim.lr=, a longer optim.warmup_steps= or "
+        "precision=fp32 may help (with resume=anyway)"
     )
-    return ". ".join(lines)
+    return ". ".join(sentences)
 
 
 @torch.no_grad()
-def guilty_keys(model: DualEncoder, batch: Batch) -> list[str]:
-    """Samples of which an image, text or box has features that are not finite. Empty for a model in shares (FSDP)."""
+def nonfinite_keys(model: DualEncoder, batch: Batch) -> list[str]:
+    """Keys of samples with an image, text or box whose features are not finite. Empty for a model sharded by FSDP."""
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()) or not batch.keys:
         return []
     pairs = model.features(batch)
-    bad = bad_rows(pairs.image) | bad_rows(pairs.text)
-    for part in box_parts(pairs):
-        owner = batch.box_owner if batch.box_owner is not None else torch.arange(len(bad), device=bad.device)
-        bad[owner[bad_rows(part)]] = True
-    return [key for key, wrong in zip(batch.keys, bad.tolist(), strict=True) if wrong]
+    is_bad = nonfinite_rows(pairs.image) | nonfinite_rows(pairs.text)
+    for features in box_features(pairs):
+        owner = batch.box_owner if batch.box_owner is not None else torch.arange(len(is_bad), device=is_bad.device)
+        is_bad[owner[nonfinite_rows(features)]] = True
+    return [key for key, bad in zip(batch.keys, is_bad.tolist(), strict=True) if bad]
 
 
-def box_parts(pairs: Pairs) -> list[torch.Tensor]:
-    return [part for part in (pairs.box_image, pairs.box_text) if part is not None]
+def box_features(pairs: Pairs) -> list[Tensor]:
+    """Features of boxes and of phrases, if any."""
+    return [features for features in (pairs.box_image, pairs.box_text) if features is not None]
 
 
-def bad_rows(features: torch.Tensor) -> torch.Tensor:
+def nonfinite_rows(features: Tensor) -> Tensor:
+    """[b], True for rows of features [b d] with a number that is not finite."""
     return ~torch.isfinite(features).all(dim=-1)
 
 
-def is_finite(value: torch.Tensor) -> bool:
-    local = value.to_local() if hasattr(value, "to_local") else value
+def is_finite(gradient: Tensor) -> bool:
+    """True if all numbers are finite; of a sharded gradient, all numbers on this rank."""
+    local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     return bool(torch.isfinite(local).all())
 
 
-def more(items: list[str] | tuple[str, ...]) -> str:
-    return f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+def listed(names: list[str] | tuple[str, ...]) -> str:
+    """The first names, comma-separated, and the number of further ones."""
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

@@ -1,18 +1,19 @@
-"""PHyCLIP. Shapes: b pairs here, n pairs on all ranks, d embedding width, k factors."""
+"""PHyCLIP. Shapes: b queries, n candidates, d embedding width, k factors."""
 
 from torch import Tensor
 
 from trainer.geometry import lorentz, product
-from trainer.losses.similarity import Comparison, lorentz_distance
+from trainer.losses.similarity import LazySimilarity, lorentz_similarity
 from trainer.models.config import PHyCLIPConfig, Ranking
-from trainer.models.dual_encoder import in_float32
+from trainer.models.dual_encoder import at_least_float32
 from trainer.models.hycoclip import HyCoCLIP
 
 
 class PHyCLIP(HyCoCLIP):
-    """HyCoCLIP on a product of k hyperbolic factors, each with its curvature (PHyCLIP). Lifted points are [k b d/k].
+    """HyCoCLIP in a product of k hyperbolic factors, each with its own curvature. Lifted points are [k b d/k].
 
-    Alphas begin at factor_dim^-0.5, as released; the paper says 512^-0.5, which leaves factors at a tenth of the radius.
+    The scales of features start at factor_dim^-0.5, as in the released code. The paper states 512^-0.5, with which the
+    points of factors of width 8 start at an eighth of that radius.
     """
 
     config: PHyCLIPConfig
@@ -21,21 +22,24 @@ class PHyCLIP(HyCoCLIP):
         super().__init__(config, n_factors=config.embed_dim // config.factor_dim)
 
     def lift(self, features: Tensor, log_alpha: Tensor) -> Tensor:
-        factors = product.split(in_float32(features), self.config.factor_dim)
+        factors = product.split(at_least_float32(features), self.config.factor_dim)
         return lorentz.exp_map0(factors * log_alpha.exp()[:, None, None], self.curvature(), self.config.eps)
 
     def curvature(self) -> Tensor:
         return self.curv.exp()[:, None]
 
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
-        apart = lorentz.pairwise_distance(queries, candidates, self.curvature(), self.config.eps)
-        return -product.combine(apart, self.config.metric)
+        distances = lorentz.pairwise_distance(queries, candidates, self.curvature(), self.config.eps)
+        return -product.combine(distances, self.config.metric)
 
-    def comparison(self, queries: Tensor, candidates: Tensor) -> Comparison:
-        return lorentz_distance(queries, candidates, self.curvature(), self.config.eps, self.config.metric)
+    def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity:
+        return lorentz_similarity(queries, candidates, self.curvature(), self.config.eps, self.config.metric)
 
     def scores(self, queries: Tensor, candidates: Tensor, ranking: Ranking) -> Tensor:
-        """The released evaluation sums Lorentz inner products over the factors, which is not monotone in eq. 2."""
+        """Scores [b n]: the similarity, or the sum of Lorentzian inner products over the factors.
+
+        The released evaluation ranks by the sum, which orders candidates differently than the distance of eq. 2.
+        """
         match ranking:
             case "metric":
                 return self.similarity(queries, candidates)

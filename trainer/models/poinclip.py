@@ -1,4 +1,4 @@
-"""PoinCLIP (docs/poincare.md). Shapes: b pairs here, n pairs on all ranks, d embedding width."""
+"""PoinCLIP (docs/poincare.md). Shapes: b pairs, n candidates, d embedding width."""
 
 import torch
 from torch import Tensor
@@ -6,52 +6,53 @@ from torch import Tensor
 from trainer.batch import Losses, Pairs
 from trainer.geometry import poincare
 from trainer.losses.functional import entropy, regularised_entailment
-from trainer.losses.similarity import Comparison, poincare_distance
+from trainer.losses.similarity import LazySimilarity, poincare_similarity
 from trainer.models.config import PoinCLIPConfig
-from trainer.models.dual_encoder import Entails, in_float32
+from trainer.models.dual_encoder import Entails, at_least_float32
 from trainer.models.hyperbolic import Hyperbolic
 
 
 class PoinCLIP(Hyperbolic):
-    """Poincare ball; of a pair the one with the lower entropy entails the other (PoinCLIP, section 4)."""
+    """Poincaré ball; of caption and image, the one with the lower entropy entails the other (PoinCLIP, section 4)."""
 
     config: PoinCLIPConfig
 
     def lift(self, features: Tensor, log_alpha: Tensor) -> Tensor:
-        return poincare.exp_map0(in_float32(features) * log_alpha.exp(), self.curv.exp(), self.config.lift)
+        return poincare.exp_map0(at_least_float32(features) * log_alpha.exp(), self.curv.exp(), self.config.lift)
 
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         return -poincare.pairwise_distance(queries, candidates, self.curv.exp(), self.config.eps)
 
-    def comparison(self, queries: Tensor, candidates: Tensor) -> Comparison:
-        return poincare_distance(queries, candidates, self.curv.exp(), self.config.eps)
+    def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity:
+        return poincare_similarity(queries, candidates, self.curv.exp(), self.config.eps)
 
     def losses(self, pairs: Pairs) -> Losses:
-        """Contrastive + lambda * entailment (eq. 9), apex by entropy; at a tie the text is the apex."""
-        contrastive, wholes = self.contrast_pairs(pairs)
-        image, text = wholes.image, wholes.text
-        entailed = regularised_entailment(*self.cone(text, image), self.config.entail_reward)
+        """Contrastive loss + entail_weight * entailment loss (eq. 9)."""
+        contrastive, lifted = self.contrast_pairs(pairs)
+        image, text = lifted.image, lifted.text
+        entailment = regularised_entailment(*self.cone(text, image), self.config.entail_reward)
         return Losses(
-            loss=contrastive + self.config.entail_weight * entailed,
+            loss=contrastive + self.config.entail_weight * entailment,
             terms={
                 "contrastive": contrastive.detach(),
-                "entailment": entailed.detach(),
-                "image_entails": self.swaps(text, image).float().mean(),
+                "entailment": entailment.detach(),
+                "image_entails": self.is_swapped(text, image).float().mean(),
                 **self.scalars(),
             },
         )
 
     @torch.no_grad()
-    def swaps(self, general: Tensor, specific: Tensor) -> Tensor:
-        """[b] where the entropies say that what is called specific is the more general one."""
+    def is_swapped(self, general: Tensor, specific: Tensor) -> Tensor:
+        """[b], True for pairs of points [b d] in which `specific` has the lower entropy and is the apex of the cone."""
         return entropy(specific, self.config.entropy) < entropy(general, self.config.entropy)
 
     def entailments(self) -> tuple[Entails, ...]:
-        """Called text and image; `cone` decides pair by pair which is the apex."""
+        """The order of text and image, in this or in the opposite direction: `cone` selects the apex of each pair."""
         return (Entails(name="text_image", general="text", specific="image"),)
 
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
-        swapped = self.swaps(general, specific)[:, None]
+        """Exterior angles [b] and half-apertures [b]. The apex is the point of lower entropy; at a tie `general`."""
+        swapped = self.is_swapped(general, specific)[:, None]
         apex, point = torch.where(swapped, specific, general), torch.where(swapped, general, specific)
         c, eps = self.curv.exp(), self.config.eps
         aperture = poincare.half_aperture(apex, c, self.config.min_radius, eps)

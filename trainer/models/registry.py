@@ -1,4 +1,4 @@
-"""The models by name: the only list of them."""
+"""The list of all models by name. Imports torch only when a model's class is first needed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model: its settings, and the class that is imported, with torch, when it is first needed."""
+    """Settings class and location of a model. The model's class is imported, with torch, when it is first needed."""
 
     config: type[ModelConfig]
     location: str  # MODULE:CLASS
@@ -44,13 +44,13 @@ MODELS: Final[Mapping[str, ModelEntry]] = MappingProxyType(
         "syntax_meru": ModelEntry(SyntaxMERUConfig, "trainer.models.syntax_meru:SyntaxMERU"),
     }
 )
-"""Model name, as in `model_name`, to its entry."""
+"""Entry of each model by name, as in the setting `model_name`."""
 
 
 def build_model(name: str, config: ModelConfig | None = None) -> "DualEncoder":
-    """The model `name` with random weights; `config` defaults to the paper's settings.
+    """Build the model `name` with random weights; `config` defaults to the paper's settings.
 
-    Raises ValueError for an unknown name, or for another model's configuration.
+    Raises ValueError if the name is unknown or `config` belongs to another model.
     """
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; choose one of {', '.join(MODELS)}")
@@ -62,6 +62,11 @@ def build_model(name: str, config: ModelConfig | None = None) -> "DualEncoder":
 
 
 def model_name(model: "DualEncoder") -> str:
-    """The name under which a model is registered."""
+    """Return the name under which the class of `model` is registered.
+
+    Raises ValueError for a class that is not registered."""
     location = f"{type(model).__module__}:{type(model).__name__}"
-    return next(name for name, entry in MODELS.items() if entry.location == location)
+    for name, entry in MODELS.items():
+        if entry.location == location:
+            return name
+    raise ValueError(f"class {location} is not registered; add it to trainer.models.registry.MODELS")

@@ -1,4 +1,4 @@
-"""MERU whose text tower is taught the dependency tree of captions (Syntax-Preserving Hyperbolic VSE; docs/syntax.md).
+"""Syntax-MERU: MERU whose text tower learns the dependency trees of captions (docs/syntax.md).
 
 Shapes: b captions, l tokens, w words of the longest caption, d embedding width.
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.batch import Batch, Losses, Pairs
 from trainer.encoders.text import StateSource
-from trainer.losses.functional import over_captions
+from trainer.losses.functional import mean_over_captions
 from trainer.models.config import SyntaxMERUConfig
 from trainer.models.dual_encoder import Entails, Part
 from trainer.models.meru import MERU
@@ -18,17 +18,28 @@ from trainer.text.syntax import RELATIONS, Syntax, word_vectors, word_weights
 
 
 class Words(NamedTuple):
-    """Lifted words of captions. Where there is no word or no edge, points mean nothing."""
+    """Lifted words of captions. Points are finite but meaningless where `is_word` (of `head`, `is_child`) is False."""
 
-    initial: Tensor  # [b w d]
-    contextual: Tensor  # [b w d]
-    head: Tensor  # [b w d] the contextual one of each word's head
-    is_word: Tensor  # [b w]
-    is_child: Tensor  # [b w] has an edge
+    initial: Tensor  # [b w d] without context
+    contextual: Tensor  # [b w d] in the context of the caption
+    head: Tensor  # [b w d] contextual points of the words' heads
+    is_word: Tensor  # [b w] False for padding
+    is_child: Tensor  # [b w] True for words with an edge to a head
+
+
+class SyntaxLoss(NamedTuple):
+    """The two terms of eq. 3, and the share of edges that satisfy entailment; each []."""
+
+    edges: Tensor
+    words: Tensor
+    satisfied: Tensor
 
 
 class SyntaxMERU(MERU):
-    """MERU + mu * syntax: a word entails its head, and what it means alone entails what it means in its caption."""
+    """MERU with a syntax loss: a word entails its head, and a word without context entails itself in its caption.
+
+    "Syntax-Preserving Hyperbolic Visual Semantic Embeddings", here "the paper".
+    """
 
     config: SyntaxMERUConfig
     relation_weights: Tensor
@@ -36,73 +47,82 @@ class SyntaxMERU(MERU):
     def __init__(self, config: SyntaxMERUConfig) -> None:
         super().__init__(config)
         weights = torch.tensor([config.relation_weights.get(name, 1.0) for name in RELATIONS])
-        self.register_buffer("relation_weights", weights, persistent=False)  # the state dict stays MERU's
+        # Not persistent, so that the state dict is that of MERU.
+        self.register_buffer("relation_weights", weights, persistent=False)
 
     @property
     def needs(self) -> frozenset[str]:
         return super().needs | {"parse"}
 
     def caption_features(self, batch: Batch) -> dict[str, Tensor]:
-        """Captions and their words in one pass of the text tower."""
+        """Features of captions and of their words, from one pass of the text tower.
+
+        Raises ValueError if the batch has no parses.
+        """
         if batch.syntax is None:
             raise ValueError("syntax_meru needs a parse of each caption; train/ shards of the pipeline hold it")
         return self.word_features(batch.token_ids, batch.syntax)
 
     def word_features(self, token_ids: Tensor, syntax: Syntax) -> dict[str, Tensor]:
+        """Features of captions [b d] and of their words [b w d], by field of `Pairs`, from token ids [b l]."""
         states = self.textual(token_ids, StateSource(kind=self.config.word_states, block=self.config.word_block))
         return {
             "text": self.textual_proj(states.pooled),
-            "word_initial": self.words(states.initial, syntax),
-            "word_contextual": self.words(states.contextual, syntax),
+            "word_initial": self.project_words(states.initial, syntax),
+            "word_contextual": self.project_words(states.contextual, syntax),
         }
 
-    def words(self, states: Tensor, syntax: Syntax) -> Tensor:
-        """[b w d] before the lift, of token states [b l *]."""
+    def project_words(self, states: Tensor, syntax: Syntax) -> Tensor:
+        """Features [b w d] of words, before the lift, from the states [b l *] of their tokens."""
         weights = word_weights(syntax.word_of_token, syntax.head.shape[1], self.config.word_vector)
         vectors: Tensor = self.textual_proj(word_vectors(states, weights))
         return vectors
 
     def losses(self, pairs: Pairs) -> Losses:
-        """MERU's terms + mu * (edges + words)      eq. 1 to 3."""
+        """MERU's loss + syntax_weight * (edges + words)      the paper's eq. 1 to 3"""
         base = super().losses(pairs)
-        edges, words, satisfied = self.syntax(pairs)
-        terms = {"syntax": edges + words, "syntax/edges": edges, "syntax/words": words}
+        syntax = self.syntax_loss(pairs)
+        terms = {"syntax": syntax.edges + syntax.words, "syntax/edges": syntax.edges, "syntax/words": syntax.words}
         return Losses(
             loss=base.loss + self.config.syntax_weight * terms["syntax"],
-            terms=base.terms | {name: term.detach() for name, term in terms.items()} | {"syntax/satisfied": satisfied},
+            terms=base.terms
+            | {name: term.detach() for name, term in terms.items()}
+            | {"syntax/satisfied": syntax.satisfied},
         )
 
-    def syntax(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        """The two terms of eq. 3, and the share of edges that hold.
+    def syntax_loss(self, pairs: Pairs) -> SyntaxLoss:
+        """The terms of eq. 3, averaged over the captions of this rank.
 
             edges:  max(0, ext(e_child, e_head) - aper(e_child)), contextual, times the relation's weight
             words:  max(0, ext(e_initial, e_contextual) - aper(e_initial))
 
-        Words are local to their rank: averaged over ranks like every gradient, the means are those of the whole batch.
+        Words are not gathered: gradients are averaged over the ranks, which gives those of the mean over all captions.
+
+        Raises ValueError if the features of words or the parses are missing.
         """
         if pairs.word_initial is None or pairs.word_contextual is None or pairs.syntax is None:
             raise ValueError("syntax_meru needs the words of each caption; their features or trees are missing")
         words = self.lift_words(pairs.word_initial, pairs.word_contextual, pairs.syntax.head)
-        upward = self.energy(general=words.contextual, specific=words.head)
-        inward = self.energy(general=words.initial, specific=words.contextual)
+        edge_energy = self.energy(general=words.contextual, specific=words.head)
+        word_energy = self.energy(general=words.initial, specific=words.contextual)
         reduction = self.config.syntax_reduction
-        satisfied = ((upward == 0) & words.is_child).sum() / words.is_child.sum().clamp(min=1)
-        weighted = upward * self.relation_weights[pairs.syntax.relation]
-        return (
-            over_captions(weighted, words.is_child, reduction),
-            over_captions(inward, words.is_word, reduction),
-            satisfied,
+        satisfied = ((edge_energy == 0) & words.is_child).sum() / words.is_child.sum().clamp(min=1)
+        weighted = edge_energy * self.relation_weights[pairs.syntax.relation]
+        return SyntaxLoss(
+            edges=mean_over_captions(weighted, words.is_child, reduction),
+            words=mean_over_captions(word_energy, words.is_word, reduction),
+            satisfied=satisfied,
         )
 
     def lift_words(self, initial: Tensor, contextual: Tensor, head: Tensor) -> Words:
-        """Of word vectors [b w d] and `Syntax.head`."""
+        """Lift features of words [b w d]. `head` [b w] is `Syntax.head`."""
         initial, contextual = self.lift_text(initial), self.lift_text(contextual)
         is_word = head >= 0
-        itself = torch.arange(head.shape[1], device=head.device)
-        is_child = is_word & (head != itself)
-        # Where there is no edge the word stands for its head: finite, and left out of the sums.
-        places = torch.where(is_child, head, itself)[..., None].expand_as(contextual)
-        return Words(initial, contextual, contextual.gather(1, places), is_word, is_child)
+        own_index = torch.arange(head.shape[1], device=head.device)
+        is_child = is_word & (head != own_index)
+        # A word without an edge is its own head: its energy is finite, and the mask excludes it from the sums.
+        indices = torch.where(is_child, head, own_index)[..., None].expand_as(contextual)
+        return Words(initial, contextual, contextual.gather(1, indices), is_word, is_child)
 
     def word_points(self, token_ids: Tensor, syntax: Syntax) -> dict[Part, Tensor]:
         features = self.word_features(token_ids, syntax)

@@ -11,7 +11,7 @@ import torch
 from common.errors import UserError
 from tests.trainer.small import NAMES, small_trees
 from tests.trainer.tiny_open_clip import register, save, tiny
-from trainer.accumulate import blocks, checkpoint_blocks, set_micro_batch
+from trainer.accumulate import checkpoint_blocks, set_micro_batch, tower_blocks
 from trainer.batch import Batch
 from trainer.build import build_tokenizer, new_model
 from trainer.checkpoints.model import load_model, save_model
@@ -92,7 +92,7 @@ def test_activations_are_recomputed_block_by_block_with_the_same_gradients() -> 
     for small in (False, True):
         torch.manual_seed(0)
         model = new_model(tower_config(None, "model.embed_dim=16"))
-        assert len(blocks(model)) == 4
+        assert len(tower_blocks(model)) == 4
         if small:
             checkpoint_blocks(model)
             set_micro_batch(model, 2)

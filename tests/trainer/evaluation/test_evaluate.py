@@ -127,7 +127,7 @@ def test_words_that_entail_their_heads_stand_beside_chance_where_there_is_a_pars
     assert isinstance(model, SyntaxMERU)
     syntax = collate_trees(trees)
     features = model.word_features(pad(ids), syntax)
-    trained = model.syntax(Pairs(image=features["text"], syntax=syntax, **features))[2].item()
+    trained = model.syntax_loss(Pairs(image=features["text"], syntax=syntax, **features)).satisfied.item()
     assert figures["entailment/syntax_edge/satisfied"] == pytest.approx(trained), "as the training logs it"
     bare = Evaluation(EvaluationConfig(shards=write_shard(tmp_path / "bare")))(model, tokenizer, "cpu")
     assert {key.split("/")[1] for key in bare if key.startswith("entailment/")} == {"text_image"}

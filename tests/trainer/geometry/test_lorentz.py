@@ -1,3 +1,5 @@
+"""The Lorentz model: against the reference table, and properties of its functions."""
+
 import math
 from pathlib import Path
 
@@ -16,11 +18,12 @@ CURVATURES = (0.1, 0.7, 1.0, 3.0, 10.0)
 
 
 def tangents(norm: float, n: int = 12, d: int = 8, seed: int = 0) -> Tensor:
+    """Random vectors [n d] of the given norm, in float64."""
     v = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return norm * v / v.norm(dim=-1, keepdim=True)
 
 
-def test_every_function_lies_as_near_to_float64_as_the_table_asks() -> None:
+def test_functions_match_the_reference_table_within_its_bounds() -> None:
     with np.load(TABLE) as table:
         rows = parity.compare(table)
     assert [row for row in rows if not row["error"] <= row["bar"]] == []
@@ -28,13 +31,13 @@ def test_every_function_lies_as_near_to_float64_as_the_table_asks() -> None:
 
 @pytest.mark.parametrize("c", CURVATURES)
 @pytest.mark.parametrize("norm", [1e-4, 0.1, 2.0])
-def test_log_map_undoes_exp_map(c: float, norm: float) -> None:
+def test_log_map0_inverts_exp_map0(c: float, norm: float) -> None:
     v, curvature = tangents(norm), torch.tensor(c, dtype=torch.float64)
     torch.testing.assert_close(lorentz.log_map0(lorentz.exp_map0(v, curvature), curvature), v, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("c", CURVATURES)
-def test_distance_to_the_origin_is_the_length_of_the_tangent(c: float) -> None:
+def test_distance_to_the_origin_is_the_norm_of_the_tangent_vector(c: float) -> None:
     v, curvature = tangents(1.3), torch.tensor(c, dtype=torch.float64)
     x = lorentz.exp_map0(v, curvature)
     torch.testing.assert_close(lorentz.distance(x, torch.zeros_like(x), curvature), v.norm(dim=-1))
@@ -42,7 +45,7 @@ def test_distance_to_the_origin_is_the_length_of_the_tangent(c: float) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(c=st.floats(0.1, 10), s=st.floats(0.2, 5), seed=st.integers(0, 1000))
-def test_angles_do_not_change_when_points_scale_by_s_and_curvature_by_its_inverse_square(
+def test_angles_are_invariant_when_points_scale_by_s_and_curvature_by_1_over_s_squared(
     c: float, s: float, seed: int
 ) -> None:
     x, y = tangents(1.0, seed=seed), tangents(1.5, seed=seed + 1)
@@ -57,18 +60,18 @@ def test_angles_do_not_change_when_points_scale_by_s_and_curvature_by_its_invers
     torch.testing.assert_close(lorentz.distance(x, y, before) * s, lorentz.distance(s * x, s * y, after))
 
 
-def test_distance_agrees_with_the_printed_formula_where_that_has_digits() -> None:
+def test_distance_matches_the_printed_formula_where_that_is_accurate() -> None:
     c, x, y = torch.tensor(0.7, dtype=torch.float64), tangents(1.0), tangents(2.0, seed=1)
     inner = (x * y).sum(-1) - lorentz.time(x, c) * lorentz.time(y, c)
     torch.testing.assert_close(lorentz.distance(x, y, c), (-c * inner).acosh() / c.sqrt())
 
 
-def test_pairwise_distance_is_the_distance_of_each_pair() -> None:
+def test_pairwise_distance_matches_the_elementwise_distance_of_each_pair() -> None:
     c, x, y = torch.tensor(2.0), tangents(1.0).float(), tangents(3.0, seed=1).float()
     torch.testing.assert_close(lorentz.pairwise_distance(x, y, c), lorentz.distance(x[:, None], y[None], c))
 
 
-def test_factors_with_their_own_curvatures_are_the_single_spaces_side_by_side() -> None:
+def test_factors_with_different_curvatures_match_single_spaces() -> None:
     c = torch.tensor([0.2, 1.0, 5.0])
     x, y = torch.randn(3, 6, 4), torch.randn(3, 7, 4)
     together = lorentz.pairwise_distance(x, y, c[:, None])
@@ -79,11 +82,11 @@ def test_factors_with_their_own_curvatures_are_the_single_spaces_side_by_side() 
 
 
 @pytest.mark.parametrize("norm", [1e-6, 1.0, 1e4])
-def test_float32_neighbours_far_out_and_close_in_keep_their_distance(norm: float) -> None:
+def test_float32_distance_of_neighbours_is_accurate_far_from_and_near_the_origin(norm: float) -> None:
     c, x = torch.tensor(1.0), tangents(norm).float()
     y = x * (1 + 1e-3)
-    truth = lorentz.distance(x.double(), y.double(), c.double(), eps=1e-30)
-    torch.testing.assert_close(lorentz.distance(x, y, c, eps=1e-30).double(), truth, rtol=2e-3, atol=1e-9)
+    expected = lorentz.distance(x.double(), y.double(), c.double(), eps=1e-30)
+    torch.testing.assert_close(lorentz.distance(x, y, c, eps=1e-30).double(), expected, rtol=2e-3, atol=1e-9)
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e-30, 1e-20, 1e-4, 1.0, 3e4])
@@ -103,7 +106,7 @@ def test_gradients_are_finite_for_equal_opposite_and_aligned_points(norm: float,
             assert grad.isfinite().all()
 
 
-def test_gradients_agree_with_finite_differences() -> None:
+def test_gradients_match_finite_differences() -> None:
     x = tangents(1.0, n=3, d=4).requires_grad_()
     y = tangents(1.7, n=3, d=4, seed=1).requires_grad_()
     c = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
@@ -113,12 +116,12 @@ def test_gradients_agree_with_finite_differences() -> None:
         assert torch.autograd.gradcheck(function, (x, c))
 
 
-def test_cone_is_a_half_space_near_the_origin() -> None:
+def test_cone_near_the_origin_is_a_half_space() -> None:
     aperture = lorentz.half_aperture(tangents(0.1), torch.tensor(1.0))
     torch.testing.assert_close(aperture, torch.full_like(aperture, math.pi / 2), atol=2e-4, rtol=0)
 
 
-def test_point_straight_ahead_is_at_angle_zero_and_one_behind_at_pi() -> None:
+def test_exterior_angle_is_0_for_a_point_straight_ahead_and_pi_for_one_behind() -> None:
     x, c = tangents(1.0), torch.tensor(0.5, dtype=torch.float64)
     ahead, behind = lorentz.exterior_angle(x, 2 * x, c), lorentz.exterior_angle(x, x / 2, c)
     torch.testing.assert_close(ahead, torch.zeros_like(ahead), atol=3e-4, rtol=0)
@@ -126,7 +129,7 @@ def test_point_straight_ahead_is_at_angle_zero_and_one_behind_at_pi() -> None:
 
 
 @pytest.mark.parametrize("norm", [1e3, 1e20, 1e37])
-def test_exp_map_of_a_long_tangent_stops_at_the_limit_and_keeps_its_direction(norm: float) -> None:
+def test_exp_map0_clamps_long_tangent_vectors_and_keeps_their_direction(norm: float) -> None:
     v, c = tangents(norm).float().requires_grad_(), torch.tensor(4.0, requires_grad=True)
     point = lorentz.exp_map0(v, c)
     torch.testing.assert_close(point.norm(dim=-1), torch.full((len(v),), lorentz.MAX_SINH / 2))
@@ -136,7 +139,7 @@ def test_exp_map_of_a_long_tangent_stops_at_the_limit_and_keeps_its_direction(no
 
 
 @pytest.mark.parametrize("shapes", [((5, 8), (5, 8)), ((5, 1, 8), (1, 3, 8)), ((8,), (4, 8))])
-def test_gradients_of_angles_in_float32_are_those_of_float64(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+def test_float32_gradients_of_angles_match_float64(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     generator = torch.Generator().manual_seed(0)
     points = [torch.randn(shape, generator=generator) for shape in shapes]
     curvature = torch.tensor(0.7)
@@ -146,19 +149,21 @@ def test_gradients_of_angles_in_float32_are_those_of_float64(shapes: tuple[tuple
         angles = lorentz.exterior_angle(x, y, curvature.to(dtype))
         return torch.autograd.grad((angles * torch.arange(angles.numel()).view_as(angles)).sum(), (x, y))
 
-    for short, long in zip(gradients(torch.float32), gradients(torch.float64), strict=True):
-        torch.testing.assert_close(short, long.float(), rtol=2e-5, atol=2e-5)
+    for single, double in zip(gradients(torch.float32), gradients(torch.float64), strict=True):
+        torch.testing.assert_close(single, double.float(), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["exp_map0", "log_map0", "half_aperture", "distance", "exterior_angle"])
-def test_second_derivatives_in_float32_are_those_of_float64(name: str) -> None:
+def test_float32_second_derivatives_match_float64(name: str) -> None:
     function = getattr(lorentz, name)
     points = (tangents(1.0), tangents(1.7, seed=1))[: 2 if name in ("distance", "exterior_angle") else 1]
 
-    def second(dtype: torch.dtype) -> Tensor:
+    def second_derivative(dtype: torch.dtype) -> Tensor:
         x, *others = (point.to(dtype).requires_grad_() for point in points)
         values = function(x, *others, torch.tensor(0.7, dtype=dtype))
-        (slope,) = torch.autograd.grad(values.square().sum(), x, create_graph=True)
-        return torch.autograd.grad(slope.square().sum(), x)[0]
+        (gradient,) = torch.autograd.grad(values.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), x)[0]
 
-    torch.testing.assert_close(second(torch.float32), second(torch.float64).float(), rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(
+        second_derivative(torch.float32), second_derivative(torch.float64).float(), rtol=2e-5, atol=2e-5
+    )

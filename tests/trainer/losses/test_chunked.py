@@ -1,16 +1,18 @@
+"""The chunked contrastive loss against the plain formula: values, gradients and memory."""
+
 import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.trainer.small import NAMES, small_batch, small_model
 from trainer.geometry import lorentz, poincare, product
-from trainer.losses import chunked
-from trainer.losses import similarity as blocks
+from trainer.losses import chunked, similarity
 from trainer.losses.functional import contrastive
 
 SPACES = ["cosine", "lorentz", "poincare", "factors l1", "factors l2"]
@@ -18,14 +20,14 @@ B, N, K, D = 12, 17, 3, 5
 
 
 @pytest.fixture(autouse=True)
-def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks and parts of chunks as small as a test wants them."""
-    monkeypatch.setattr(chunked, "ROWS", 1)
-    monkeypatch.setattr(blocks, "ROWS", 1)
+def no_minimum_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allow chunks and tiles of a single row, so that small inputs have several of them."""
+    monkeypatch.setattr(chunked, "MIN_CHUNK_ROWS", 1)
+    monkeypatch.setattr(similarity, "MIN_TILE_ROWS", 1)
 
 
 def draw(space: str, b: int, n: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-    """Queries, candidates, scale, curvature, targets. The last query lies on its own candidate, gap below its floor."""
+    """Queries, candidates, scale, curvature and targets. The last query equals its candidate: coshm1 is clamped."""
     generator = torch.Generator().manual_seed(0)
     factors = (K,) if space.startswith("factors") else ()
     spread = 0.2 if space == "poincare" else 0.8
@@ -35,7 +37,7 @@ def draw(space: str, b: int, n: int, dtype: torch.dtype = torch.float64) -> tupl
     return x, y, torch.tensor(9.0, dtype=dtype), curvature, torch.arange(b) % n
 
 
-def plain(space: str, x: Tensor, y: Tensor, curvature: Tensor) -> Tensor:
+def full_similarity(space: str, x: Tensor, y: Tensor, curvature: Tensor) -> Tensor:
     match space:
         case "cosine":
             return x @ y.T
@@ -47,90 +49,92 @@ def plain(space: str, x: Tensor, y: Tensor, curvature: Tensor) -> Tensor:
     return -product.combine(lorentz.pairwise_distance(x, y, curvature[:, None], 1e-6), metric)
 
 
-def comparison(space: str, x: Tensor, y: Tensor, curvature: Tensor) -> blocks.Comparison:
+def lazy_similarity(space: str, x: Tensor, y: Tensor, curvature: Tensor) -> similarity.LazySimilarity:
     match space:
         case "cosine":
-            return blocks.cosine(x, y)
+            return similarity.cosine_similarity(x, y)
         case "lorentz":
-            return blocks.lorentz_distance(x, y, curvature, 1e-6)
+            return similarity.lorentz_similarity(x, y, curvature, 1e-6)
         case "poincare":
-            return blocks.poincare_distance(x, y, curvature, 1e-6)
+            return similarity.poincare_similarity(x, y, curvature, 1e-6)
     metric: Any = space.split()[1]
-    return blocks.lorentz_distance(x, y, curvature[:, None], 1e-6, metric)
+    return similarity.lorentz_similarity(x, y, curvature[:, None], 1e-6, metric)
 
 
-def learned(*tensors: Tensor) -> list[Tensor]:
+def with_grad(*tensors: Tensor) -> list[Tensor]:
+    """Copies that require gradients."""
     return [tensor.clone().requires_grad_() for tensor in tensors]
 
 
 def gradients(loss: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """Gradients of 3 * loss, to test that the backward pass scales them; 0 for tensors that the loss does not use."""
     found = torch.autograd.grad(3 * loss, tensors, allow_unused=True)
     return [torch.zeros(()) if gradient is None else gradient for gradient in found]
 
 
 @pytest.mark.parametrize("rows", [1, 5, B])
 @pytest.mark.parametrize("space", SPACES)
-def test_loss_and_gradients_of_queries_are_those_of_the_plain_formula(
+def test_one_way_loss_and_gradients_match_the_plain_formula(
     space: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "CACHED", 2 * N)  # parts of two rows of a factor
+    monkeypatch.setattr(similarity, "CACHE_NUMBERS", 2 * N)  # tiles of two rows of one factor
     x, y, scale, curvature, targets = draw(space, B, N)
-    first, second = learned(x, y, scale, curvature), learned(x, y, scale, curvature)
-    expected = contrastive(first[2] * plain(space, first[0], first[1], first[3]), targets=targets)
+    plain, ours = with_grad(x, y, scale, curvature), with_grad(x, y, scale, curvature)
+    expected = contrastive(plain[2] * full_similarity(space, plain[0], plain[1], plain[3]), targets=targets)
     chunk = rows * N * (K if "factors" in space else 1)
     loss = chunked.contrastive(
-        comparison(space, second[0], second[1], second[3]), second[2], targets, chunk, torch.float64
+        lazy_similarity(space, ours[0], ours[1], ours[3]), ours[2], targets, chunk, torch.float64
     )
     torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(gradients(loss, second), gradients(expected, first))
+    torch.testing.assert_close(gradients(loss, ours), gradients(expected, plain))
 
 
 @pytest.mark.parametrize("rows", [1, 5, B])
 @pytest.mark.parametrize("space", SPACES)
-def test_both_directions_in_one_walk_are_the_mean_of_two_plain_losses(space: str, rows: int) -> None:
+def test_symmetric_loss_and_gradients_match_the_mean_of_two_plain_losses(space: str, rows: int) -> None:
     x, y, scale, curvature, _ = draw(space, B, B)
-    first, second = learned(x, y, scale, curvature), learned(x, y, scale, curvature)
-    logits = first[2] * plain(space, first[0], first[1], first[3])
+    plain, ours = with_grad(x, y, scale, curvature), with_grad(x, y, scale, curvature)
+    logits = plain[2] * full_similarity(space, plain[0], plain[1], plain[3])
     expected = (contrastive(logits) + contrastive(logits.T)) / 2
     chunk = rows * B * (K if "factors" in space else 1)
     loss = chunked.symmetric_contrastive(
-        comparison(space, second[0], second[1], second[3]), second[2], chunk, torch.float64
+        lazy_similarity(space, ours[0], ours[1], ours[3]), ours[2], chunk, torch.float64
     )
     torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(gradients(loss, second), gradients(expected, first))
+    torch.testing.assert_close(gradients(loss, ours), gradients(expected, plain))
 
 
 @pytest.mark.parametrize("space", SPACES)
-def test_gradients_are_those_of_finite_differences(space: str) -> None:
+def test_gradients_match_finite_differences(space: str) -> None:
     x, y, scale, curvature, targets = draw(space, 4, 6)
-    x[..., -1, :] += 0.3  # away from the floor, where differences see a kink
+    x[..., -1, :] += 0.3  # coshm1 is not differentiable where it is clamped
 
     def loss(x: Tensor, y: Tensor, scale: Tensor, curvature: Tensor) -> Tensor:
-        return chunked.contrastive(comparison(space, x, y, curvature), scale, targets, 20, torch.float64)
+        return chunked.contrastive(lazy_similarity(space, x, y, curvature), scale, targets, 20, torch.float64)
 
-    used = learned(x, y, scale, curvature)
-    used[3].requires_grad_(space != "cosine")
-    assert torch.autograd.gradcheck(loss, used)
+    inputs = with_grad(x, y, scale, curvature)
+    inputs[3].requires_grad_(space != "cosine")
+    assert torch.autograd.gradcheck(loss, inputs)
 
 
 @pytest.mark.parametrize("space", SPACES)
-def test_single_precision_keeps_six_digits_where_logits_reach_thousands(space: str) -> None:
+def test_float32_loss_has_six_digits_for_logits_in_the_thousands(space: str) -> None:
     x, y, _, curvature, targets = draw(space, B, N)
     scale = torch.tensor(1000.0, dtype=torch.float64)
-    exact = learned(x, y)
-    expected = contrastive(scale * plain(space, *exact, curvature), targets=targets)
-    short = learned(x.float(), y.float())
-    loss = chunked.contrastive(comparison(space, *short, curvature.float()), scale.float(), targets, 64)
+    exact = with_grad(x, y)
+    expected = contrastive(scale * full_similarity(space, *exact, curvature), targets=targets)
+    single = with_grad(x.float(), y.float())
+    loss = chunked.contrastive(lazy_similarity(space, *single, curvature.float()), scale.float(), targets, 64)
     assert loss.item() == pytest.approx(expected.item(), rel=2e-6)
-    for ours, truth in zip(gradients(loss, short), gradients(expected, exact), strict=True):
+    for ours, truth in zip(gradients(loss, single), gradients(expected, exact), strict=True):
         assert (ours - truth).abs().max() < 1e-3 * truth.abs().max()
 
 
 @pytest.mark.parametrize("space", ["lorentz", "factors l1"])
 def test_no_tensor_is_larger_than_the_chunk(space: str) -> None:
-    """Of 96 x 96 pairs, a chunk of eight rows."""
+    """The loss of 96 x 96 pairs, in chunks of eight rows."""
 
-    class Largest(TorchDispatchMode):
+    class LargestTensor(TorchDispatchMode):
         numel = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -141,26 +145,58 @@ def test_no_tensor_is_larger_than_the_chunk(space: str) -> None:
 
     x, y, scale, curvature, targets = draw(space, 96, 96, torch.float32)
     chunk = 8 * 96 * (K if "factors" in space else 1)
-    with Largest() as largest:
-        point, *_ = learned(x)
-        chunked.contrastive(comparison(space, point, y, curvature), scale, targets, chunk).backward()
-        chunked.symmetric_contrastive(comparison(space, point, y, curvature), scale, chunk).backward()
-    inputs = x.numel() // D * (D + 2)
-    assert largest.numel <= max(chunk, inputs)
+    with LargestTensor() as largest:
+        queries, *_ = with_grad(x)
+        chunked.contrastive(lazy_similarity(space, queries, y, curvature), scale, targets, chunk).backward()
+        chunked.symmetric_contrastive(lazy_similarity(space, queries, y, curvature), scale, chunk).backward()
+    coordinates = x.numel() // D * (D + 2)
+    assert largest.numel <= max(chunk, coordinates)
 
 
-def test_without_gradients_the_loss_is_the_same() -> None:
+class LiveMemory(TorchDispatchMode):
+    """Tracks the storages of all tensors that operations create, and the peak of the bytes alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                storage = leaf.untyped_storage()
+                self.storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.storages = {key: entry for key, entry in self.storages.items() if not entry[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.storages.values()))
+        return out
+
+
+@pytest.mark.parametrize("is_symmetric", [False, True])
+def test_memory_of_a_loss_in_chunks_is_less_than_that_of_the_similarity_matrix(is_symmetric: bool) -> None:
+    x, y, scale, curvature, targets = draw("lorentz", 512, 512, torch.float32)
+    (queries,), chunk = with_grad(x), 8 * 512
+    with LiveMemory() as memory:
+        lazy = lazy_similarity("lorentz", queries, y, curvature)
+        if is_symmetric:
+            chunked.symmetric_contrastive(lazy, scale, chunk).backward()
+        else:
+            chunked.contrastive(lazy, scale, targets, chunk).backward()
+    assert memory.peak < 512 * 512 * 4 / 2
+
+
+def test_loss_without_gradients_is_the_same() -> None:
     x, y, scale, curvature, targets = draw("lorentz", B, N)
-    queries = comparison("lorentz", x.requires_grad_(), y, curvature)
-    with_gradients = chunked.contrastive(queries, scale, targets, 50, torch.float64)
+    lazy = lazy_similarity("lorentz", x.requires_grad_(), y, curvature)
+    with_gradients = chunked.contrastive(lazy, scale, targets, 50, torch.float64)
     with torch.no_grad():
-        without = chunked.contrastive(queries, scale, targets, 50, torch.float64)
+        without = chunked.contrastive(lazy, scale, targets, 50, torch.float64)
     assert with_gradients.item() == without.item()
     assert not without.requires_grad
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_model_has_the_gradients_of_its_plain_loss(name: str) -> None:
+def test_model_gradients_match_those_of_the_plain_loss(name: str) -> None:
     results = []
     for loss_chunk in (None, 40):
         model = small_model(name, loss_chunk=loss_chunk).double()

@@ -1,4 +1,4 @@
-"""What all models share: boxes as pairs of their own, and towers that stay as they are."""
+"""Features that all models share: boxes as additional pairs, the choice of the contrastive loss, frozen towers."""
 
 import dataclasses
 
@@ -13,21 +13,22 @@ from trainer.models.clip import CLIP
 
 
 def concatenated(batch: Batch) -> Batch:
-    """The boxes of a batch behind its pairs, phrases padded to the captions' length."""
+    """The batch with its boxes and phrases appended as pairs; phrases are padded to the length of the captions."""
     assert batch.box_images is not None
     assert batch.box_token_ids is not None
-    longer = torch.nn.functional.pad(batch.box_token_ids, (0, batch.token_ids.shape[1] - batch.box_token_ids.shape[1]))
-    return Batch(images=torch.cat([batch.images, batch.box_images]), token_ids=torch.cat([batch.token_ids, longer]))
+    padding = batch.token_ids.shape[1] - batch.box_token_ids.shape[1]
+    phrases = torch.nn.functional.pad(batch.box_token_ids, (0, padding))
+    return Batch(images=torch.cat([batch.images, batch.box_images]), token_ids=torch.cat([batch.token_ids, phrases]))
 
 
 @pytest.mark.parametrize("name", ["clip", "meru", "poinclip"])
-def test_boxes_as_pairs_are_a_batch_twice_as_large(name: str) -> None:
+def test_boxes_as_pairs_give_the_loss_of_a_batch_with_twice_as_many_pairs(name: str) -> None:
     model = small_model(name, boxes_as_pairs=True)
     assert model.needs == {"boxes"}
     torch.testing.assert_close(model(small_batch()).loss, small_model(name)(concatenated(small_batch())).loss)
 
 
-def test_syntax_is_that_of_the_captions_where_boxes_are_pairs() -> None:
+def test_boxes_as_pairs_do_not_change_the_syntax_loss_of_the_captions() -> None:
     model = small_model("syntax_meru", boxes_as_pairs=True)
     assert model.needs == {"boxes", "parse"}
     with_boxes, without = model(small_batch()).terms, small_model("syntax_meru")(small_batch()).terms
@@ -35,38 +36,38 @@ def test_syntax_is_that_of_the_captions_where_boxes_are_pairs() -> None:
     assert with_boxes["contrastive"] != without["contrastive"]
 
 
-def test_boxes_as_pairs_want_one_box_each() -> None:
+def test_boxes_as_pairs_need_one_box_per_pair() -> None:
     model, batch = small_model("meru", boxes_as_pairs=True), small_batch()
     with pytest.raises(ValueError, match="boxes_as_pairs needs boxes"):
         model(dataclasses.replace(batch, box_images=None, box_token_ids=None))
     assert batch.box_images is not None
     assert batch.box_token_ids is not None
-    more = dataclasses.replace(batch, box_images=batch.box_images[:5], box_token_ids=batch.box_token_ids[:5])
+    fewer = dataclasses.replace(batch, box_images=batch.box_images[:5], box_token_ids=batch.box_token_ids[:5])
     with pytest.raises(ValueError, match="5 boxes for 8 pairs"):
-        model(more)
+        model(fewer)
 
 
-def test_a_similarity_without_blocks_has_the_plain_loss() -> None:
-    class Whole(CLIP):
-        def comparison(self, queries: torch.Tensor, candidates: torch.Tensor) -> None:
+def test_model_without_lazy_similarity_has_the_loss_of_the_full_matrix() -> None:
+    class FullMatrixCLIP(CLIP):
+        def lazy_similarity(self, queries: torch.Tensor, candidates: torch.Tensor) -> None:
             return None
 
     model = small_model("clip")
-    whole = Whole(model.config)
-    whole.load_state_dict(model.state_dict())
-    torch.testing.assert_close(whole(small_batch()).loss, model(small_batch()).loss)
+    full_matrix = FullMatrixCLIP(model.config)
+    full_matrix.load_state_dict(model.state_dict())
+    torch.testing.assert_close(full_matrix(small_batch()).loss, model(small_batch()).loss)
 
 
 @pytest.mark.parametrize("name", ["hycoclip", "phyclip"])
-def test_boxes_are_not_general_to_their_wholes_and_pairs_at_once(name: str) -> None:
+def test_use_boxes_and_boxes_as_pairs_exclude_each_other(name: str) -> None:
     with pytest.raises(UserError, match="set one to false"):
         small_model(name, boxes_as_pairs=True)
     assert small_model(name, boxes_as_pairs=True, use_boxes=False).needs == {"boxes"}
 
 
-def test_a_frozen_tower_neither_learns_nor_counts_batches() -> None:
-    tower = ImageConfig(size_px=32, name="resnet18", frozen=True)
-    model = small_model("meru", image=tower).train()
+def test_frozen_tower_keeps_its_weights_and_batch_statistics() -> None:
+    frozen = ImageConfig(size_px=32, name="resnet18", frozen=True)
+    model = small_model("meru", image=frozen).train()
     before = {name: value.clone() for name, value in model.visual.state_dict().items()}
     model(dataclasses.replace(small_batch(), images=torch.rand(8, 3, 32, 32), box_images=None)).loss.backward()
     assert all(torch.equal(value, before[name]) for name, value in model.visual.state_dict().items())

@@ -1,3 +1,5 @@
+"""Losses of all models: against the reference numbers of the released code, and on small batches."""
+
 import dataclasses
 import json
 import math
@@ -13,12 +15,13 @@ from tests.trainer.small import NAMES, overfit, rows, small_batch, small_model
 from trainer.losses.functional import contrastive
 from trainer.models.meru import MERU
 from trainer.models.phyclip import PHyCLIP
+from trainer.models.registry import model_name
 
 DATA = Path(__file__).parents[2] / "parity" / "data"
 
 
 @pytest.mark.parametrize("name", ["clip", "meru", "hycoclip", "phyclip"])
-def test_small_model_and_loss_agree_with_the_authors_numbers(name: str) -> None:
+def test_small_model_and_its_loss_match_the_reference_numbers(name: str) -> None:
     with np.load(DATA / f"{name}.npz") as table:
         report = parity.compare(table, sizes=("mini",))
     assert report.failed() == []
@@ -26,7 +29,7 @@ def test_small_model_and_loss_agree_with_the_authors_numbers(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["clip", "meru", "hycoclip", "phyclip"])
-def test_vit_s16_agrees_with_the_authors_numbers(name: str) -> None:
+def test_vit_s16_matches_the_reference_numbers(name: str) -> None:
     report = parity.Report()
     with np.load(DATA / f"{name}.npz") as table:
         parity.compare_size(report, json.loads(str(table["meta_json"])), table, "vit_s16", torch.float32)
@@ -34,7 +37,7 @@ def test_vit_s16_agrees_with_the_authors_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_model_learns_eight_pairs_by_heart(name: str) -> None:
+def test_model_overfits_eight_pairs(name: str) -> None:
     model, batch = small_model(name), small_batch()
     losses = overfit(model, batch)
     with torch.no_grad():
@@ -44,29 +47,29 @@ def test_model_learns_eight_pairs_by_heart(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_loss_is_the_same_for_whichever_rows_come_first(name: str) -> None:
+def test_loss_does_not_depend_on_the_order_of_the_rows(name: str) -> None:
     model, batch = small_model(name), small_batch()
-    turned = rows(batch, list(reversed(range(8))))
-    torch.testing.assert_close(model(batch).loss, model(turned).loss)
+    reversed_batch = rows(batch, list(reversed(range(8))))
+    torch.testing.assert_close(model(batch).loss, model(reversed_batch).loss)
 
 
 @pytest.mark.parametrize("name", ["hycoclip", "phyclip"])
-def test_box_model_without_boxes_says_what_it_needs(name: str) -> None:
+def test_missing_boxes_are_an_error_unless_use_boxes_is_false(name: str) -> None:
     batch = dataclasses.replace(small_batch(), box_images=None, box_token_ids=None)
     with pytest.raises(ValueError, match="use_boxes=false"):
         small_model(name)(batch)
     assert small_model(name, use_boxes=False)(batch).loss.isfinite()
 
 
-def test_paper_contrasts_boxes_with_each_other_and_the_code_with_wholes() -> None:
+def test_box_candidates_change_the_contrastive_loss_but_not_the_entailment_loss() -> None:
     batch = small_batch()
     paper, released = (small_model("phyclip", box_candidates=kind)(batch) for kind in ("paper", "released"))
     assert paper.terms["contrastive"] != released.terms["contrastive"]
     assert paper.terms["entailment"] == released.terms["entailment"]
 
 
-def test_several_boxes_of_a_pair_count_like_that_pair_so_often() -> None:
-    """Only in the terms of boxes: queries and cones; a whole stays one candidate."""
+def test_each_of_several_boxes_of_a_pair_is_one_term_of_the_box_losses() -> None:
+    """The pair itself counts once: its image and caption are one candidate each."""
     batch = small_batch(4)
     owner = torch.tensor([0, 0, 0, 1, 2, 3, 3])
     boxes = small_batch(7, seed=1)
@@ -80,25 +83,25 @@ def test_several_boxes_of_a_pair_count_like_that_pair_so_often() -> None:
     assert pairs.box_text is not None
     image, text = model.lift_image(pairs.image), model.lift_text(pairs.text)
     box_image, box_text = model.lift_image(pairs.box_image), model.lift_text(pairs.box_text)
-    one_by_one = [model.entail(box_image[i : i + 1], image[owner[i] : owner[i] + 1], 1.2) for i in range(7)]
+    energies = [model.energy(box_image[i : i + 1], image[owner[i] : owner[i] + 1], 1.2).mean() for i in range(7)]
     terms = model.losses(pairs).terms
-    torch.testing.assert_close(terms["entailment/cross_image"], torch.stack(one_by_one).mean().detach())
+    torch.testing.assert_close(terms["entailment/cross_image"], torch.stack(energies).mean().detach())
     scale = model.logit_scale.exp()
-    ways = [
+    directions = [
         contrastive(scale * model.similarity(image, text)),
         contrastive(scale * model.similarity(text, image)),
         contrastive(scale * model.similarity(box_image, text), targets=owner),
         contrastive(scale * model.similarity(box_text, image), targets=owner),
     ]
-    torch.testing.assert_close(terms["contrastive"], torch.stack(ways).mean().detach())
+    torch.testing.assert_close(terms["contrastive"], torch.stack(directions).mean().detach())
 
 
-def test_box_models_need_boxes_of_a_sample() -> None:
+def test_needs_contain_boxes_only_with_use_boxes() -> None:
     assert small_model("hycoclip").needs == {"boxes"}
     assert small_model("phyclip", use_boxes=False).needs == small_model("meru").needs == frozenset()
 
 
-def test_clamps_keep_scalars_in_range() -> None:
+def test_clamp_parameters_keeps_scalars_in_range() -> None:
     model = small_model("phyclip")
     assert isinstance(model, PHyCLIP)
     with torch.no_grad():
@@ -111,22 +114,22 @@ def test_clamps_keep_scalars_in_range() -> None:
     assert model.logit_scale.exp().item() == pytest.approx(100)
 
 
-def test_poinclip_takes_the_side_of_lower_entropy_for_the_apex() -> None:
+def test_poinclip_apex_is_the_point_with_the_lower_entropy() -> None:
     model = small_model("poinclip")
     pairs = model.features(small_batch())
-    near = dataclasses.replace(pairs, image=pairs.image / 50)
-    far = dataclasses.replace(pairs, text=pairs.text / 50)
-    assert model.losses(near).terms["image_entails"] == 1
-    assert model.losses(far).terms["image_entails"] == 0
+    near_images = dataclasses.replace(pairs, image=pairs.image / 50)
+    near_texts = dataclasses.replace(pairs, text=pairs.text / 50)
+    assert model.losses(near_images).terms["image_entails"] == 1
+    assert model.losses(near_texts).terms["image_entails"] == 0
 
 
-def test_a_reward_that_leaves_the_loss_without_a_floor_is_refused() -> None:
+def test_entail_reward_without_a_lower_bound_of_the_loss_is_rejected() -> None:
     with pytest.raises(UserError, match="entail_reward"):
         small_model("poinclip", entail_reward=1.0)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_features_in_half_precision_give_a_finite_loss(name: str) -> None:
+def test_half_precision_features_give_a_finite_float32_loss(name: str) -> None:
     model, batch = small_model(name), small_batch()
     with torch.autocast("cpu", torch.bfloat16):
         losses = model(batch)
@@ -134,5 +137,14 @@ def test_features_in_half_precision_give_a_finite_loss(name: str) -> None:
     assert losses.loss.item() == pytest.approx(model(batch).loss.item(), rel=0.05)
 
 
-def test_temperature_starts_at_seven_hundredths() -> None:
+def test_model_name_of_an_unregistered_class_is_an_error() -> None:
+    class OtherMERU(MERU):
+        pass
+
+    assert model_name(small_model("meru")) == "meru"
+    with pytest.raises(ValueError, match=r"OtherMERU is not registered; add it to trainer.models.registry.MODELS"):
+        model_name(OtherMERU(small_model("meru").config))
+
+
+def test_initial_temperature_is_0_07() -> None:
     assert small_model("meru").logit_scale.item() == pytest.approx(math.log(1 / 0.07))

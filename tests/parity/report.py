@@ -1,0 +1,44 @@
+"""Report of a comparison: the worst error of each group of numbers, beside its bar."""
+
+import math
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+
+class Report:
+    """Worst error of each group, its bar (the largest error that passes), and the place where it occurred."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, tuple[float, float, str]] = {}
+
+    def add(self, group: str, bar: float, ours: Any, theirs: Any, floor: float = 1e-30, where: str = "") -> None:
+        """Add the largest difference of two arrays, divided by the largest number of `theirs` or by `floor`, if larger.
+
+        Arrays of different shapes and differences that are not finite have an infinite error.
+        """
+        a, b = (np.asarray(v.detach() if isinstance(v, Tensor) else v, np.float64) for v in (ours, theirs))
+        if a.shape != b.shape:
+            error = math.inf
+        else:
+            # Relative to the array and not to each entry, since entries may be arbitrarily close to 0.
+            scale = max(float(np.abs(b).max(initial=0)), floor)
+            error = float(np.abs(a - b).max(initial=0)) / scale
+        error = error if math.isfinite(error) else math.inf
+        if group not in self.rows or error > self.rows[group][0]:
+            self.rows[group] = (error, bar, where)
+
+    def check(self, group: str, holds: bool, where: str = "") -> None:
+        """Add a condition, which fails its group if it is False."""
+        self.add(group, 0.5, 0.0 if holds else math.inf, 0.0, floor=1.0, where=where)
+
+    def failed(self) -> list[str]:
+        """Groups whose error exceeds the bar."""
+        return [group for group, (error, bar, _) in self.rows.items() if not error <= bar]
+
+    def show(self) -> None:
+        """Print one line per group."""
+        for group, (error, bar, where) in sorted(self.rows.items()):
+            verdict = "ok" if error <= bar else "FAIL"
+            print(f"{group:34} worst {error:.1e}  bar {bar:.0e}  {verdict}  {where}")

@@ -1,0 +1,93 @@
+"""The contrastive loss of a model, and the choice between its three implementations.
+
+- plain (`functional`): the full similarity matrix and autograd. For similarities without a `LazySimilarity`, for
+  loss_chunk=null, and for batches without queries.
+- chunked (`chunked`): PyTorch operations on a few rows of the matrix at a time.
+- triton (`fused`): Triton kernels for NVIDIA GPUs.
+
+All of them compute the same loss. Shapes: b queries of this rank, n candidates of all ranks, d embedding width. Lifted
+points are [b d], or [k b d/k] in a product of k factors; [*k b d] stands for both.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.distributed.gather import rank, world_size
+from trainer.losses import chunked
+from trainer.losses.functional import contrastive
+from trainer.losses.similarity import LazySimilarity
+from trainer.losses.types import LossKernel
+
+
+class HasSimilarity(Protocol):
+    """A model with a similarity; `trainer.models.dual_encoder.DualEncoder` documents the methods."""
+
+    def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor: ...
+
+    def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity | None: ...
+
+
+class Implementation(NamedTuple):
+    """The loss of given queries and candidates, as functions of the scale []."""
+
+    one_way: Callable[[Tensor, Tensor], Tensor]
+    """Loss of queries against candidates; the second argument are the targets [b]."""
+    symmetric: Callable[[Tensor], Tensor] | None
+    """Mean of the losses in both directions, where query i matches candidate i. None if it is not computed at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveLoss:
+    """Contrastive loss with the similarity of `model`. The logits are similarities of lifted points times a scale [].
+
+    `kernel` and `chunk` are the settings loss_kernel and loss_chunk of `ModelConfig`.
+    """
+
+    model: HasSimilarity
+    kernel: LossKernel
+    chunk: int | None
+
+    def one_way(self, queries: Tensor, candidates: Tensor, scale: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Mean cross entropy of queries [*k b d] of this rank against candidates [*k n d] of all ranks.
+
+        `targets` [b] are the indices of the queries' candidates. By default the candidates are b per rank, and query i
+        of this rank matches candidate i of this rank.
+        """
+        if targets is None:
+            targets = torch.arange(queries.shape[-2], device=queries.device) + rank() * queries.shape[-2]
+        return self.implementation(queries, candidates).one_way(scale, targets)
+
+    def symmetric(self, image: Tensor, text: Tensor, all_images: Tensor, all_texts: Tensor, scale: Tensor) -> Tensor:
+        """Mean of the losses of images against texts and of texts against images.
+
+        `image` and `text` [*k b d] are the points of this rank, `all_images` and `all_texts` [*k n d] those of all
+        ranks.
+        """
+        if world_size() == 1 and (symmetric := self.implementation(all_images, all_texts).symmetric):
+            return symmetric(scale)
+        return (self.one_way(image, all_texts, scale) + self.one_way(text, all_images, scale)) / 2
+
+    def implementation(self, queries: Tensor, candidates: Tensor) -> Implementation:
+        """The implementation that the settings select, for queries [*k b d] and candidates [*k n d]."""
+        avoids_full_matrix = self.kernel == "triton" or self.chunk is not None
+        has_queries = queries.shape[-2] > 0
+        lazy = self.model.lazy_similarity(queries, candidates) if avoids_full_matrix and has_queries else None
+        if lazy is not None and self.kernel == "triton":
+            from trainer.losses import fused  # imported here, because Triton is not installed on every platform
+
+            return Implementation(partial(fused.contrastive, lazy), partial(fused.symmetric_contrastive, lazy))
+        if lazy is not None and self.chunk is not None:
+            options: dict[str, Any] = {"chunk": self.chunk, "dtype": queries.dtype}
+            return Implementation(
+                partial(chunked.contrastive, lazy, **options), partial(chunked.symmetric_contrastive, lazy, **options)
+            )
+
+        def plain(scale: Tensor, targets: Tensor) -> Tensor:
+            return contrastive(scale * self.model.similarity(queries, candidates), targets=targets)
+
+        return Implementation(plain, None)
