@@ -17,6 +17,7 @@ from common.devices import Precision, check_device
 from common.errors import UserError
 from trainer.checkpoints.config import SaveConfig
 from trainer.data.config import DataConfig
+from trainer.distributed.config import ParallelConfig
 from trainer.encoders.config import OPEN_CLIP
 from trainer.evaluation.config import EvaluationConfig
 from trainer.metrics.config import LogConfig
@@ -34,8 +35,9 @@ KEYS: Final = Keys(
 class OptimConfig:
     """AdamW and the learning rate schedule. The defaults are MERU's, which HyCoCLIP and PHyCLIP use too.
 
-    `decay` selects the parameters with weight decay. "paper": all but gains, biases and learned scalars. "released": all but the four
-    scalars of MERU, because its code treats a decay of 0 for gains as not set; PHyCLIP's curvatures and alphas decay too.
+    `decay` selects the parameters with weight decay. "paper": all but gains, biases and learned scalars. "released":
+    all but the four scalars of MERU, because its code treats a decay of 0 for gains as not set; PHyCLIP's curvatures
+    and alphas decay too.
     """
 
     # peak learning rate, reached after the warm-up
@@ -59,19 +61,6 @@ class OptimConfig:
         check_range(self, "lr", "eps", "weight_decay", "warmup_steps", least=0, below=math.inf)
         check_range(self, "steps", least=1)
         check_range(self, "beta1", "beta2", least=0, below=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParallelConfig:
-    """Several processes, started by torchrun or by Ray Train."""
-
-    # distribution of the model: ddp, each process holds a copy; fsdp, each process holds a shard
-    strategy: Literal["ddp", "fsdp"] = "ddp"
-    # time without an answer after which a process counts as lost, in seconds
-    timeout_s: float = 600.0
-
-    def __post_init__(self) -> None:
-        check_range(self, "timeout_s", least=1, most=10**9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +98,8 @@ class TrainConfig:
     # images or texts that pass through a tower together; smaller values need less memory and give the same gradient;
     # null: all of the step
     micro_batch_size: int | None = runtime(None)
-    # number format of the towers: auto, fp32, bf16, or fp16 as in the papers; auto: bf16 on GPUs that compute in it, else
-    # fp32; losses are always computed in fp32
+    # number format of the towers: auto, fp32, bf16, or fp16 as in the papers; auto: bf16 on GPUs that compute in it,
+    # else fp32; losses are always computed in fp32
     precision: Precision = runtime("auto")
     # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
@@ -204,9 +193,10 @@ def as_dict(config: TrainConfig) -> dict[str, Any]:
 
 
 def differences(saved: dict[str, Any], config: TrainConfig) -> list[str]:
-    """A description of each setting that differs from `saved`, the configuration of a checkpoint, and may not change on resume.
+    """Describe each setting that differs from the configuration of a checkpoint and may not change on resume.
 
-    `saved` may be of an earlier version. The loader itself checks that the data are the same.
+    `saved`, the configuration of the checkpoint, may be of an earlier version. The data are not compared here: the
+    loader checks that the shards are the same.
     """
     free = runtime_keys(TrainConfig, {"model": type(config.model)})
     return _differences(KEYS.translate(saved), as_dict(config), free)

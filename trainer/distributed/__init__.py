@@ -1,1 +1,1 @@
-"""Several processes: collectives with gradients, the process group, DDP and FSDP."""
+"""Distributed training: the process group, DDP and FSDP, and collectives with gradients."""
