@@ -20,10 +20,10 @@ class StopRequest:
 def stop_signals() -> Iterator[StopRequest]:
     """Record SIGTERM or SIGINT, so that the loop stops after its step. A second signal ends the process at once.
 
-    Worker threads get no signals: nothing is recorded there.
+    Signals reach the main thread only: in another thread, such as that of a Ray Train worker, nothing is recorded.
     """
     request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():  # a worker of Ray Train, which handles signals itself
+    if threading.current_thread() is not threading.main_thread():
         yield request
         return
 
