@@ -107,7 +107,7 @@ def test_tensors_of_another_model_are_an_error_that_names_one(tmp_path: Path) ->
     other = run_after_one_step(tmp_path, "model_name=clip")
     with pytest.raises(UserError, match="model_name was 'meru', is 'clip'"):
         restore_checkpoint(path, other, CPU, lambda saved: differences(saved, other.config))
-    with pytest.raises(UserError, match="does not fit this model: only the checkpoint has curv$"):
+    with pytest.raises(UserError, match=r"does not fit this model: only the checkpoint has curv$"):
         restore_checkpoint(path, other, CPU, no_changes)
 
 
