@@ -75,7 +75,7 @@ class HeldOutShards:
                 f"shards: no sample of {shard} and the other shards can be read; see the log for the reasons"
             )
         if n_bad:
-            logger.warning("shards: %d bad samples skipped", n_bad)
+            logger.warning("shards: %d bad sample%s skipped", n_bad, "s" if n_bad > 1 else "")
         return held_out
 
 

@@ -97,7 +97,7 @@ def test_a_damaged_held_out_sample_is_skipped_and_logged(tmp_path: Path, caplog:
     assert held_out.captions == ["caption 0", "caption 1", "caption 2", "caption 4"]
     assert held_out.box_owner == [0, 0, 1, 1, 2, 2, 3, 3]
     assert "sample 003 is skipped" in caplog.text
-    assert "1 bad samples skipped" in caplog.text
+    assert "1 bad sample skipped" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["clip", "hycoclip", "phyclip", "poinclip"])

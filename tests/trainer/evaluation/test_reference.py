@@ -56,7 +56,7 @@ def test_zero_shot_scores_and_accuracy_equal_the_reference(name: str, stored: di
     assert_close(joined(classes), stored[f"zs/{name}/classifier"])
     images, labels = stored["zs/image_tangent"], stored["zs/labels"]
     scores = model.scores(model.lift_image(images), classes, "released")
-    if name == "phyclip":  # others rank equally with other values
+    if name == "phyclip":  # the scores of the others rank equally, but have other values
         assert_close(scores, stored[f"zs/{name}/scores"])
     predicted = predict(model, images, classes, "released")
     assert predicted.equal(stored[f"zs/{name}/scores"].argmax(1))
