@@ -49,7 +49,7 @@ class StoppedError(Exception):
 
 
 def train(config: TrainConfig) -> None:
-    """Train a model from its last checkpoint, or from the start if there is none. Every process of the run calls this.
+    """Train a model, from its last checkpoint if one exists. Every process of the run calls this function.
 
     Raises UserError for errors that the user can fix, and StoppedError after a signal.
     """
@@ -80,7 +80,7 @@ def write_errors_explained(path: Path) -> Iterator[None]:
 def resume(run: Run, output: Path) -> None:
     """Restore the newest checkpoint, if one exists, and write the resolved configuration to OUTPUT/config.yaml.
 
-    Raises UserError if the configuration forbids to resume from the checkpoint.
+    Raises UserError if the configuration does not allow resuming from this checkpoint.
     """
     last = newest_checkpoint(output / "checkpoints")
     if last and run.config.resume == "never":
@@ -135,10 +135,7 @@ def run_loop(run: Run, output: Path) -> None:
                     if metrics:
                         metrics.write(run.step, values)
                 with meter.paused():
-                    if config.evaluation.every and run.step % config.evaluation.every == 0 and run.step < steps:
-                        evaluate(run, metrics)
-                    if run.step % config.save.every == 0 or run.step == steps or stopping:
-                        checkpoint(run, output)
+                    evaluate_and_save_if_due(run, output, metrics, stopping)
                 progress.advance(run.step, values)
                 if stopping and run.step < steps:
                     raise StoppedError(
@@ -150,6 +147,18 @@ def run_loop(run: Run, output: Path) -> None:
     finally:
         if metrics:
             metrics.close()
+
+
+def evaluate_and_save_if_due(run: Run, output: Path, metrics: Metrics | None, stopping: bool) -> None:
+    """Evaluate the model and save a checkpoint, each if it is due after this step. Collective.
+
+    The evaluation of the last step belongs to `finish`.
+    """
+    config, is_last = run.config, run.step == run.config.optim.steps
+    if config.evaluation.every and run.step % config.evaluation.every == 0 and not is_last:
+        evaluate(run, metrics)
+    if run.step % config.save.every == 0 or is_last or stopping:
+        checkpoint(run, output)
 
 
 def update(run: Run, batch: Batch, stopping: bool = False) -> dict[str, float]:
@@ -217,7 +226,7 @@ def checkpoint(run: Run, output: Path) -> None:
 def evaluate(run: Run, metrics: Metrics | None) -> dict[str, float]:
     """Evaluate the model, write the results to the metrics and return them. Collective.
 
-    Every rank computes the full evaluation: none of them waits so long for another that its collectives time out.
+    Every rank computes the full evaluation. If only one did, the collectives of the others could time out.
     """
     model = full_model(run).eval()
     devices = [run.process.device] if run.process.device.type == "cuda" else []

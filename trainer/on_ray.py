@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 def train_on_ray(config: TrainConfig) -> None:
     """Train in `ray.workers` processes. `output` must be a folder that all machines share.
 
-    Raises UserError, for errors of the workers too.
+    Raises UserError for errors that the user can fix, here or in a worker.
     """
     connect(config)
     try:

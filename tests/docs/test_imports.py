@@ -118,7 +118,7 @@ def test_ray_is_imported_in_one_file_of_each_half() -> None:
 
 
 def find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
-    """A cycle in a directed graph, from a node back to itself; empty if there is none."""
+    """A cycle in a directed graph, from a node back to itself; empty if the graph has no cycles."""
     finished: set[str] = set()
 
     def visit(node: str, path: list[str]) -> list[str]:

@@ -56,7 +56,7 @@ def find_weights(config: ImageConfig | TextConfig) -> Path:
         check_same_network(config, path)
         file = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
         if file is None:
-            raise FileNotFoundError(f"{path} holds neither {' nor '.join(WEIGHT_FILES)}")
+            raise FileNotFoundError(f"{path} holds neither {' nor '.join(WEIGHT_FILES)}; give the file itself")
         return file
     return path if path.is_file() else download_weights(config)
 
@@ -90,10 +90,9 @@ def download_weights(config: ImageConfig | TextConfig) -> Path:
 
 
 def check_same_network(config: ImageConfig | TextConfig, folder: Path) -> None:
-    """Compare the tower with the configuration beside the weights, if there is one.
+    """Compare the tower with the configuration beside the weights, if it exists. Raises ValueError if they differ.
 
-    It records what the shapes of weights do not show, such as heads and activations. Raises ValueError for a setting
-    that differs.
+    Differences in the number of heads or in the activation do not change the shapes of weights.
     """
     from trainer.encoders.open_clip_towers import architecture, differing, text_config, vision_config
 
@@ -108,7 +107,7 @@ def check_same_network(config: ImageConfig | TextConfig, folder: Path) -> None:
     else:
         part, tower_config = "text_cfg", text_config(config.name)
     if part not in saved:
-        raise ValueError(f"{folder / CONFIG_FILE} has no {part}")
+        raise ValueError(f"{folder / CONFIG_FILE} has no {part}; copy the folder again, or give the weight file itself")
     other = differing(tower_config, saved[part], unless=("image_size", "output_tokens", "timm_model_pretrained"))
     if saved.get("quick_gelu", False) != architecture("image", config.name).get("quick_gelu", False):
         other = "quick_gelu"

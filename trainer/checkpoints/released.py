@@ -2,8 +2,9 @@
 
 The layouts differ in three ways. Released files hold the causal mask of the text tower as a buffer; this trainer's
 models have no such entry. PHyCLIP's curvatures and alphas are released as one scalar entry per factor (`curvs.0`, ...);
-here they are vectors. PHyCLIP's files also hold MERU's own `curv` and alphas, which nothing uses. The entries of MERU
-and HyCoCLIP have the same names: a file does not tell which of the two it holds.
+here they are vectors. PHyCLIP's files also hold MERU's own `curv` and alphas, which its model does not use.
+
+The entries of MERU and HyCoCLIP have the same names: a file does not tell which of the two it holds.
 """
 
 import re

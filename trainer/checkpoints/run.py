@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT: Final = 1
 ADAM_KEYS: Final = ("exp_avg", "exp_avg_sq", "step")
+"""Entries of AdamW's state for each parameter."""
 SHOWN_DIFFERENCES: Final = 3
 
 
@@ -46,7 +47,7 @@ class TrainingState:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the last step, None if there is none."""
+    """The checkpoint of the last step, or None if there are no checkpoints."""
     found = list_checkpoints(folder)
     return found[-1] if found else None
 
@@ -163,22 +164,23 @@ def restore_checkpoint(
 ) -> tuple[int, dict[str, Any]]:
     """Restore model, optimizer, scaler and random number generators. Return the step and the loader state of this rank.
 
-    `changed` receives the configuration of the checkpoint and returns a description of each setting that forbids to
-    resume. With another number of ranks than the checkpoint has, the generators stay as they are.
+    `changed` receives the configuration of the checkpoint and returns a description of each setting that differs from
+    the run's and must not. The generators are restored only if the number of ranks is that of the checkpoint.
 
-    Raises UserError if settings changed, if tensors do not fit, or if a file cannot be read.
+    Raises UserError if such a setting differs, if tensors do not fit, or if a file cannot be read.
     """
     state = read_json(path / "state.json")
     if state.get("format") != FORMAT:
         raise UserError(f"{path} has format {state.get('format')}; this version reads format {FORMAT}")
     check_unchanged(path, changed(state["config"]))
     same_ranks = state["ranks"] == process.world_size
+    # The loader has the same position on all ranks: with another number of ranks, that of rank 0 is used.
     rank_state = read_json(rank_file(path, process.rank if same_ranks else 0))
     load_tensors(path, training)
     training.scaler.load_state_dict(state["scaler"])
     if same_ranks:
         set_random_state(rank_state["random"], process.device)
-    else:  # the position of the data loader is the same on all ranks
+    else:
         logger.warning(
             "%s was saved by %d processes and this run has %d: the random number generators are not restored",
             path,
