@@ -28,11 +28,11 @@ from trainer.distributed.process import (
     process_group,
     report_lost_processes,
 )
+from trainer.distributed.signals import stop_signals
 from trainer.metrics.progress import Progress
 from trainer.metrics.writers import Meter, Metrics, named_values
 from trainer.models.nonfinite import describe_nonfinite
 from trainer.optim import learning_rate
-from trainer.signals import stop_signals
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ RAY = {"pipeline.on_ray", "trainer.on_ray"}
 
 FLOORS: dict[str, list[set[str]]] = {
     "trainer": [
-        {"geometry", "text", "encoders", "signals"},
+        {"geometry", "text", "encoders"},
         {"batch", "losses"},
         {"data", "distributed", "metrics"},
         {"models"},

@@ -1,1 +1,1 @@
-"""Distributed training: the process group, DDP and FSDP, and collectives with gradients."""
+"""The processes of a run: process group, DDP and FSDP, collectives with gradients, and stop signals."""

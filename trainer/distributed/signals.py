@@ -1,4 +1,4 @@
-"""Signals that ask a training run to stop."""
+"""Signals that ask the processes of a run to stop."""
 
 import logging
 import os
