@@ -1,4 +1,4 @@
-"""The parts of a run from its configuration: tokenizer, model, optimizer, data."""
+"""Build the parts of a training run from its configuration: tokenizer, model, optimizer, data loader."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from trainer.accumulate import checkpoint_blocks, set_micro_batch, tower_blocks
 from trainer.checkpoints.model import load_state, read_weights
 from trainer.checkpoints.open_clip import load_towers
 from trainer.checkpoints.rng import seed_generators
-from trainer.checkpoints.run import Trained
+from trainer.checkpoints.run import TrainingState
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader
 from trainer.distributed.process import Process, full_tensor, wrap
@@ -27,8 +27,11 @@ from trainer.text.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
 
 
 @dataclass(kw_only=True)
-class Run(Trained):
-    """What training changes, and what it needs for that. `wrapped` is the model as it is called on several ranks."""
+class Run(TrainingState):
+    """A training run in this process: the state that a checkpoint saves, and the parts that training uses.
+
+    `wrapped` is the module to call for the losses: `model` itself in a single process, else `model` under DDP or FSDP.
+    """
 
     config: TrainConfig
     process: Process
@@ -37,20 +40,20 @@ class Run(Trained):
     loader: Loader
     evaluation: Evaluation
     precision: Literal["fp32", "bf16", "fp16"]
-    step: int = 0  # steps done
+    step: int = 0  # number of completed steps
 
 
 def build(config: TrainConfig, process: Process) -> Run:
-    """Model, optimizer, data and evaluation, before the first step.
+    """Build everything that the first step needs: model, optimizer, data loader and evaluation.
 
-    Raises UserError for what does not fit together.
+    Raises UserError for data that do not exist, and for settings that contradict each other, the data or the device.
     """
     check_loss_kernel(config, process)
     precision = resolve_precision(config.precision, process.device)
     with prefixed("evaluation."):
         evaluation = Evaluation(config.evaluation)
     tokenizer = build_tokenizer(config)
-    seed_generators(config.seed)  # the same weights on every rank
+    seed_generators(config.seed)  # the initial weights are the same on every rank
     model = new_model(config).to(process.device)
     check_batch_norms(config, model)
     loader = Loader(
@@ -66,11 +69,11 @@ def build(config: TrainConfig, process: Process) -> Run:
         set_micro_batch(model, config.micro_batch_size, same_on_all_ranks=config.parallel.strategy == "fsdp")
     if config.compile:
         for block in tower_blocks(model):
-            block.forward = torch.compile(block.forward)  # under the checkpoint, which is never compiled itself
+            block.forward = torch.compile(block.forward)  # inside the activation checkpoint, which stays eager
     if config.checkpoint_activations:
         checkpoint_blocks(model)
-    wrapped = wrap(model, config.parallel, process)
-    seed_generators(config.seed + 1 + process.rank)  # what is drawn while training differs
+    wrapped = wrap(model, tower_blocks(model), config.parallel, process)
+    seed_generators(config.seed + 1 + process.rank)  # random numbers drawn while training differ between ranks
     return Run(
         config=config,
         process=process,
@@ -86,26 +89,31 @@ def build(config: TrainConfig, process: Process) -> Run:
 
 
 def check_loss_kernel(config: TrainConfig, process: Process) -> None:
-    """Raise UserError for a kernel that this device cannot run."""
+    """Raise UserError if the loss kernel cannot run on the device of this process."""
     if config.model.loss_kernel != "triton":
         return
     if process.device.type != "cuda":
         raise UserError(
             f"model.loss_kernel=triton needs a CUDA device and this run is on {process.device.type}; "
-            "use model.loss_kernel=chunked, or device=cuda where there is a GPU"
+            "use model.loss_kernel=chunked, or device=cuda on a machine with a GPU"
         )
     if find_spec("triton") is None:
-        raise UserError("model.loss_kernel=triton needs the package triton: pip install triton, or give chunked")
+        raise UserError(
+            "model.loss_kernel=triton needs the package triton; pip install triton, or use model.loss_kernel=chunked"
+        )
 
 
 def new_model(config: TrainConfig) -> DualEncoder:
-    """The model at its start: drawn from the seed, or with the weights of `init`."""
+    """Build the model with its initial weights: random ones, or those of `init` and of the towers' `weights`.
+
+    Raises UserError for sizes that do not fit together and for weights that cannot be loaded.
+    """
     try:
         model = build_model(config.model_name, config.model)
-    except (ValueError, TypeError, AssertionError, RuntimeError, ArithmeticError) as error:  # timm's, of wrong sizes
+    except (ValueError, TypeError, AssertionError, RuntimeError, ArithmeticError) as error:  # timm's, for wrong sizes
         raise UserError(f"model_name={config.model_name} cannot be built from model.*: {error}") from error
     check_image_size(model)
-    if config.init:  # which holds the towers too
+    if config.init:  # holds the weights of the towers too
         try:
             load_state(model, read_weights(Path(config.init)), Path(config.init))
         except (OSError, ValueError) as error:
@@ -116,61 +124,68 @@ def new_model(config: TrainConfig) -> DualEncoder:
 
 
 def check_image_size(model: DualEncoder) -> None:
-    """Raise UserError for a tower that cannot take images of the size it is to be given, by showing it one."""
+    """Raise UserError if the image tower does not accept images of `size_px`: run it on one."""
     size = model.config.image.size_px
     try:
         with torch.no_grad():
             model.eval().image_features(torch.zeros(1, 3, size, size, dtype=torch.uint8))
     except (ValueError, TypeError, AssertionError, RuntimeError) as error:
         raise UserError(
-            f"model.image.size_px is {size}, and {model.config.image.name} cannot read such an image: {error}; give the size "
-            f"that it is made for, or model.image.kwargs={{img_size: {size}}} where it takes that"
+            f"model.image.size_px is {size}, and {model.config.image.name} cannot read images of this size: {error}; "
+            "set it to the size that the network is built for or, if the network supports it, set "
+            f"model.image.kwargs={{img_size: {size}}}"
         ) from error
 
 
 def check_batch_norms(config: TrainConfig, model: DualEncoder) -> None:
-    """Raise UserError for options that change what batch norms see: only the rows of a micro-batch, and those twice."""
-    asked = [
+    """Raise UserError for settings that pass only parts of a batch to batch norms, or the same rows twice."""
+    used = [
         f"{key}={value}" for key in ("micro_batch_size", "checkpoint_activations") if (value := getattr(config, key))
     ]
-    # Of a frozen tower they are not in training mode, and use what they learned.
-    if asked and any(isinstance(module, _BatchNorm) and module.training for module in model.modules()):
+    # Batch norms of a frozen tower are in evaluation mode: they use their stored statistics.
+    if used and any(isinstance(module, _BatchNorm) and module.training for module in model.modules()):
         raise UserError(
-            f"{asked[0]} computes rows apart and twice, but {config.model.image.name} has batch norms, which join the rows of a "
-            "batch and count them; leave it out, or give model.image.kwargs={norm_groups: 8} or model.image.frozen=true"
+            f"{used[0]} computes parts of a batch separately and twice, but {config.model.image.name} has batch norms, "
+            "which need the full batch once; remove this setting, or set model.image.kwargs={norm_groups: 8} or "
+            "model.image.frozen=true"
         )
 
 
 def build_tokenizer(config: TrainConfig) -> Tokenizer:
+    """Build the tokenizer. Raises UserError if it cannot be read or does not fit the text tower's vocabulary."""
     text = config.model.text
     try:
-        own = config.tokenizer != "openai"
-        tokenizer = (
-            read_tokenizer(Path(config.tokenizer), text.context_length)
-            if own
-            else openai_tokenizer(text.context_length)
-        )
+        if config.tokenizer == "openai":
+            tokenizer = openai_tokenizer(text.context_length)
+        else:
+            tokenizer = read_tokenizer(Path(config.tokenizer), text.context_length)
     except (OSError, ValueError) as error:
-        raise UserError(f"tokenizer={config.tokenizer} cannot be read: {error}; give openai, or a merges.txt") from None
+        raise UserError(
+            f"tokenizer={config.tokenizer} cannot be read: {error}; give openai or the path of a merges.txt"
+        ) from None
     if tokenizer.vocab_size != text.vocab_size:
         raise UserError(
-            f"tokenizer={config.tokenizer} has {tokenizer.vocab_size} tokens and model.text.vocab_size is {text.vocab_size}; "
-            f"set model.text.vocab_size={tokenizer.vocab_size}"
+            f"tokenizer={config.tokenizer} has {tokenizer.vocab_size} tokens, but model.text.vocab_size is "
+            f"{text.vocab_size}; set model.text.vocab_size={tokenizer.vocab_size}"
         )
     return tokenizer
 
 
 def batch_size_of_rank(config: TrainConfig, process: Process) -> int:
-    """Pairs of a step on one rank. The contrastive loss wants as many on each."""
+    """The number of pairs per step on each rank. The contrastive loss needs the same number on all of them."""
     if config.batch_size % process.world_size:
         raise UserError(
-            f"batch_size={config.batch_size} does not divide among {process.world_size} processes; give a multiple of it"
+            f"batch_size={config.batch_size} is not divisible by the {process.world_size} processes; "
+            f"give a multiple of {process.world_size}"
         )
     return config.batch_size // process.world_size
 
 
 def full_model(run: Run) -> DualEncoder:
-    """The model on this rank with all its parameters, to evaluate and to save. Every rank has to ask."""
+    """The model with all its parameters on this rank, to evaluate or save it. Collective.
+
+    Without FSDP this is the model of the run itself.
+    """
     if run.wrapped is not run.model or run.process.world_size == 1:
         return run.model
     state = {name: full_tensor(value) for name, value in run.model.state_dict().items()}

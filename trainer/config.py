@@ -17,6 +17,7 @@ from common.devices import Precision, check_device
 from common.errors import UserError
 from trainer.checkpoints.config import SaveConfig
 from trainer.data.config import DataConfig
+from trainer.distributed.config import ParallelConfig
 from trainer.encoders.config import OPEN_CLIP
 from trainer.evaluation.config import EvaluationConfig
 from trainer.metrics.config import LogConfig
@@ -34,8 +35,9 @@ KEYS: Final = Keys(
 class OptimConfig:
     """AdamW and the learning rate schedule. The defaults are MERU's, which HyCoCLIP and PHyCLIP use too.
 
-    `decay` selects the parameters with weight decay. "paper": all but gains, biases and learned scalars. "released": all but the four
-    scalars of MERU, because its code treats a decay of 0 for gains as not set; PHyCLIP's curvatures and alphas decay too.
+    `decay` selects the parameters with weight decay. "paper": all but gains, biases and learned scalars. "released":
+    all but the four scalars of MERU, because its code treats a decay of 0 for gains as not set; PHyCLIP's curvatures
+    and alphas decay too.
     """
 
     # peak learning rate, reached after the warm-up
@@ -52,26 +54,13 @@ class OptimConfig:
     decay: Literal["paper", "released"] = "paper"
     # steps in which the learning rate rises linearly from 0 to lr
     warmup_steps: int = 4000
-    # optimizer steps of the whole run; the learning rate ends at 0
+    # optimizer steps of the run; the learning rate falls to 0 at the last one
     steps: int = 120_000
 
     def __post_init__(self) -> None:
         check_range(self, "lr", "eps", "weight_decay", "warmup_steps", least=0, below=math.inf)
         check_range(self, "steps", least=1)
         check_range(self, "beta1", "beta2", least=0, below=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParallelConfig:
-    """Several processes, started by torchrun or by Ray Train."""
-
-    # distribution of the model: ddp, each process holds a copy; fsdp, each process holds a shard
-    strategy: Literal["ddp", "fsdp"] = "ddp"
-    # time without an answer after which a process counts as lost, in seconds
-    timeout_s: float = 600.0
-
-    def __post_init__(self) -> None:
-        check_range(self, "timeout_s", least=1, most=10**9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +73,7 @@ class RayConfig:
     address: str | None = None
     # CPUs reserved for each training process, including its loader processes
     cpus_per_worker: float = 1.0
-    # how often the run restarts from its last checkpoint after losing a process or a machine
+    # maximum number of restarts from the last checkpoint after the loss of a process or a machine
     max_failures: int = 3
 
     def __post_init__(self) -> None:
@@ -94,7 +83,7 @@ class RayConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The configuration of a run."""
+    """The configuration of a training run."""
 
     # model to train; --help model_name=NAME lists the settings of that model
     model_name: str = "hycoclip"
@@ -102,21 +91,21 @@ class TrainConfig:
     output: str = runtime("")
     # initial weights: a folder written by the trainer, or a released .pth file; null: random weights
     init: str | None = None
-    # tokenizer: openai, that of OpenAI's CLIP, or a merges.txt in its format
+    # tokenizer: openai for that of OpenAI's CLIP, or the path of a merges.txt in the same format
     tokenizer: str = "openai"
     # image-text pairs per step, over all processes
     batch_size: int = 768
     # images or texts that pass through a tower together; smaller values need less memory and give the same gradient;
-    # null: all of the step
+    # null: all of a step
     micro_batch_size: int | None = runtime(None)
-    # number format of the towers: auto, fp32, bf16, or fp16 as in the papers; auto: bf16 on GPUs that compute in it, else
-    # fp32; losses are always computed in fp32
+    # number format of the towers: auto, fp32, bf16, or fp16 as in the papers; auto: bf16 on GPUs that compute in it,
+    # else fp32; losses are always computed in fp32
     precision: Precision = runtime("auto")
     # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
-    # random seed of the initial weights and of everything drawn while training
+    # random seed of the initial weights and of all random numbers of the training
     seed: int = 0
-    # what happens if the output folder holds checkpoints. auto: resume from the newest; never: refuse to start;
+    # behaviour if the output folder holds checkpoints. auto: resume from the newest; never: stop with an error;
     # anyway: resume even if settings differ, provided that the tensors fit
     resume: Literal["auto", "never", "anyway"] = runtime("auto")
     # compile the blocks of the towers with torch.compile; the first steps take longer
@@ -149,7 +138,7 @@ class TrainConfig:
 
 
 def load_config(arguments: Sequence[str]) -> TrainConfig:
-    """The configuration of a command line: the defaults, then YAML files, then `key=value` arguments.
+    """Load the configuration of a command line: the defaults, then YAML files, then `key=value` arguments.
 
     Raises UserError naming the file or argument, the key and the fix.
     """
@@ -160,7 +149,7 @@ def load_config(arguments: Sequence[str]) -> TrainConfig:
 
 
 def model_config_class(layers: Sequence[Layer]) -> type[ModelConfig]:
-    """The configuration class of the model that the layers select."""
+    """The configuration class of the model that the layers select. Raises UserError for an unknown model."""
     name, source = TrainConfig.model_name, "default"
     for layer, where in layers:
         if not isinstance(layer.get("model", {}), dict | type(layer)):
@@ -173,7 +162,10 @@ def model_config_class(layers: Sequence[Layer]) -> type[ModelConfig]:
 
 
 def tower_sizes(layers: Sequence[Layer]) -> list[Layer]:
-    """The sizes of the open_clip towers that the layers select, as a layer below them."""
+    """A layer with the sizes of the open_clip towers that `layers` select; empty for other towers.
+
+    It precedes `layers`, which override it. Raises UserError for an unknown tower.
+    """
     names: dict[str, str | None] = {"image": None, "text": None}
     for layer, _ in layers:
         names = {part: OmegaConf.select(layer, f"model.{part}.name") or name for part, name in names.items()}
@@ -197,16 +189,17 @@ def help_text(usage: str, arguments: Sequence[str] = ()) -> str:
 
 
 def as_dict(config: TrainConfig) -> dict[str, Any]:
-    """The configuration as plain values, equal to what JSON gives back."""
+    """The configuration as plain values, which JSON stores and reads without a change."""
     plain = json.loads(json.dumps(OmegaConf.to_container(OmegaConf.structured(config))))
     assert isinstance(plain, dict)
     return plain
 
 
 def differences(saved: dict[str, Any], config: TrainConfig) -> list[str]:
-    """A description of each setting that differs from `saved`, the configuration of a checkpoint, and may not change on resume.
+    """Describe each setting that differs from the configuration of a checkpoint and may not change on resume.
 
-    `saved` may be of an earlier version. The loader itself checks that the data are the same.
+    `saved`, the configuration of the checkpoint, may be of an earlier version. The data are not compared here: the
+    loader checks that the shards are the same.
     """
     free = runtime_keys(TrainConfig, {"model": type(config.model)})
     return _differences(KEYS.translate(saved), as_dict(config), free)
@@ -214,7 +207,7 @@ def differences(saved: dict[str, Any], config: TrainConfig) -> list[str]:
 
 def _differences(saved: dict[str, Any], config: dict[str, Any], free: set[str], prefix: str = "") -> list[str]:
     found = []
-    # Plain values first: if model_name differs, all keys of the group model do.
+    # Plain values first: if model_name differs, the keys of the group `model` differ too.
     for key in sorted(saved.keys() | config.keys(), key=lambda key: (isinstance(saved.get(key), dict), key)):
         name, before, after = prefix + key, saved.get(key), config.get(key)
         if name in free or before == after:

@@ -1,14 +1,13 @@
-"""The training loop: what a step is, and what happens between steps. It never asks which model it trains."""
+"""The training loop: a step of the optimizer, and the work between steps. It is the same for every model."""
 
 import logging
 import math
-import os
 import shutil
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 
@@ -19,10 +18,17 @@ from common.json_file import write_object
 from trainer.batch import Batch, Losses
 from trainer.build import Run, build, full_model
 from trainer.checkpoints.model import save_model
-from trainer.checkpoints.run import newest, restore, save
-from trainer.config import TrainConfig, as_dict
+from trainer.checkpoints.run import newest_checkpoint, restore_checkpoint, save_checkpoint
+from trainer.config import TrainConfig, as_dict, differences
 from trainer.data.preprocess import PreprocessConfig
-from trainer.distributed.process import average, average_loose_gradients, gradient_norm, report_lost_processes, session
+from trainer.distributed.process import (
+    average,
+    average_unsharded_gradients,
+    gradient_norm,
+    process_group,
+    report_lost_processes,
+)
+from trainer.distributed.signals import stop_signals
 from trainer.metrics.progress import Progress
 from trainer.metrics.writers import Meter, Metrics, named_values
 from trainer.models.nonfinite import describe_nonfinite
@@ -30,77 +36,97 @@ from trainer.optim import learning_rate
 
 logger = logging.getLogger(__name__)
 
-HEADLINES = ("/accuracy", "/recall@5", "/satisfied")
+LOGGED_RESULTS: Final = ("/accuracy", "/recall@5", "/satisfied")
+"""Endings of the evaluation results that are logged; metrics.jsonl has all of them."""
 
 
 class StoppedError(Exception):
-    """The run was told to stop by a signal, and has saved itself."""
+    """A signal stopped the run, which has saved a checkpoint."""
 
-    def __init__(self, number: int, message: str) -> None:
+    def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(message)
-        self.number = number
+        self.signal_number = signal_number
 
 
 def train(config: TrainConfig) -> None:
-    """A whole run, from its last checkpoint if it has one. Every process of the run calls it.
+    """Train a model, from its last checkpoint if one exists. Every process of the run calls this function.
 
-    Raises UserError for what the user can mend, StoppedError after a signal.
+    Raises UserError for errors that the user can fix, and StoppedError after a signal.
     """
-    with session(config.device, config.parallel.timeout_s) as process:
+    with process_group(config.device, config.parallel.timeout_s) as process:
         output = Path(config.output)
-        with writable(output):
+        with write_errors_explained(output):
             output.mkdir(parents=True, exist_ok=True)
         run = build(config, process)
         try:
-            resume(run, output / "checkpoints")
+            resume(run, output)
             with report_lost_processes(process, f"Checkpoints in {output / 'checkpoints'} are complete"):
-                go_on(run, output)
+                run_loop(run, output)
         finally:
             run.loader.close()
 
 
 @contextmanager
-def writable(path: Path) -> Iterator[None]:
-    """What the system says of a file or folder that cannot be written, as the user's error."""
+def write_errors_explained(path: Path) -> Iterator[None]:
+    """Raise UserError, naming `path`, for any error of the file system."""
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written: {error}; make room, or give an output= where you may write, then the same command goes on"
+            f"{path} cannot be written: {error}; free disk space or give another output=, then repeat the command"
         ) from None
 
 
-def resume(run: Run, folder: Path) -> None:
-    """Continue from the newest checkpoint, or begin."""
-    last = newest(folder)
+def resume(run: Run, output: Path) -> None:
+    """Restore the newest checkpoint, if one exists, and write the resolved configuration to OUTPUT/config.yaml.
+
+    Raises UserError if the configuration does not allow resuming from this checkpoint.
+    """
+    last = newest_checkpoint(output / "checkpoints")
     if last and run.config.resume == "never":
-        raise UserError(f"{last} is there and resume=never; give another output=, or resume=auto to go on")
+        raise UserError(f"{last} exists and resume=never; give another output=, or resume=auto to continue this run")
     if last:
-        anyway = run.config.resume == "anyway"
-        run.step, position = restore(last, run, run.config, run.process, anyway)
-        run.loader.load_state_dict(position)
+
+        def changed(saved: dict[str, Any]) -> list[str]:
+            return [] if run.config.resume == "anyway" else differences(saved, run.config)
+
+        run.step, loader_state = restore_checkpoint(last, run, run.process, changed)
+        run.loader.load_state_dict(loader_state)
     if run.process.is_main:
-        with writable(folder.parent / "config.yaml"):
-            (folder.parent / "config.yaml").write_text(to_yaml(run.config), encoding="utf-8")
-        size = sum(parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad)
-        logger.info(
-            "%s, %.1f M parameters, %d samples in the data, batch %d, %s, %d process%s on %s, %s",
-            run.config.model_name, size / 1e6, run.loader.n_samples, run.config.batch_size, run.precision, run.process.world_size,
-            "es" if run.process.world_size > 1 else "", run.process.device.type, f"from {last}" if last else "from the start",
-        )  # fmt: skip
+        with write_errors_explained(output / "config.yaml"):
+            (output / "config.yaml").write_text(to_yaml(run.config), encoding="utf-8")
+        log_summary(run, last)
 
 
-def go_on(run: Run, output: Path) -> None:
-    """Every step that is left, then the finished model and its evaluation."""
+def log_summary(run: Run, last: Path | None) -> None:
+    """Log the sizes of the run and the checkpoint that it resumes from."""
+    n_parameters = sum(parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad)
+    world_size = run.process.world_size
+    parts = [
+        f"{n_parameters / 1e6:.1f} M trainable parameters",
+        f"{run.loader.n_samples} training samples",
+        f"batch size {run.config.batch_size}",
+        run.precision,
+        f"{world_size} process{'es' if world_size > 1 else ''} on {run.process.device.type}",
+        f"resuming from {last}" if last else "starting at step 0",
+    ]
+    logger.info("%s: %s", run.config.model_name, ", ".join(parts))
+
+
+def run_loop(run: Run, output: Path) -> None:
+    """Run the remaining steps, then save and evaluate the trained model.
+
+    Raises StoppedError if a signal arrives, after saving a checkpoint.
+    """
     config, steps = run.config, run.config.optim.steps
-    metrics = Metrics(output, config, run.step) if run.process.is_main else None
+    metrics = Metrics(output, config.log, as_dict(config), step=run.step, steps=steps) if run.process.is_main else None
     meter, batches = Meter(), iter(run.loader)
     try:
-        with stop_signals() as stop, Progress(run.step, steps, run.process.is_main) as progress:
+        with stop_signals() as request, Progress(run.step, steps, run.process.is_main) as progress:
             while run.step < steps:
                 with meter.waiting():
                     batch = next(batches).to(run.process.device, non_blocking=True)
-                values = update(run, batch, stopping=stop.number is not None)
+                values = update(run, batch, stopping=request.signal_number is not None)
                 meter.samples += config.batch_size
                 stopping = values.pop("stop") > 0
                 if run.step % config.log.every == 0 or run.step == steps:
@@ -109,15 +135,13 @@ def go_on(run: Run, output: Path) -> None:
                     if metrics:
                         metrics.write(run.step, values)
                 with meter.paused():
-                    if config.evaluation.every and run.step % config.evaluation.every == 0 and run.step < steps:
-                        record(run, metrics)
-                    if run.step % config.save.every == 0 or run.step == steps or stopping:
-                        checkpoint(run, output)
+                    evaluate_and_save_if_due(run, output, metrics, stopping)
                 progress.advance(run.step, values)
                 if stopping and run.step < steps:
                     raise StoppedError(
-                        stop.number or signal.SIGTERM,
-                        f"stopped at step {run.step} of {steps} and saved; the same command goes on from there",
+                        request.signal_number or signal.SIGTERM,
+                        f"stopped at step {run.step} of {steps} after saving a checkpoint; repeat the command to "
+                        "resume",
                     )
         finish(run, output, metrics)
     finally:
@@ -125,10 +149,23 @@ def go_on(run: Run, output: Path) -> None:
             metrics.close()
 
 
-def update(run: Run, batch: Batch, stopping: bool = False) -> dict[str, float]:
-    """One step of the optimizer; returns what there is to log, means over the ranks.
+def evaluate_and_save_if_due(run: Run, output: Path, metrics: Metrics | None, stopping: bool) -> None:
+    """Evaluate the model and save a checkpoint, each if it is due after this step. Collective.
 
-    Raises UserError if loss or gradient is not finite, before anything is changed.
+    The evaluation of the last step belongs to `finish`.
+    """
+    config, is_last = run.config, run.step == run.config.optim.steps
+    if config.evaluation.every and run.step % config.evaluation.every == 0 and not is_last:
+        evaluate(run, metrics)
+    if run.step % config.save.every == 0 or is_last or stopping:
+        checkpoint(run, output)
+
+
+def update(run: Run, batch: Batch, stopping: bool = False) -> dict[str, float]:
+    """Do one step of the optimizer and return the values to log, averaged over the ranks. Collective.
+
+    The value "stop" is above 0 if `stopping` is true on any rank. Raises UserError if the loss or the gradient is not
+    finite, before anything is changed.
     """
     rate = learning_rate(run.step, run.config.optim)
     for group in run.optimizer.param_groups:
@@ -136,15 +173,14 @@ def update(run: Run, batch: Batch, stopping: bool = False) -> dict[str, float]:
     with autocast(run):
         losses: Losses = run.wrapped(batch)
     run.scaler.scale(losses.loss).backward()
-    average_loose_gradients(run.model, run.wrapped, run.process)
+    average_unsharded_gradients(run.model, run.wrapped, run.process)
     run.scaler.unscale_(run.optimizer)
-    values = measure(run, losses, stopping)
-    # A gradient beyond fp16 is what the scaler is there for: it leaves out the step and lowers its scale.
+    values = mean_values(run, losses, stopping)
+    # fp16 gradients may overflow: the scaler then skips the step and lowers its scale.
     overflow = run.scaler.is_enabled() and not math.isfinite(values["grad_norm"])
     if not math.isfinite(values["loss/total"]) or not (math.isfinite(values["grad_norm"]) or overflow):
-        raise UserError(
-            describe_nonfinite(run.model, batch, values, run.step + 1, newest(Path(run.config.output) / "checkpoints"))
-        )
+        last = newest_checkpoint(Path(run.config.output) / "checkpoints")
+        raise UserError(describe_nonfinite(run.model, batch, values, run.step + 1, last))
     run.scaler.step(run.optimizer)
     run.scaler.update()
     run.optimizer.zero_grad(set_to_none=True)
@@ -157,83 +193,68 @@ def update(run: Run, batch: Batch, stopping: bool = False) -> dict[str, float]:
 
 
 def autocast(run: Run) -> torch.autocast:
-    """The precision of the towers; the model takes its losses out of it."""
+    """A context in which the towers compute in the precision of the run. Models leave it to compute their losses."""
     dtype = torch_dtype(run.precision)
     return torch.autocast(run.process.device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
-def measure(run: Run, losses: Losses, stopping: bool) -> dict[str, float]:
-    """Loss, terms and gradient norm, means over the ranks: one exchange and one wait for the device."""
+def mean_values(run: Run, losses: Losses, stopping: bool) -> dict[str, float]:
+    """Loss, terms, gradient norm and `stopping`, averaged over the ranks.
+
+    They are stacked into one tensor: one all-reduce, and one synchronisation with the device, per step.
+    """
     values = named_values(losses)
     norm = gradient_norm(run.model.parameters())
     stop = torch.tensor(float(stopping), device=norm.device)
-    together = torch.stack([value.float() for value in (*values.values(), norm, stop)])
-    return dict(zip((*values, "grad_norm", "stop"), average(together, run.process).tolist(), strict=True))
+    stacked = torch.stack([value.float() for value in (*values.values(), norm, stop)])
+    return dict(zip((*values, "grad_norm", "stop"), average(stacked, run.process).tolist(), strict=True))
 
 
 def checkpoint(run: Run, output: Path) -> None:
-    save(
-        output / "checkpoints", run.step, run, run.loader.state_dict(), as_dict(run.config), run.process, run.config.save.keep
-    )  # fmt: skip
+    """Save a checkpoint in OUTPUT/checkpoints. Collective."""
+    save_checkpoint(
+        output / "checkpoints",
+        run.step,
+        run,
+        loader_state=run.loader.state_dict(),
+        config=as_dict(run.config),
+        process=run.process,
+        keep=run.config.save.keep,
+    )
 
 
-def record(run: Run, metrics: Metrics | None) -> dict[str, float]:
-    """Evaluate, and write it down. Every rank does, so that none waits for long in an exchange."""
+def evaluate(run: Run, metrics: Metrics | None) -> dict[str, float]:
+    """Evaluate the model, write the results to the metrics and return them. Collective.
+
+    Every rank computes the full evaluation. If only one did, the collectives of the others could time out.
+    """
     model = full_model(run).eval()
     devices = [run.process.device] if run.process.device.type == "cuda" else []
     with torch.random.fork_rng(devices), prefixed("evaluation."):
-        values = run.evaluation(model, run.tokenizer, run.process.device)
+        results = run.evaluation(model, run.tokenizer, run.process.device)
     run.model.train()
-    if metrics and values:
-        metrics.write(run.step, values)
-        headlines = [f"{name} {value:.3f}" for name, value in values.items() if name.endswith(HEADLINES)]
-        logger.info("step %d: %s", run.step, ", ".join(headlines))
-    return values
+    if metrics and results:
+        metrics.write(run.step, results)
+        logged = [f"{name} {value:.3f}" for name, value in results.items() if name.endswith(LOGGED_RESULTS)]
+        logger.info("step %d: %s", run.step, ", ".join(logged))
+    return results
 
 
 def finish(run: Run, output: Path, metrics: Metrics | None) -> None:
-    """The model as a folder of its own, and what it can do."""
+    """Save the trained model in OUTPUT/model and evaluate it, with results in OUTPUT/evaluation.json. Collective."""
     model = full_model(run)
     if run.process.is_main:
         draft, final = output / ".model", output / "model"
         shutil.rmtree(draft, ignore_errors=True)
         preprocess = PreprocessConfig(size_px=run.config.model.image.size_px)
         facts = {"steps": run.step, "samples": run.step * run.config.batch_size, "training": as_dict(run.config)}
-        with writable(final):
+        with write_errors_explained(final):
             save_model(draft, model, tokenizer=run.tokenizer, preprocess=preprocess, record=facts)
             shutil.rmtree(final, ignore_errors=True)
             draft.rename(final)
-        bad = {reason: n for reason, n in run.loader.counts.items() if n}
-        logger.info("%s is finished after %d steps; samples of this process: %s", final, run.step, bad)
-    values = record(run, metrics)
-    if run.process.is_main and values:
-        with writable(output / "evaluation.json"):
-            write_object(values, output / "evaluation.json")
-
-
-class Stop:
-    """The signal that came, if one did."""
-
-    number: int | None = None
-
-
-@contextmanager
-def stop_signals() -> Iterator[Stop]:
-    """Note SIGTERM and SIGINT, for the loop to end after its step; a second one ends at once."""
-    stop = Stop()
-    if threading.current_thread() is not threading.main_thread():  # under Ray Train, which stops its workers itself
-        yield stop
-        return
-
-    def note(number: int, frame: object) -> None:
-        if stop.number is not None:
-            os._exit(128 + number)
-        stop.number = number
-        logger.warning("%s: saving after this step", signal.Signals(number).name)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        counts = {reason: n for reason, n in run.loader.counts.items() if n}
+        logger.info("%s: model saved after %d steps; samples read by this process: %s", final, run.step, counts)
+    results = evaluate(run, metrics)
+    if run.process.is_main and results:
+        with write_errors_explained(output / "evaluation.json"):
+            write_object(results, output / "evaluation.json")

@@ -1,4 +1,4 @@
-"""Training by Ray Train: the same training function in several processes, begun again from its last checkpoint when one is lost."""
+"""Training on Ray: Ray Train runs the training function in several processes and restarts a run that loses one."""
 
 import dataclasses
 import logging
@@ -20,16 +20,16 @@ logger = logging.getLogger(__name__)
 
 
 def train_on_ray(config: TrainConfig) -> None:
-    """A run over `ray.workers` processes. `output` has to be a folder that all machines share.
+    """Train in `ray.workers` processes. `output` must be a folder that all machines share.
 
-    Raises UserError, also for what the workers say the user can mend.
+    Raises UserError for errors that the user can fix, here or in a worker.
     """
     connect(config)
     try:
         resources = ray.cluster_resources()
-        scaling = plan(config, resources.get("CPU", 0), resources.get("GPU", 0))
+        scaling = scaling_config(config, resources.get("CPU", 0), resources.get("GPU", 0))
         trainer = TorchTrainer(
-            work,  # type: ignore[arg-type]  # it may return a value, whatever the annotation says
+            train_worker,  # type: ignore[arg-type]  # annotated as returning nothing, but its value reaches `result`
             train_loop_config={"config": config, "folder": os.getcwd()},
             torch_config=TorchConfig(timeout_s=int(config.parallel.timeout_s)),
             scaling_config=scaling,
@@ -43,8 +43,8 @@ def train_on_ray(config: TrainConfig) -> None:
             result: Any = trainer.fit()
         except TrainingFailedError as error:
             raise UserError(
-                f"training ended after {config.ray.max_failures} restarts (ray.max_failures): {error}. "
-                f"Checkpoints in {config.output}/checkpoints are complete; the same command goes on"
+                f"training failed after {config.ray.max_failures} restarts (ray.max_failures): {error}. "
+                f"Checkpoints in {config.output}/checkpoints are complete; repeat the command to resume"
             ) from error
         if result.return_value:
             raise UserError(result.return_value)
@@ -52,11 +52,14 @@ def train_on_ray(config: TrainConfig) -> None:
         ray.shutdown()
 
 
-def work(loop_config: dict[str, Any]) -> str:
-    """What each worker does; returns what the user can mend, which a new attempt would only repeat."""
+def train_worker(loop_config: dict[str, Any]) -> str:
+    """Train in a worker of Ray Train. Return the message of a UserError, empty on success.
+
+    An error that is raised would restart the run, which only helps after a lost process.
+    """
     from trainer.loop import train
 
-    chdir_hook(loop_config["folder"])()  # Ray Train has put each worker into a folder of its own
+    chdir_hook(loop_config["folder"])()  # Ray Train starts each worker in another folder
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
         train(loop_config["config"])
@@ -67,33 +70,43 @@ def work(loop_config: dict[str, Any]) -> str:
     return ""
 
 
-def plan(config: TrainConfig, cpus: float, gpus: float) -> ScalingConfig:
-    """Workers for a cluster of that size.
+def scaling_config(config: TrainConfig, cpus: float, gpus: float) -> ScalingConfig:
+    """Workers and their resources, on a cluster with this many CPUs and GPUs.
 
-    Raises UserError for a wish that would wait for ever: Ray itself would hang without a word.
+    Raises UserError if the cluster cannot satisfy the request; Ray would wait silently.
     """
     workers, each = config.ray.workers, config.ray.cpus_per_worker
     use_gpu = config.device != "cpu" and gpus > 0
     if workers * each > cpus or (use_gpu and workers > gpus):
         raise UserError(
             f"ray.workers={workers} with ray.cpus_per_worker={each:g} need {workers * each:g} CPUs"
-            f"{f' and {workers} GPUs' if use_gpu else ''}, the cluster has {cpus:g} and {gpus:g}: they would wait for ever"
+            f"{f' and {workers} GPUs' if use_gpu else ''}, but the cluster has {cpus:g} CPUs and {gpus:g} GPUs; "
+            "lower ray.workers or ray.cpus_per_worker, or add machines to the cluster"
         )
     resources = {"CPU": each, **({"GPU": 1.0} if use_gpu else {})}
     return ScalingConfig(num_workers=workers, use_gpu=use_gpu, resources_per_worker=resources)
 
 
 def connect(config: TrainConfig) -> None:
-    """Join the cluster, or start a Ray of our own. Workers find this checkout from wherever Ray was started."""
+    """Join the cluster, or start Ray on this machine. Workers import this checkout, whatever folder Ray was started in.
+
+    Raises UserError if the cluster does not respond.
+    """
     address = config.ray.address or (None if "RAY_ADDRESS" in os.environ else "local")
     root = str(Path(__file__).resolve().parent.parent)
     try:
         ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": root}}, logging_level=logging.WARNING)
     except ConnectionError as error:
-        raise UserError(f"no Ray cluster at {address!r}: {error}. Start one, or leave ray.address out.") from None
+        raise UserError(
+            f"no Ray cluster responds at {address!r}: {error}; start one, or remove ray.address to start Ray on this "
+            "machine"
+        ) from None
 
 
 def with_absolute_output(config: TrainConfig) -> TrainConfig:
-    """`config` with the output that Ray is told too. Other places stay as they were given, for a checkpoint compares them."""
+    """Return `config` with an absolute `output`, which Ray needs. Raises UserError for a relative one in a Ray job.
+
+    Other paths stay as given: they are compared with those of the checkpoint on resume.
+    """
     check_output_is_absolute(config.output, "an absolute path")
     return dataclasses.replace(config, output=absolute(config.output))

@@ -1,4 +1,4 @@
-"""Train a model: `python -m trainer.train jobs/train/hycoclip.yaml key=value`. `--help` teaches every key."""
+"""Train a model: `python -m trainer.train jobs/train/hycoclip.yaml key=value`. `--help` explains every key."""
 
 import logging
 import os
@@ -12,19 +12,24 @@ from trainer.config import help_text, load_config
 USAGE = """\
 usage: python -m trainer.train [CONFIG.yaml ...] [key=value ...]
 
-Trains CLIP, MERU, HyCoCLIP, PHyCLIP, PoinCLIP or Syntax-MERU on shards that the pipeline wrote, HyCoCLIP's, or GRIT's. A run that was
-killed goes on from its last checkpoint when the same command is given again.
+Train CLIP, MERU, HyCoCLIP, PHyCLIP, PoinCLIP or Syntax-MERU on shards: those of this project's pipeline, those of
+HyCoCLIP, raw GRIT, or tars of image-text pairs. Later files and arguments override earlier ones. Repeat the command to
+resume a run that was stopped: it continues from its last checkpoint.
 
   python -m trainer.train jobs/train/hycoclip.yaml shards=out/grit/train output=out/hycoclip
   torchrun --nproc-per-node 8 -m trainer.train jobs/train/hycoclip.yaml jobs/train/vit_b.yaml shards=... output=...
-  ray job submit --working-dir . -- python -m trainer.train jobs/train/hycoclip.yaml ray.workers=8 shards=... output=/data/...
+  ray job submit --working-dir . -- \\
+      python -m trainer.train jobs/train/hycoclip.yaml ray.workers=8 shards=... output=/data/...
 
-Exit code: 0 done, 1 a bug, 2 something you can mend (the message says what), 128 + n stopped by signal n and saved.
+--help model_name=NAME lists the settings of that model.
+
+Exit code: 0 finished; 1 internal error; 2 error that you can fix (the message explains how); 128 + N stopped by signal
+N after saving a checkpoint.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns the exit code that --help promises."""
+    """Run the command and return its exit code, as documented in --help."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
         if "-h" in arguments or "--help" in arguments:
@@ -37,7 +42,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Load the configuration and train, here or on Ray, which is imported only where it is used."""
+    """Load the configuration and train, in this process or on Ray. Return the exit code.
+
+    Raises UserError for errors that the user can fix. torch and Ray are imported only when they are needed.
+    """
     config = load_config(arguments)
     if config.ray.workers:
         from trainer.on_ray import train_on_ray, with_absolute_output
@@ -45,14 +53,14 @@ def run(arguments: Sequence[str]) -> int:
         train_on_ray(with_absolute_output(config))
         return 0
     if int(os.environ.get("RANK", "0")):
-        logging.getLogger().setLevel(logging.WARNING)  # one process tells what happens
+        logging.getLogger().setLevel(logging.WARNING)  # only the main process logs progress
     from trainer.loop import StoppedError, train
 
     try:
         train(config)
     except StoppedError as stopped:
         print(stopped, file=sys.stderr)
-        return 128 + stopped.number
+        return 128 + stopped.signal_number
     return 0
 
 

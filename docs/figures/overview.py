@@ -180,8 +180,14 @@ def draw_space(axes: Axes, sample: dict[str, Any], colours: dict[int, str]) -> N
     for radius in (0.35, 0.65):
         axes.add_patch(Circle((0, 0), radius, fill=False, ec="#e4e7eb", lw=1))
     first, second = COLOURS[0], COLOURS[1]
-    points = {"phrase 1": (2.30, 0.34, first), "box 1": (2.15, 0.58, first), "phrase 2": (0.84, 0.34, second), "box 2": (0.99, 0.58, second),
-              "caption": (1.50, 0.62, INK), "image": (1.57, 0.87, INK)}  # fmt: skip
+    points = {
+        "phrase 1": (2.30, 0.34, first),
+        "box 1": (2.15, 0.58, first),
+        "phrase 2": (0.84, 0.34, second),
+        "box 2": (0.99, 0.58, second),
+        "caption": (1.50, 0.62, INK),
+        "image": (1.57, 0.87, INK),
+    }
     at = {name: (r * np.cos(angle), r * np.sin(angle)) for name, (angle, r, _) in points.items()}
     for apex, colour, spread in (("phrase 1", first, 70), ("phrase 2", second, 70)):
         angle = points[apex][0]

@@ -1,38 +1,174 @@
-"""The layout is what CONTRIBUTING.md says: who may import whom, and where Ray is."""
+"""The layout that CONTRIBUTING.md describes: who may import whom, and where Ray is imported."""
 
 import ast
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MAY_IMPORT = {
+
+MAY_IMPORT: dict[str, set[str]] = {
     "schemas": set(),
     "common": {"schemas"},
     "pipeline": {"schemas", "common"},
     "trainer": {"schemas", "common"},
     "demo": {"schemas", "common", "pipeline", "trainer"},
 }
-CROSSING = {("pipeline/score/scorers.py", "trainer")}
-RAY = {"pipeline/on_ray.py", "trainer/on_ray.py"}
+"""Package -> the other packages that it may import."""
+
+CROSSING = {("pipeline.score.scorers", "trainer")}
+RAY = {"pipeline.on_ray", "trainer.on_ray"}
+
+FLOORS: dict[str, list[set[str]]] = {
+    "trainer": [
+        {"geometry", "text", "encoders"},
+        {"batch", "losses"},
+        {"data", "distributed", "metrics"},
+        {"models"},
+        {"accumulate", "checkpoints", "evaluation"},
+        {"config", "evaluate"},
+        {"optim"},
+        {"build"},
+        {"loop"},
+        {"on_ray"},
+        {"train"},
+        {"__init__"},
+    ],
+    "pipeline": [
+        {"images", "model_folder", "stored_images", "captions", "parse", "read"},
+        {"download", "ground", "write"},
+        {"score"},
+        {"report"},
+        {"config"},
+        {"help", "paths", "provenance", "run"},
+        {"on_ray"},
+        {"grit"},
+        {"__init__"},
+    ],
+}
+"""Files and folders of a package from the ground floor up. Each may import only those of lower floors."""
 
 
-def imports(package: str) -> Iterator[tuple[str, str]]:
-    """(file, top-level package that it imports), imports within functions included."""
-    for path in (ROOT / package).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            yield from ((path.relative_to(ROOT).as_posix(), name.partition(".")[0]) for name in names)
+class Import(NamedTuple):
+    """An import statement, at any level of a module: `module` imports `target`."""
+
+    module: str
+    target: str
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the packages by its dotted name; a package's own file is PACKAGE.__init__."""
+    return {module_name(path): path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")}
+
+
+def resolve(name: str) -> str:
+    """The module that the dotted name of a module or of a package refers to; other names are returned unchanged."""
+    return f"{name}.__init__" if f"{name}.__init__" in modules() else name
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    """All imports of all modules, those within functions included."""
+    return tuple(
+        Import(module, target)
+        for module, path in modules().items()
+        for target in targets(ast.parse(path.read_text(encoding="utf-8")), module)
+    )
+
+
+def targets(tree: ast.Module, module: str) -> Iterator[str]:
+    """The modules that `module` imports: `from package import name` gives package.name if that is a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (resolve(alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}: write absolute imports"
+            source = str(node.module)
+            for alias in node.names:
+                inner = resolve(f"{source}.{alias.name}")
+                yield inner if inner in modules() else resolve(source)
+
+
+def package_of(module: str) -> str:
+    return module.partition(".")[0]
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_a_package_imports_only_those_below_it(package: str) -> None:
-    own = MAY_IMPORT.keys() | {"tests", "benchmarks"}
-    wrong = {(file, name) for file, name in imports(package) if name in own - MAY_IMPORT[package] - {package}}
+    forbidden = (MAY_IMPORT.keys() | {"tests", "benchmarks"}) - MAY_IMPORT[package] - {package}
+    wrong = {
+        (module, package_of(target))
+        for module, target in imports()
+        if package_of(module) == package and package_of(target) in forbidden
+    }
     assert wrong - CROSSING == set()
 
 
 def test_ray_is_imported_in_one_file_of_each_half() -> None:
-    assert {file for package in MAY_IMPORT for file, name in imports(package) if name == "ray"} == RAY
+    assert {module for module, target in imports() if package_of(target) == "ray"} == RAY
+
+
+def find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """A cycle in a directed graph, from a node back to itself; empty if the graph has no cycles."""
+    finished: set[str] = set()
+
+    def visit(node: str, path: list[str]) -> list[str]:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in finished:
+            return []
+        for target in sorted(graph.get(node, ())):
+            if cycle := visit(target, [*path, node]):
+                return cycle
+        finished.add(node)
+        return []
+
+    return next(filter(None, (visit(node, []) for node in sorted(graph))), [])
+
+
+def test_no_modules_import_each_other_in_a_cycle() -> None:
+    graph: dict[str, set[str]] = defaultdict(set)
+    for module, target in imports():
+        if target in modules() and target != module:
+            graph[module].add(target)
+    assert find_cycle(graph) == []
+
+
+def test_a_cycle_is_found() -> None:
+    assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"d", "b"}, "d": set()}) == ["b", "c", "b"]
+
+
+def part_of(module: str) -> str:
+    """The file or folder directly below the package that a module belongs to."""
+    return module.split(".")[1]
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_every_part_of_a_package_has_a_floor(package: str) -> None:
+    declared = [part for floor in FLOORS[package] for part in floor]
+    assert len(declared) == len(set(declared))
+    assert set(declared) == {part_of(module) for module in modules() if package_of(module) == package}
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_a_part_of_a_package_imports_only_from_lower_floors(package: str) -> None:
+    floor_of = {part: number for number, floor in enumerate(FLOORS[package]) for part in floor}
+    inner = [pair for pair in imports() if package_of(pair.module) == package_of(pair.target) == package]
+    upward = [
+        pair
+        for pair in inner
+        if part_of(pair.module) != part_of(pair.target)
+        and floor_of[part_of(pair.module)] <= floor_of[part_of(pair.target)]
+    ]
+    assert inner
+    assert upward == []

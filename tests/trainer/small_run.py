@@ -1,4 +1,4 @@
-"""A run that takes a second: a small model on batches made up in memory, in this process or in forked ones."""
+"""Training runs of about a second: a small model on tiny shards, in this process or in forked ones."""
 
 import contextlib
 import multiprocessing
@@ -12,9 +12,11 @@ from unittest.mock import patch
 
 import torch
 
-from tests.trainer.memory_loader import MemoryLoader
-from trainer import build, loop, train
+from tests.trainer.data.samples import Files, train_files, write_shards
+from trainer import loop, train
+from trainer.build import Run, build
 from trainer.config import TrainConfig, load_config
+from trainer.distributed.process import Process
 
 SMALL = (
     "model_name=hycoclip",
@@ -35,66 +37,90 @@ SMALL = (
     "model.text.layers=2",
     "model.text.heads=2",
     "model.embed_dim=16",
-    "shards=in/memory",
+    "data.workers=0",
 )
+SAMPLES_PER_SHARD = (40, 24)
+
+Fault = Callable[[], None]
 
 
 def overrides(output: Path, *others: str) -> list[str]:
+    """The command line of a small run. It reads the shards of `write_data`, unless `others` name different ones."""
     merges = output.parent / "merges.txt"
     if not merges.is_file():
         merges.write_text("#version: 0.2\n", encoding="utf-8")
-    return [*SMALL, f"output={output}", f"tokenizer={merges}", *others]
+    return [*SMALL, f"shards={output.parent / 'shards'}", f"output={output}", f"tokenizer={merges}", *others]
 
 
 def small_config(output: Path, *others: str) -> TrainConfig:
     return load_config(overrides(output, *others))
 
 
-def run(output: Path, *others: str, at: int = 0, fault: Callable[[], None] | None = None) -> int:
-    """The exit code of a run; `fault` strikes after the step `at`, without warning."""
+def small_sample(number: int) -> Files:
+    """A sample with four boxes if its number is divisible by three, else with one."""
+    return train_files(number, n_boxes=1 if number % 3 else 4)
+
+
+def write_data(output: Path) -> None:
+    """Write the shards of the run in `output` beside it, unless they exist."""
+    folder = output.parent / "shards"
+    if not folder.is_dir():
+        write_shards(folder, SAMPLES_PER_SHARD, small_sample)
+
+
+def small_run(output: Path, *others: str) -> Run:
+    """The parts of a small run on the CPU, before its first step."""
+    write_data(output)
+    return build(small_config(output, *others), Process(device=torch.device("cpu")))
+
+
+def run(output: Path, *others: str, at: int = 0, fault: Fault | None = None) -> int:
+    """Run the command in this process and return its exit code. `fault` is called after step `at`."""
+    write_data(output)
     torch.set_num_threads(1)
-    real = loop.update
+    real_update = loop.update
 
     def update(*arguments: Any, **named: Any) -> dict[str, float]:
-        values = real(*arguments, **named)
+        values = real_update(*arguments, **named)
         if fault and arguments[0].step == at:
             fault()
         return values
 
-    with patch.object(build, "Loader", MemoryLoader), patch.object(loop, "update", update):
+    with patch.object(loop, "update", update):
         return train.main(overrides(output, *others))
 
 
-def killed() -> None:
-    """As by a machine that goes down: no handler sees it."""
+def kill() -> None:
+    """Kill this process as a machine that crashes does: no handler is called."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def terminated() -> None:
-    """As by a scheduler that wants the machine back."""
+def terminate() -> None:
+    """Send this process the signal with which a scheduler ends a job."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def disk_full() -> None:
-    """No file can grow beyond 64 kB from here on."""
+def fill_disk() -> None:
+    """Make every write beyond 64 kB of a file fail."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, resource.RLIM_INFINITY))
 
 
-def fork(
-    output: Path, *others: str, port: int = 0, faults: Sequence[Callable[[], None] | None] = (None,), at: int = 0
+def run_forked(
+    output: Path, *others: str, port: int = 0, faults: Sequence[Fault | None] = (None,), at: int = 0
 ) -> list[int]:
-    """A run in as many processes as there are `faults`, one for each; returns their exit codes (-9: killed).
+    """Run the command in one process per item of `faults`; return their exit codes (-9: killed).
 
-    What each one says goes to OUTPUT.RANK.log.
+    `faults` and `at` as in `run`. The stderr of each process goes to its `log_path`.
     """
-    context = multiprocessing.get_context("fork")  # what takes long is importing torch
+    write_data(output)
+    context = multiprocessing.get_context("fork")  # importing torch again would take seconds
 
-    def work(rank: int, fault: Callable[[], None] | None) -> None:
+    def work(rank: int, fault: Fault | None) -> None:
         if len(faults) > 1:
             os.environ.update(
                 RANK=str(rank), WORLD_SIZE=str(len(faults)), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
             )
-        with said(output, rank).open("w") as log, contextlib.redirect_stderr(log):
+        with log_path(output, rank).open("w") as log, contextlib.redirect_stderr(log):
             code = run(output, *others, at=at, fault=fault)
         os._exit(code)
 
@@ -106,5 +132,6 @@ def fork(
     return [child.exitcode or 0 for child in children]
 
 
-def said(output: Path, rank: int = 0) -> Path:
+def log_path(output: Path, rank: int = 0) -> Path:
+    """The stderr of a process of `run_forked`: OUTPUT.RANK.log."""
     return output.with_name(f"{output.name}.{rank}.log")

@@ -1,4 +1,4 @@
-"""The configuration of a training run: what wins, what is refused, what --help says."""
+"""The configuration of a training run: precedence, errors, and --help."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,24 +12,24 @@ from trainer.config import TrainConfig, as_dict, differences, help_text, load_co
 from trainer.models.registry import MODELS
 from trainer.train import main
 
-PLACES = ("output=out/run", "shards=in")
+PATHS = ("output=out/run", "shards=in")
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_key_of_every_model_is_explained_by_help(name: str) -> None:
-    silent = [key for key, _, comment, _ in list_keys(TrainConfig, kinds={"model": MODELS[name].config}) if not comment]
-    assert not silent
+def test_help_explains_every_key_of_every_model(name: str) -> None:
+    keys = list_keys(TrainConfig, kinds={"model": MODELS[name].config})
+    assert [key.name for key in keys if not key.comment] == []
     assert "model.image.name" in help_text("", [f"model_name={name}"])
 
 
-def test_a_model_has_its_own_keys_and_no_others() -> None:
-    assert load_config([*PLACES, "model_name=phyclip", "model.factor_dim=16"]).model_name == "phyclip"
+def test_a_model_accepts_its_settings_and_no_others() -> None:
+    assert load_config([*PATHS, "model_name=phyclip", "model.factor_dim=16"]).model_name == "phyclip"
     with pytest.raises(UserError, match=r"model\.factor_dim"):
-        load_config([*PLACES, "model_name=meru", "model.factor_dim=16"])
+        load_config([*PATHS, "model_name=meru", "model.factor_dim=16"])
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("modell_name=meru", "'model_name'"),
         ("optim.learning_rate=1", "optim.learning_rate"),
@@ -93,28 +93,32 @@ def test_a_model_has_its_own_keys_and_no_others() -> None:
         ("data.crop_scale=[0.5,2]", "data.crop_scale is 0.5, 2.0"),
     ],
 )
-def test_a_wrong_key_or_value_is_named_with_what_to_do(override: str, said: str) -> None:
+def test_a_wrong_key_or_value_is_an_error_with_the_fix(override: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        load_config([*PLACES, *override.split()])
-    assert said in str(caught.value)
+        load_config([*PATHS, *override.split()])
+    assert message in str(caught.value)
 
 
-def test_without_output_or_shards_the_missing_one_is_named() -> None:
+def test_a_missing_output_or_shards_is_an_error_that_names_it() -> None:
     with pytest.raises(UserError, match="output is not set"):
         load_config(["shards=in"])
     with pytest.raises(UserError, match=r"data\.shards is not set"):
         load_config(["output=out"])
 
 
-def test_what_may_change_between_a_checkpoint_and_its_run_is_a_key(tmp_path: Path) -> None:
+def test_only_runtime_settings_may_differ_from_a_checkpoint(tmp_path: Path) -> None:
     first = as_dict(small_config(tmp_path / "a"))
-    free = small_config(tmp_path / "b", "precision=bf16", "micro_batch_size=2", "shards=elsewhere", "log.every=3")
-    assert not differences(first, replace(free, tokenizer=first["tokenizer"]))
-    bound = small_config(tmp_path / "a", "data.crop_scale=[0.4,1]", "steps=13")
-    assert differences(first, bound) == ["data.crop_scale was [0.5, 1.0], is [0.4, 1.0]", "optim.steps was 12, is 13"]
+    runtime_only = small_config(
+        tmp_path / "b", "precision=bf16", "micro_batch_size=2", "shards=elsewhere", "log.every=3"
+    )
+    assert not differences(first, replace(runtime_only, tokenizer=first["tokenizer"]))
+    fixed = small_config(tmp_path / "a", "data.crop_scale=[0.4,1]", "steps=13")
+    assert differences(first, fixed) == ["data.crop_scale was [0.5, 1.0], is [0.4, 1.0]", "optim.steps was 12, is 13"]
 
 
-def test_the_command_explains_itself_and_fails_with_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_help_lists_the_settings_of_a_model_and_an_error_exits_with_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["--help", "model_name=phyclip"]) == 0
     assert "model.factor_dim = 8" in capsys.readouterr().out
     assert main([str(tmp_path / "none.yaml")]) == 2

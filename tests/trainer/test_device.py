@@ -1,4 +1,4 @@
-"""Models stay on the device of their batch and never wait for it: on PyTorch's "meta" device, which holds no numbers, both are errors."""
+"""Models compute on the device of their batch and never wait for it: on PyTorch's "meta" device, both are errors."""
 
 import dataclasses
 from typing import Any
@@ -12,15 +12,15 @@ OTHERS: dict[str, dict[str, Any]] = {"phyclip": {"factor_dim": 8}}
 
 
 @pytest.mark.parametrize("loss_chunk", [None, 2**10], ids=["plain", "chunked"])
-@pytest.mark.parametrize("owned", [False, True], ids=["a box each", "boxes with owners"])
+@pytest.mark.parametrize("owned", [False, True], ids=["one box per pair", "boxes with owners"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_step_makes_no_tensor_elsewhere_and_asks_for_no_number(
+def test_a_step_creates_no_tensor_on_another_device_and_reads_no_value(
     name: str, owned: bool, loss_chunk: int | None
 ) -> None:
     model = small_model(name, loss_chunk=loss_chunk, **OTHERS.get(name, {})).to("meta")
     owner = torch.arange(8) if owned else None
     batch = dataclasses.replace(small_batch(8), box_owner=owner).to("meta")
-    losses = model.losses(model.features(batch))  # not model(batch): autocast knows no such device
+    losses = model.losses(model.features(batch))  # not model(batch): autocast does not support this device
     losses.loss.backward()
     model.clamp_parameters()
     for value in (losses.loss, *losses.terms.values(), *(p.grad for p in model.parameters() if p.requires_grad)):
@@ -28,7 +28,7 @@ def test_a_step_makes_no_tensor_elsewhere_and_asks_for_no_number(
         assert value.is_meta
 
 
-def test_a_model_that_makes_a_tensor_elsewhere_is_noticed() -> None:
+def test_a_model_with_a_tensor_on_another_device_is_noticed() -> None:
     model = small_model("meru").to("meta")
     model.register_buffer("pixel_mean", torch.zeros(3, 1, 1), persistent=False)
     with pytest.raises(RuntimeError, match="device"):

@@ -1,147 +1,176 @@
-"""Runs from beginning to end, and what becomes of them when something happens."""
+"""Complete training runs, also when they are killed, stopped, or meet a full disk, a lost process or a NaN."""
 
 import json
 import math
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.trainer.memory_loader import MemoryLoader
-from tests.trainer.small_run import disk_full, fork, killed, run, said, small_config, terminated
-from trainer import build, loop
+from tests.trainer.data.samples import Files, write_shards
+from tests.trainer.small_run import (
+    SAMPLES_PER_SHARD,
+    fill_disk,
+    kill,
+    log_path,
+    run,
+    run_forked,
+    small_config,
+    small_run,
+    small_sample,
+    terminate,
+)
+from trainer import loop
+from trainer.build import build_tokenizer, new_model
 from trainer.checkpoints.model import load_model
-from trainer.checkpoints.run import checkpoints, newest
-from trainer.distributed.process import Process
+from trainer.checkpoints.released import write_released
+from trainer.checkpoints.run import list_checkpoints, newest_checkpoint
 
 TIMINGS = ("samples_per_s", "data_wait_share")
 
 
-def curve(output: Path) -> list[dict[str, Any]]:
-    """The rows of the metrics without what depends on the machine."""
+def read_metrics(output: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl without the values that depend on the machine."""
     rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in row.items() if name not in TIMINGS} for row in rows]
 
 
+def read_weights(output: Path) -> list[torch.Tensor]:
+    return [value for _, value in sorted(load_file(output / "model" / "model.safetensors").items())]
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing disturbs."""
-    output = tmp_path_factory.mktemp("whole") / "run"
-    assert fork(output) == [0]
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a run without faults."""
+    output = tmp_path_factory.mktemp("uninterrupted") / "run"
+    assert run_forked(output) == [0]
     return output
 
 
-def test_a_run_learns_writes_a_row_a_step_and_leaves_a_model_that_loads(whole: Path) -> None:
-    rows = curve(whole)
+def test_a_run_learns_and_writes_a_row_per_step_and_a_model_that_loads(uninterrupted: Path) -> None:
+    rows = read_metrics(uninterrupted)
     assert [row["step"] for row in rows] == list(range(1, 13))
     assert rows[-1]["loss/total"] < rows[0]["loss/total"]
     assert {"loss/contrastive", "loss/entailment/text_image", "geometry/curvature", "lr", "grad_norm"} <= rows[0].keys()
     assert rows[0]["lr"] == 0
-    loaded = load_model(whole / "model")
+    loaded = load_model(uninterrupted / "model")
     assert loaded.config["record"]["steps"] == 12
-    assert [path.name for path in checkpoints(whole / "checkpoints")] == [
+    assert [path.name for path in list_checkpoints(uninterrupted / "checkpoints")] == [
         "step_00000005",
         "step_00000010",
         "step_00000012",
     ]
 
 
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, whole: Path) -> None:
+def test_a_killed_run_resumes_with_identical_metrics_and_weights(tmp_path: Path, uninterrupted: Path) -> None:
     output = tmp_path / "run"
-    assert fork(output, at=8, faults=[killed]) == [-9]
-    assert len(curve(output)) == 7  # beyond the checkpoint of step 5
-    assert fork(output) == [0]
-    assert curve(output) == curve(whole)
-    for before, after in zip(tensors(whole), tensors(output), strict=True):
-        assert torch.equal(before, after)
+    assert run_forked(output, at=8, faults=[kill]) == [-9]
+    assert len(read_metrics(output)) == 7  # two rows more than the checkpoint of step 5
+    assert run_forked(output) == [0]
+    assert read_metrics(output) == read_metrics(uninterrupted)
+    for expected, found in zip(read_weights(uninterrupted), read_weights(output), strict=True):
+        assert torch.equal(expected, found)
 
 
-def tensors(output: Path) -> list[torch.Tensor]:
-    return [value for _, value in sorted(load_file(output / "model" / "model.safetensors").items())]
-
-
-def test_a_run_that_is_told_to_stop_saves_first_and_says_so(tmp_path: Path, whole: Path) -> None:
+def test_a_run_that_receives_sigterm_saves_a_checkpoint_and_logs_it(tmp_path: Path, uninterrupted: Path) -> None:
     output = tmp_path / "run"
-    assert fork(output, at=7, faults=[terminated]) == [128 + 15]
-    assert "stopped at step 8 of 12 and saved" in said(output).read_text()
-    assert newest(output / "checkpoints") == output / "checkpoints" / "step_00000008"
-    assert fork(output) == [0]
-    assert curve(output) == curve(whole)
+    assert run_forked(output, at=7, faults=[terminate]) == [128 + 15]
+    assert "stopped at step 8 of 12 after saving a checkpoint; repeat the command" in log_path(output).read_text()
+    assert newest_checkpoint(output / "checkpoints") == output / "checkpoints" / "step_00000008"
+    assert run_forked(output) == [0]
+    assert read_metrics(output) == read_metrics(uninterrupted)
 
 
-def test_a_full_disk_leaves_the_checkpoint_before_it_and_a_message(tmp_path: Path, whole: Path) -> None:
+def test_a_full_disk_is_an_error_that_names_the_complete_checkpoint(tmp_path: Path, uninterrupted: Path) -> None:
     output = tmp_path / "run"
-    assert fork(output, at=6, faults=[disk_full]) == [2]
-    message = said(output).read_text()
+    assert run_forked(output, at=6, faults=[fill_disk]) == [2]
+    message = log_path(output).read_text()
     assert "step 10 cannot be written" in message
     assert "step_00000005 is complete" in message
     assert [path.name for path in (output / "checkpoints").iterdir()] == ["step_00000005"]
-    assert fork(output) == [0]
-    assert curve(output) == curve(whole)
+    assert run_forked(output) == [0]
+    assert read_metrics(output) == read_metrics(uninterrupted)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_lost_process_ends_the_other_with_a_message_and_both_go_on(
+def test_a_lost_process_ends_the_other_with_an_error_and_the_run_resumes(
     tmp_path: Path, free_port: int, strategy: str
 ) -> None:
     output, key = tmp_path / "run", f"parallel.strategy={strategy}"
-    assert fork(output, key, port=free_port, at=7, faults=[None, killed]) == [2, -9]
-    assert "lost touch" in said(output).read_text()
-    assert newest(output / "checkpoints") == output / "checkpoints" / "step_00000005"
-    assert fork(output, key, port=free_port, faults=[None, None]) == [0, 0]
-    undisturbed = tmp_path / "undisturbed"
-    assert fork(undisturbed, key, port=free_port, faults=[None, None]) == [0, 0]
-    assert curve(output) == curve(undisturbed)
+    assert run_forked(output, key, port=free_port, at=7, faults=[None, kill]) == [2, -9]
+    assert "process 0 of 2 lost the connection to another process" in log_path(output).read_text()
+    assert newest_checkpoint(output / "checkpoints") == output / "checkpoints" / "step_00000005"
+    assert run_forked(output, key, port=free_port, faults=[None, None]) == [0, 0]
+    uninterrupted = tmp_path / "uninterrupted"
+    assert run_forked(uninterrupted, key, port=free_port, faults=[None, None]) == [0, 0]
+    assert read_metrics(output) == read_metrics(uninterrupted)
     assert len(load_model(output / "model").config["record"]) > 0
 
 
-def test_a_checkpoint_of_two_processes_goes_on_in_one(tmp_path: Path, free_port: int, whole: Path) -> None:
+def test_a_checkpoint_of_two_processes_resumes_in_one(tmp_path: Path, free_port: int, uninterrupted: Path) -> None:
     output = tmp_path / "run"
-    fork(output, "parallel.strategy=fsdp", port=free_port, at=7, faults=[killed, killed])
-    assert fork(output) == [0]
-    found, expected = curve(output)[-1], curve(whole)[-1]
+    run_forked(output, "parallel.strategy=fsdp", port=free_port, at=7, faults=[kill, kill])
+    assert run_forked(output) == [0]
+    found, expected = read_metrics(output)[-1], read_metrics(uninterrupted)[-1]
     assert found["loss/total"] == pytest.approx(expected["loss/total"], rel=1e-3)
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_names_step_terms_and_sample(
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_terms_and_sample(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(tmp_path / "run", "shards=nan@5", "save.every=4") == 2
+    batches = iter(small_run(tmp_path / "loader").loader)
+    key = [next(batches).keys for _ in range(6)][5][3]  # first read in step 6, since the shards hold eight batches
+    folder, nan_caption = tmp_path / "with_nan", "~"
+
+    def sample(number: int) -> Files:
+        changed = {"child.txt": nan_caption.encode()} if key.endswith(f"/{number:04d}") else {}
+        return small_sample(number) | changed
+
+    write_shards(folder, SAMPLES_PER_SHARD, sample)
+    config = small_config(tmp_path / "run")
+    _, token, _ = build_tokenizer(config).encode(nan_caption)  # between the start and end tokens
+    model = new_model(config)
+    model.textual.token_embed.weight.data[token] = float("nan")  # type: ignore[union-attr, operator, index]
+    write_released(tmp_path / "nan.pth", model)
+    assert run(tmp_path / "run", f"shards={folder}", f"init={tmp_path / 'nan.pth'}", "save.every=4") == 2
     message = capsys.readouterr().err
     assert "step 6: the loss is not finite" in message
     assert "loss/contrastive" in message
-    assert "features are not finite: sample-5-3." in message
+    assert f"features are not finite: {key}." in message
     assert "step_00000004 is complete" in message
 
 
 @pytest.mark.parametrize(
-    ("other", "named"),
+    ("other", "difference"),
     [
         ("model.embed_dim=32", "model.embed_dim was 16, is 32"),
         ("model_name=meru", "model_name was 'hycoclip', is 'meru'"),
     ],
 )
-def test_a_checkpoint_of_other_settings_is_refused_with_the_key(
-    whole: Path, capsys: pytest.CaptureFixture[str], other: str, named: str
+def test_a_checkpoint_with_other_settings_is_an_error_that_names_the_key(
+    uninterrupted: Path, capsys: pytest.CaptureFixture[str], other: str, difference: str
 ) -> None:
-    assert run(whole, other) == 2
-    assert named in capsys.readouterr().err
+    assert run(uninterrupted, other) == 2
+    assert difference in capsys.readouterr().err
 
 
-def test_settings_that_do_not_fit_are_named_even_when_forced(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(whole, "model.embed_dim=32", "resume=anyway") == 2
+def test_tensors_that_do_not_fit_are_named_even_with_resume_anyway(
+    uninterrupted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(uninterrupted, "model.embed_dim=32", "resume=anyway") == 2
     assert "visual_proj.weight is [16, 32], not [32, 32]" in capsys.readouterr().err
 
 
-def test_a_run_that_should_not_go_on_says_what_is_there(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(whole, "resume=never") == 2
-    assert "step_00000012 is there and resume=never" in capsys.readouterr().err
+def test_resume_never_is_an_error_if_a_checkpoint_exists(
+    uninterrupted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(uninterrupted, "resume=never") == 2
+    assert "step_00000012 exists and resume=never" in capsys.readouterr().err
 
 
-def test_a_place_that_cannot_be_used_is_named_before_the_first_step(
+def test_paths_that_cannot_be_used_are_errors_before_the_first_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -153,13 +182,8 @@ def test_a_place_that_cannot_be_used_is_named_before_the_first_step(
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def small(tmp_path: Path, *others: str) -> build.Run:
-    with patch.object(build, "Loader", MemoryLoader):
-        return build.build(small_config(tmp_path / "run", *others), Process(device=torch.device("cpu")))
-
-
-def test_an_overflow_of_fp16_is_a_step_left_out_and_a_lower_scale(tmp_path: Path) -> None:
-    run = small(tmp_path, "precision=fp16")
+def test_an_overflow_in_fp16_skips_the_step_and_lowers_the_scale(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", "precision=fp16")
     run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
     values = loop.update(run, next(iter(run.loader)))
@@ -170,13 +194,13 @@ def test_an_overflow_of_fp16_is_a_step_left_out_and_a_lower_scale(tmp_path: Path
 
 
 def test_bf16_trains_on_a_cpu(tmp_path: Path) -> None:
-    run = small(tmp_path, "precision=bf16", "optim.warmup_steps=0")
+    run = small_run(tmp_path / "run", "precision=bf16", "optim.warmup_steps=0")
     batch = next(iter(run.loader))
     losses = [loop.update(run, batch)["loss/total"] for _ in range(6)]
     assert losses[-1] < losses[0]
 
 
 def test_scalars_are_clamped_after_the_step(tmp_path: Path) -> None:
-    run = small(tmp_path, "model.max_logit_scale=2", "lr=0.0001", "optim.warmup_steps=0")
+    run = small_run(tmp_path / "run", "model.max_logit_scale=2", "lr=0.0001", "optim.warmup_steps=0")
     loop.update(run, next(iter(run.loader)))
     assert run.model.logit_scale.item() == pytest.approx(math.log(2))

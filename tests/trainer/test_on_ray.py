@@ -1,4 +1,4 @@
-"""Training by Ray Train: plans that fit, places that mean the same everywhere, and a run that outlives a worker."""
+"""Training on Ray: resource requests, working folders, and a run that survives the loss of a worker."""
 
 import dataclasses
 import json
@@ -15,22 +15,22 @@ from common.errors import UserError
 from tests.trainer.data.samples import train_files, write_tar
 from tests.trainer.small_run import overrides, small_config
 from trainer import loop
-from trainer.on_ray import plan, with_absolute_output, work
+from trainer.on_ray import scaling_config, train_worker, with_absolute_output
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_wish_that_would_wait_for_ever_is_refused(tmp_path: Path) -> None:
+def test_a_request_that_the_cluster_cannot_satisfy_is_an_error(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run", "ray.workers=4", "ray.cpus_per_worker=2", "device=auto")
-    assert plan(config, cpus=8, gpus=0).use_gpu is False
-    assert plan(config, cpus=8, gpus=4).use_gpu is True
-    with pytest.raises(UserError, match="need 8 CPUs, the cluster has 7"):
-        plan(config, cpus=7, gpus=0)
-    with pytest.raises(UserError, match="4 GPUs"):
-        plan(config, cpus=8, gpus=3)
+    assert scaling_config(config, cpus=8, gpus=0).use_gpu is False
+    assert scaling_config(config, cpus=8, gpus=4).use_gpu is True
+    with pytest.raises(UserError, match=r"need 8 CPUs, but the cluster has 7 CPUs and 0 GPUs; lower ray\.workers"):
+        scaling_config(config, cpus=7, gpus=0)
+    with pytest.raises(UserError, match="and 4 GPUs, but the cluster has 8 CPUs and 3 GPUs"):
+        scaling_config(config, cpus=8, gpus=3)
 
 
-def test_output_is_where_the_submitter_stands_and_no_other_setting_depends_on_that(
+def test_a_relative_output_becomes_absolute_and_other_settings_stay(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -41,18 +41,18 @@ def test_output_is_where_the_submitter_stands_and_no_other_setting_depends_on_th
         with_absolute_output(config)
 
 
-def test_a_worker_trains_where_the_submitter_stands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_trains_in_the_working_folder_of_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folders: list[str] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(loop, "train", lambda _: folders.append(os.getcwd()))
     (tmp_path / "project").mkdir()
-    assert work({"config": None, "folder": str(tmp_path / "project")}) == ""
+    assert train_worker({"config": None, "folder": str(tmp_path / "project")}) == ""
     assert folders == [str(tmp_path / "project")]
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_run_on_ray_goes_on_after_a_worker_was_killed(tmp_path: Path) -> None:
+def test_a_run_on_ray_resumes_after_a_worker_is_killed(tmp_path: Path) -> None:
     shards, output = tmp_path / "shards", tmp_path / "run"
     shards.mkdir()
     for number in range(2):

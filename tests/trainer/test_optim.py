@@ -5,7 +5,7 @@ from trainer.config import OptimConfig
 from trainer.optim import build_optimizer, learning_rate
 
 
-def test_rate_rises_from_zero_to_its_peak_and_falls_to_zero() -> None:
+def test_learning_rate_rises_from_zero_to_its_peak_and_falls_to_zero() -> None:
     config = OptimConfig(lr=1.0, warmup_steps=10, steps=110)
     rates = [learning_rate(step, config) for step in range(111)]
     assert rates[0] == 0
@@ -17,7 +17,7 @@ def test_rate_rises_from_zero_to_its_peak_and_falls_to_zero() -> None:
 
 
 @pytest.mark.parametrize(("decay", "decays"), [("paper", False), ("released", True)])
-def test_gains_and_factor_scalars_decay_only_as_released(decay: str, decays: bool) -> None:
+def test_gains_and_scalars_of_factors_decay_only_with_decay_released(decay: str, decays: bool) -> None:
     model = small_model("phyclip")
     groups = build_optimizer(model, OptimConfig(decay=decay)).param_groups  # type: ignore[arg-type]
     decayed = {id(parameter) for group in groups if group["weight_decay"] for parameter in group["params"]}

@@ -1,4 +1,4 @@
-"""Models of open_clip small enough for a test, on its list and with weights in the forms that it saves."""
+"""Tiny open_clip models for tests: their architectures, and their weights in every form that open_clip saves."""
 
 import json
 from pathlib import Path
@@ -23,19 +23,20 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def register(folder: Path) -> None:
-    """Put them on open_clip's list."""
+    """Add the architectures to those that open_clip lists."""
     for name, parts in ARCHITECTURES.items():
         (folder / f"{name}.json").write_text(json.dumps({"embed_dim": 8, **parts}))
     open_clip.add_model_config(folder)
 
 
 def tiny(name: str) -> Any:
+    """A model of open_clip with random weights."""
     torch.manual_seed(3)
     return open_clip.create_model(name).eval()
 
 
 def save(model: Any, name: str, folder: Path, form: str) -> Path:
-    """The file or folder that holds the weights."""
+    """Save the weights of a model in one of the forms; return the path of the file or folder."""
     state = model.state_dict()
     match form:
         case "safetensors":

@@ -1,13 +1,13 @@
-"""Models on disk: our folders, and the released checkpoint files.
+"""Models on disk: folders that the trainer writes, and the released checkpoint files.
 
-A folder holds config.json, model.safetensors, and the tokenizer's merges where they are its own.
+A folder holds config.json, model.safetensors and, unless the tokenizer is OpenAI's, its merges.txt.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,17 @@ from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import MODELS, build_model, model_name
 from trainer.text.tokenizer import OPENAI_MERGES, Tokenizer, openai_tokenizer, read_tokenizer, write_merges
 
-FORMAT = 1
-PARTS = {"model": str, "config": dict, "tokenizer": str, "preprocess": dict}  # of config.json
+FORMAT: Final = 1
+REQUIRED_KEYS: Final = {"model": str, "config": dict, "tokenizer": str, "preprocess": dict}
+"""Keys of config.json and the types of their values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model for inference, and what its inputs must go through. `config` is the whole of config.json, if any."""
+    """A model for inference, with its tokenizer and the preprocessing of its images.
+
+    `config` is the content of the folder's config.json; empty for a released file.
+    """
 
     model: DualEncoder
     tokenizer: Tokenizer
@@ -46,19 +50,20 @@ def save_model(
     record: dict[str, Any],
     half: bool = False,
 ) -> None:
-    """Write a folder that `load_model` reads. `record` says how the model came about and what it can do.
+    """Write a folder that `load_model` reads.
 
-    `half` keeps matrices in 16 bits; scalars, gains and biases stay as they are.
+    `record` documents the training and the results of the model. `half` stores matrices in float16; scalars, gains and
+    biases keep their type. Raises OSError if the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    own_merges = len(tokenizer.merges) != OPENAI_MERGES
-    if own_merges:
+    has_merges = len(tokenizer.merges) != OPENAI_MERGES
+    if has_merges:
         write_merges(tokenizer, folder / "merges.txt")
     config = {
         "format": FORMAT,
         "model": model_name(model),
         "config": dataclasses.asdict(model.config),
-        "tokenizer": "merges.txt" if own_merges else "openai",
+        "tokenizer": "merges.txt" if has_merges else "openai",
         "preprocess": {**dataclasses.asdict(preprocess), "interpolation": "bicubic", "antialias": True},
         "record": record,
     }
@@ -72,10 +77,11 @@ def save_model(
 
 
 def load_model(path: Path | str, name: str | None = None) -> LoadedModel:
-    """A model in float32 and evaluation mode, from our folder or from a released `.pth` file.
+    """Load a model in float32 and evaluation mode, from a folder written by the trainer or from a released `.pth` file.
 
-    A released file does not say whether it holds MERU or HyCoCLIP: give its `name`. A folder says it itself; a `name`
-    that contradicts it is an error. Raises ValueError for what does not fit, OSError for what cannot be read.
+    `name` is the model of a released file, such as "meru": MERU and HyCoCLIP files have the same layout. A folder names
+    its model, and a `name` that contradicts it is an error. Raises ValueError for files that do not fit, and OSError
+    for files that cannot be read.
     """
     path = Path(path)
     if path.is_dir():
@@ -83,7 +89,7 @@ def load_model(path: Path | str, name: str | None = None) -> LoadedModel:
     state = read_weights(path)
     if name is None or name not in MODELS:
         raise ValueError(
-            f"{path}: a released checkpoint does not say what it is; give model_name, one of {', '.join(MODELS)}"
+            f"{path}: a released checkpoint does not name its model; give model_name, one of {', '.join(MODELS)}"
         )
     model = build_model(name, infer_config(state, name, path))
     load_state(model, state, path)
@@ -91,27 +97,31 @@ def load_model(path: Path | str, name: str | None = None) -> LoadedModel:
 
 
 def load_folder(folder: Path, name: str | None) -> LoadedModel:
-    for part in ("config.json", "model.safetensors"):
-        if not (folder / part).is_file():
-            raise FileNotFoundError(f"{folder}: no {part}; this is not a folder that the trainer saved")
+    """Load a folder written by `save_model`. `name` and errors as in `load_model`."""
+    for file in ("config.json", "model.safetensors"):
+        if not (folder / file).is_file():
+            raise FileNotFoundError(f"{folder}: {file} is missing; give a folder that the trainer saved")
     config = read_object(folder / "config.json")
     if config.get("format") != FORMAT:
         raise ValueError(f"{folder}: format {config.get('format')}; this version reads format {FORMAT}")
-    lacking = [key for key, kind in PARTS.items() if not isinstance(config.get(key), kind)]
-    if lacking:
+    invalid = [key for key, kind in REQUIRED_KEYS.items() if not isinstance(config.get(key), kind)]
+    if invalid:
         raise ValueError(
-            f"{folder / 'config.json'} lacks {lacking[0]!r}, or has something else there; copy the folder again, or save the model anew"
+            f"{folder / 'config.json'}: {invalid[0]!r} is missing or has the wrong type; copy the folder again, or "
+            "save the model again"
         )
     if name is not None and config["model"] != name:
         raise ValueError(f"{folder} holds a {config['model']} model, not {name}")
-    model = build_model(config["model"], read_config(config["model"], config["config"], folder))
+    model = build_model(config["model"], parse_config(config["model"], config["config"], folder))
     load_state(model, read_tensors(folder / "model.safetensors"), folder)
-    context = model.config.text.context_length
-    own = config["tokenizer"] != "openai"
-    tokenizer = read_tokenizer(folder / "merges.txt", context) if own else openai_tokenizer(context)
+    context_length = model.config.text.context_length
+    if config["tokenizer"] == "openai":
+        tokenizer = openai_tokenizer(context_length)
+    else:
+        tokenizer = read_tokenizer(folder / "merges.txt", context_length)
     if tokenizer.vocab_size != model.config.text.vocab_size:
         raise ValueError(
-            f"{folder}: the merges make {tokenizer.vocab_size} tokens, the model has {model.config.text.vocab_size}"
+            f"{folder}: merges.txt gives {tokenizer.vocab_size} tokens, the model has {model.config.text.vocab_size}"
         )
     try:
         preprocess = PreprocessConfig(**{key: config["preprocess"][key] for key in ("size_px", "mode")})
@@ -121,53 +131,64 @@ def load_folder(folder: Path, name: str | None) -> LoadedModel:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of one of our folders, or of a released file in our layout."""
+    """Read the state dict of a folder written by the trainer, or of a released file, converted to the trainer's layout.
+
+    Raises OSError for a file that cannot be read, and ValueError for one that holds no state dict.
+    """
     if path.is_dir():
         return read_tensors(path / "model.safetensors")
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such checkpoint; give a folder that the trainer saved, or a .pth file")
+        raise FileNotFoundError(f"{path} does not exist; give a folder that the trainer saved, or a .pth file")
     return from_released(read_tensors(path))
 
 
-def read_config(name: str, values: dict[str, Any], where: Path) -> ModelConfig:
-    """A model's configuration from the dictionary of `dataclasses.asdict`; an unknown key is an error."""
+def parse_config(name: str, values: dict[str, Any], source: Path) -> ModelConfig:
+    """Build the configuration of the model `name` from the dictionary that `dataclasses.asdict` made of it.
+
+    Raises ValueError, naming `source`, for an unknown model, key or value.
+    """
     if name not in MODELS:
-        raise ValueError(f"{where}: model {name!r} is none of {', '.join(MODELS)}")
+        raise ValueError(f"{source}: unknown model {name!r}; this version has {', '.join(MODELS)}")
     parts: dict[str, Any] = {"image": ImageConfig, "text": TextConfig}
     try:
         plain: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
         }
-        built = {key: parts[key](**value) if key in parts else value for key, value in plain.items()}
-        return MODELS[name].config(**built)
+        fields = {key: parts[key](**value) if key in parts else value for key, value in plain.items()}
+        return MODELS[name].config(**fields)
     except (TypeError, UserError) as error:
-        raise ValueError(f"{where}: config of {name}: {error}") from error
+        raise ValueError(f"{source}: config of {name}: {error}") from error
 
 
-def load_state(model: DualEncoder, state: Mapping[str, Tensor], where: Path) -> None:
-    """Strict. Raises ValueError that names the first missing, unexpected and misshapen entries."""
-    copy_state(model, state, f"{where} does not fit a {model_name(model)} model")
+def load_state(model: DualEncoder, state: Mapping[str, Tensor], source: Path) -> None:
+    """Copy a state dict into a model. Raises ValueError, naming `source`, unless names and shapes are equal."""
+    copy_state(model, state, f"{source} does not fit a {model_name(model)} model")
 
 
-def copy_state(module: nn.Module, state: Mapping[str, Tensor], otherwise: str) -> None:
-    """Every entry of a module from `state`, which holds no others. Raises ValueError that begins with `otherwise`."""
+def copy_state(module: nn.Module, state: Mapping[str, Tensor], message: str) -> None:
+    """Copy a state dict into a module.
+
+    Raises ValueError that begins with `message` and names the first missing, unknown and misshapen entry, unless all
+    fit.
+    """
     expected = module.state_dict()
-    missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
-    shapes = [key for key in expected.keys() & state.keys() if expected[key].shape != state[key].shape]
-    if missing or unexpected or shapes:
+    missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    misshapen = sorted(key for key in expected.keys() & state.keys() if expected[key].shape != state[key].shape)
+    if missing or unknown or misshapen:
         problems = [f"{len(missing)} entries missing, such as {missing[0]}"] if missing else []
-        problems += [f"{len(unexpected)} unknown entries, such as {unexpected[0]}"] if unexpected else []
-        problems += [
-            f"{key} is {list(state[key].shape)}, not {list(expected[key].shape)}" for key in sorted(shapes)[:1]
-        ]
-        raise ValueError(f"{otherwise}: {'; '.join(problems)}")
+        problems += [f"{len(unknown)} unknown entries, such as {unknown[0]}"] if unknown else []
+        problems += [f"{key} is {list(state[key].shape)}, not {list(expected[key].shape)}" for key in misshapen[:1]]
+        raise ValueError(f"{message}: {'; '.join(problems)}")
     with torch.no_grad():
         for key, value in expected.items():
             value.copy_(state[key])
 
 
-def infer_config(state: Mapping[str, Tensor], name: str, where: Path) -> ModelConfig:
-    """Sizes of a released model, from its shapes."""
+def infer_config(state: Mapping[str, Tensor], name: str, source: Path) -> ModelConfig:
+    """Infer the sizes of a released model from the shapes of its weights.
+
+    Raises ValueError, naming `source`, if they are not those of a released model.
+    """
     try:
         width, patch = state["visual.cls_token"].shape[-1], state["visual.patch_embed.proj.weight"].shape[-1]
         side = round((state["visual.pos_embed"].shape[1] - 1) ** 0.5)
@@ -176,10 +197,12 @@ def infer_config(state: Mapping[str, Tensor], name: str, where: Path) -> ModelCo
         context_length = len(state["textual.posit_embed"])
         embed_dim = len(state["visual_proj.weight"])
     except KeyError as error:
-        raise ValueError(f"{where}: no entry {error}; this is not a checkpoint of the CLIP family") from error
+        raise ValueError(
+            f"{source}: entry {error} is missing; give a checkpoint of CLIP, MERU, HyCoCLIP or PHyCLIP"
+        ) from error
     tower = next((key for key, value in PAPER_VITS.items() if value["embed_dim"] == width), None)
     if tower is None:
-        raise ValueError(f"{where}: image tower of width {width}; released ones are small, base and large")
+        raise ValueError(f"{source}: the image tower has width {width}; the released ones are small, base and large")
     text = TextConfig(
         vocab_size=vocab_size, context_length=context_length, width=text_width, layers=layers, heads=text_width // 64
     )
@@ -187,6 +210,6 @@ def infer_config(state: Mapping[str, Tensor], name: str, where: Path) -> ModelCo
     extra: dict[str, Any] = {}
     if name == "phyclip":
         if state.get("curv", torch.tensor(0.0)).ndim != 1:
-            raise ValueError(f"{where}: no factors in it, so it is no PHyCLIP; try meru or hycoclip")
+            raise ValueError(f"{source}: the file has no factors and is not a PHyCLIP model; try meru or hycoclip")
         extra["factor_dim"] = embed_dim // len(state["curv"])
     return MODELS[name].config(image=image, text=text, embed_dim=embed_dim, **extra)

@@ -1,7 +1,7 @@
-"""What the towers of open_clip begin with: weights in the forms that open_clip saves. Nothing is unpickled."""
+"""Initial weights of open_clip towers, in the forms that open_clip saves. Nothing is unpickled but tensors."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -12,15 +12,20 @@ from trainer.checkpoints.model import copy_state
 from trainer.encoders.config import OPEN_CLIP, ImageConfig, TextConfig
 from trainer.models.dual_encoder import DualEncoder
 
-# Of a folder as open_clip writes it for the hub, the first that is there.
-FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-CONFIG = "open_clip_config.json"
-# Where the text tower lies on the model itself, not under `text.`.
-TEXT = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
+WEIGHT_FILES: Final = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+"""File names in a folder that open_clip writes for the Hugging Face hub; the first one that exists is read."""
+
+CONFIG_FILE: Final = "open_clip_config.json"
+
+TEXT_ENTRIES: Final = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
+"""Prefixes of the text tower's entries in models that keep them at the top level, not under `text.`."""
 
 
 def load_towers(model: DualEncoder) -> None:
-    """Put the weights that the configuration names into the towers. Raises UserError for what is not there or does not fit."""
+    """Load the weights that the configuration names for each tower.
+
+    Raises UserError for weights that do not exist, cannot be read or do not fit the tower.
+    """
     for part, config, tower in (
         ("image", model.config.image, model.visual),
         ("text", model.config.text, model.textual),
@@ -31,80 +36,91 @@ def load_towers(model: DualEncoder) -> None:
         if not (config.name or "").startswith(OPEN_CLIP):
             raise UserError(f"{key} is for towers of open_clip; set model.{part}.name={OPEN_CLIP}NAME, or use init=")
         try:
-            path = find(config)
-            state = entries(read_tensors(path), part)
-            state = {name: value for name, value in state.items() if name not in tower.projection_keys}  # type: ignore[operator]
+            path = find_weights(config)
+            state = select_entries(read_tensors(path), part)
+            unused: Any = tower.projection_keys
+            state = {name: value for name, value in state.items() if name not in unused}
             copy_state(tower, state, f"{path} does not fit the {part} tower of {config.name}")
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{key}: {error}") from error
 
 
-def find(config: ImageConfig | TextConfig) -> Path:
-    """The file of `weights`, which may be its folder, or a tag of open_clip, which fetches it."""
+def find_weights(config: ImageConfig | TextConfig) -> Path:
+    """The file of `config.weights`, which is a file, a folder written by open_clip, or a pretrained tag of open_clip.
+
+    Raises OSError if it does not exist, and ValueError if it belongs to another network.
+    """
     assert config.weights
     path = Path(config.weights)
     if path.is_dir():
         check_same_network(config, path)
-        file = next((path / name for name in FILES if (path / name).is_file()), None)
+        file = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
         if file is None:
-            raise FileNotFoundError(f"{path} holds neither {' nor '.join(FILES)}")
+            raise FileNotFoundError(f"{path} holds neither {' nor '.join(WEIGHT_FILES)}; give the file itself")
         return file
-    return path if path.is_file() else fetch(config)
+    return path if path.is_file() else download_weights(config)
 
 
-def fetch(config: ImageConfig | TextConfig) -> Path:
-    import open_clip  # here already, for its tower
+def download_weights(config: ImageConfig | TextConfig) -> Path:
+    """Download the safetensors file of a pretrained tag, unless open_clip has cached it. Errors as in `find_weights`."""
+    import open_clip  # loaded already, for the tower
 
     name = str(config.name).removeprefix(OPEN_CLIP)
-    known = open_clip.get_pretrained_cfg(name, str(config.weights))
-    if not known:
+    pretrained = open_clip.get_pretrained_cfg(name, str(config.weights))
+    if not pretrained:
         tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none"
         raise FileNotFoundError(
-            f"{config.weights} is neither a file or folder, nor a tag of {name} (there are: {tags})"
+            f"{config.weights} is neither a file or folder, nor a tag of {name} (available tags: {tags})"
         )
-    quick = known.get("quick_gelu", False)
-    if quick != open_clip.get_model_config(name).get("quick_gelu", False):
-        other = f"{name}-quickgelu" if quick else name.removesuffix("-quickgelu")
+    quick_gelu = pretrained.get("quick_gelu", False)
+    if quick_gelu != open_clip.get_model_config(name).get("quick_gelu", False):
+        other = f"{name}-quickgelu" if quick_gelu else name.removesuffix("-quickgelu")
+        raise ValueError(f"{config.weights} was trained with another activation than {name}; use {OPEN_CLIP}{other}")
+    if not pretrained.get("hf_hub"):
         raise ValueError(
-            f"{config.weights} was trained with another activation than {name} has; take {OPEN_CLIP}{other}"
+            f"open_clip has {config.weights} as a pickle only; save it as safetensors and give the path of that file"
         )
-    if not known.get("hf_hub"):
-        raise ValueError(f"open_clip has {config.weights} as a pickle only; save it as safetensors and give that file")
-    path = Path(open_clip.download_pretrained(known))
+    path = Path(open_clip.download_pretrained(pretrained))
     if path.suffix != ".safetensors":
         raise ValueError(
-            f"open_clip found {config.weights} as {path.name} only; save it as safetensors and give that file"
+            f"open_clip found {config.weights} as {path.name} only; save it as safetensors and give the path of that "
+            "file"
         )
     return path
 
 
 def check_same_network(config: ImageConfig | TextConfig, folder: Path) -> None:
-    """What the shapes of weights do not show, such as heads and activations, by the configuration beside them."""
+    """Compare the tower with the configuration beside the weights, if it exists. Raises ValueError if they differ.
+
+    Differences in the number of heads or in the activation do not change the shapes of weights.
+    """
     from trainer.encoders.open_clip_towers import architecture, first_difference, text_config, vision_config
 
-    if not (folder / CONFIG).is_file():
+    if not (folder / CONFIG_FILE).is_file():
         return
-    saved = read_object(folder / CONFIG)
+    saved = read_object(folder / CONFIG_FILE)
     saved = saved.get("model_cfg", saved)
     assert config.name
-    ours: Any
+    tower_config: Any
     if isinstance(config, ImageConfig):
-        part, ours = "vision_cfg", vision_config(config.name, config.size_px, config.kwargs)
+        part, tower_config = "vision_cfg", vision_config(config.name, config.size_px, config.kwargs)
     else:
-        part, ours = "text_cfg", text_config(config.name)
+        part, tower_config = "text_cfg", text_config(config.name)
     if part not in saved:
-        raise ValueError(f"{folder / CONFIG} has no {part}")
-    other = first_difference(ours, saved[part], ignore=("image_size", "output_tokens", "timm_model_pretrained"))
+        raise ValueError(f"{folder / CONFIG_FILE} has no {part}; copy the folder again, or give the weight file itself")
+    other = first_difference(tower_config, saved[part], ignore=("image_size", "output_tokens", "timm_model_pretrained"))
     if saved.get("quick_gelu", False) != architecture("image", config.name).get("quick_gelu", False):
         other = "quick_gelu"
     if other:
-        raise ValueError(f"{folder / CONFIG} says another {other} than {config.name} has")
+        raise ValueError(
+            f"{folder / CONFIG_FILE} has another {other} than {config.name}; use the weights of {config.name}"
+        )
 
 
-def entries(state: dict[str, Tensor], part: str) -> dict[str, Tensor]:
-    """Those of one tower, by their names in it."""
+def select_entries(state: dict[str, Tensor], part: str) -> dict[str, Tensor]:
+    """The entries of the "image" or "text" tower, by their names within the tower."""
     prefix = "visual." if part == "image" else "text."
     found = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     if part == "text" and not found:
-        found = {key: value for key, value in state.items() if key.startswith(TEXT)}
+        found = {key: value for key, value in state.items() if key.startswith(TEXT_ENTRIES)}
     return found

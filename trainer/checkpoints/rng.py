@@ -1,4 +1,4 @@
-"""The generators that training may draw from, as JSON."""
+"""The state of the random number generators of Python, numpy and torch, as JSON."""
 
 import base64
 import random
@@ -10,15 +10,15 @@ from torch import Tensor
 
 
 def seed_generators(seed: int) -> None:
-    """Python's, numpy's, torch's and those of the devices."""
+    """Seed the generators of Python, numpy and torch, on all devices."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 (others may draw from it)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (libraries may use the global generator)
     torch.manual_seed(seed)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Python's, numpy's, torch's, and that of the device."""
-    generator = np.random.get_state(legacy=False)  # noqa: NPY002 (others may draw from it)
+    """The state of the generators of Python, numpy, torch and `device`."""
+    generator = np.random.get_state(legacy=False)  # noqa: NPY002 (libraries may use the global generator)
     assert isinstance(generator, dict)
     inner = {**generator["state"], "key": generator["state"]["key"].tolist()}
     return {
@@ -30,18 +30,21 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Restore a `random_state`. The generator of a GPU is restored only from a state that was saved on one."""
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
-    inner = state["numpy"]["state"]
-    np.random.set_state({**state["numpy"], "state": {**inner, "key": np.array(inner["key"], dtype=np.uint32)}})  # noqa: NPY002
+    inner = state["numpy"]["state"] | {"key": np.array(state["numpy"]["state"]["key"], dtype=np.uint32)}
+    np.random.set_state(state["numpy"] | {"state": inner})  # noqa: NPY002
     torch.set_rng_state(decode(state["torch"]))
     if device.type == "cuda" and state["cuda"]:
         torch.cuda.set_rng_state(decode(state["cuda"]), device)
 
 
 def encode(state: Tensor) -> str:
+    """The bytes of a tensor as base64."""
     return base64.b64encode(state.numpy().tobytes()).decode()
 
 
 def decode(text: str) -> Tensor:
+    """The tensor of bytes that `encode` turned into `text`."""
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

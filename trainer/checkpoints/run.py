@@ -1,11 +1,12 @@
-"""Checkpoints of a run: everything that the next step depends on, written whole or not at all.
+"""Checkpoints of a training run: everything that the next step depends on. Written atomically, read without pickle.
 
-    checkpoints/step_00001000/state.safetensors   model/NAME, and optimizer/KEY/NAME for what AdamW remembers of it
-                              state.json          step, configuration, gradient scaler, number of ranks
-                              rank_00000.json     of each rank: random number generators, position in the data
+    checkpoints/step_00001000/
+        state.safetensors   model/NAME, and optimizer/KEY/NAME for the AdamW state of parameter NAME
+        state.json          step, configuration, state of the gradient scaler, number of ranks
+        rank_00000.json     for each rank: state of the random number generators and of the data loader
 
-No pickle: nothing in a checkpoint is run when it is read. A folder is made under another name and renamed when all of it is on the
-disk, so one that is there is complete.
+A checkpoint is written to a draft folder that is renamed once all files are on the disk. A folder named step_* is
+always complete.
 """
 
 import json
@@ -14,7 +15,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,56 +26,58 @@ from common.errors import UserError
 from common.json_file import read_object
 from common.weights import save_tensors
 from trainer.checkpoints.rng import random_state, set_random_state
-from trainer.config import TrainConfig, differences
-from trainer.distributed.process import Process, all_agree, copy_sharded, full_tensor
+from trainer.distributed.process import Process, copy_sharded, full_tensor, true_on_all_ranks
 from trainer.models.dual_encoder import DualEncoder
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
-ADAM = ("exp_avg", "exp_avg_sq", "step")
+FORMAT: Final = 1
+ADAM_KEYS: Final = ("exp_avg", "exp_avg_sq", "step")
+"""Entries of AdamW's state for each parameter."""
+SHOWN_DIFFERENCES: Final = 3
 
 
 @dataclass(kw_only=True)
-class Trained:
-    """What training changes."""
+class TrainingState:
+    """The objects whose state changes at each step: a checkpoint saves and restores them."""
 
     model: DualEncoder
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
 
 
-def newest(folder: Path) -> Path | None:
-    """The checkpoint to go on from."""
-    found = checkpoints(folder)
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of the last step, or None if there are no checkpoints."""
+    found = list_checkpoints(folder)
     return found[-1] if found else None
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, the oldest first."""
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints in a folder, in the order of their steps."""
     return sorted(folder.glob("step_*"))
 
 
-def save(
+def save_checkpoint(
     folder: Path,
     step: int,
-    trained: Trained,
+    training: TrainingState,
+    *,
     loader_state: dict[str, Any],
     config: dict[str, Any],
     process: Process,
     keep: int,
 ) -> Path:
-    """Write a checkpoint, then remove the oldest beyond `keep`. All ranks call it.
+    """Write a checkpoint, then remove all but the newest `keep`. Return its path. Collective.
 
-    Raises UserError if it cannot be written; the checkpoints before it stay.
+    Raises UserError if it cannot be written; earlier checkpoints stay.
     """
     final, draft = folder / f"step_{step:08d}", folder / f".draft_{step:08d}"
-    tensors = gather_state(trained)  # all ranks, since each may hold a share
+    tensors = gather_tensors(training)  # on all ranks: each may hold a shard
     state = {
         "format": FORMAT,
         "step": step,
         "config": config,
-        "scaler": trained.scaler.state_dict(),
+        "scaler": training.scaler.state_dict(),
         "ranks": process.world_size,
     }
 
@@ -82,118 +85,137 @@ def save(
         if process.is_main:
             save_tensors(tensors, draft / "state.safetensors")
             (draft / "state.json").write_text(json.dumps(state))
-        own = {"random": random_state(process.device), "loader": loader_state}
-        (draft / f"rank_{process.rank:05d}.json").write_text(json.dumps(own))
-
-    def commit() -> None:
-        if process.is_main:
-            missing = [rank for rank in range(process.world_size) if not (draft / f"rank_{rank:05d}.json").is_file()]
-            if missing:
-                raise OSError(
-                    f"process {missing[0]} wrote to another disk; output has to be a folder that all machines share"
-                )
-            for file in draft.iterdir():
-                sync(file)
-            sync(draft)
-            if final.exists():
-                shutil.rmtree(final)
-            draft.rename(final)
-            sync(folder)
+        rank_state = {"random": random_state(process.device), "loader": loader_state}
+        rank_file(draft, process.rank).write_text(json.dumps(rank_state))
 
     problem = (
-        attempt(lambda: begin(draft) if process.is_main else None, process)
-        or attempt(write, process)
-        or attempt(commit, process)
+        run_on_all_ranks(lambda: create_draft(draft) if process.is_main else None, process)
+        or run_on_all_ranks(write, process)
+        or run_on_all_ranks(lambda: commit(draft, final, process.world_size) if process.is_main else None, process)
     )
     if problem:
-        before = newest(folder)
+        last = newest_checkpoint(folder)
         if process.is_main:
             shutil.rmtree(draft, ignore_errors=True)
         raise UserError(
             f"the checkpoint of step {step} cannot be written to {folder}: {problem}. "
-            + (f"{before} is complete" if before else "There is none before it")
-            + "; make room, then the same command goes on"
+            + (f"{last} is complete" if last else "There is no earlier checkpoint")
+            + "; free disk space, then repeat the command to resume"
         )
     if process.is_main:
-        for old in checkpoints(folder)[:-keep]:
+        for old in list_checkpoints(folder)[:-keep]:
             shutil.rmtree(old, ignore_errors=True)
     return final
 
 
-def attempt(action: Callable[[], None], process: Process) -> str:
-    """What went wrong on any rank, empty if nothing. Waits for all of them."""
+def rank_file(folder: Path, rank: int) -> Path:
+    """The file of a rank's own state."""
+    return folder / f"rank_{rank:05d}.json"
+
+
+def create_draft(draft: Path) -> None:
+    """Create an empty draft folder. Remove the drafts of runs that were killed while writing."""
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    for abandoned in draft.parent.glob(".draft_*"):
+        shutil.rmtree(abandoned)
+    draft.mkdir()
+
+
+def commit(draft: Path, final: Path, world_size: int) -> None:
+    """Flush a complete draft to the disk and rename it to `final`, which is replaced if it exists.
+
+    Raises OSError if the file of a rank is missing.
+    """
+    missing = [rank for rank in range(world_size) if not rank_file(draft, rank).is_file()]
+    if missing:
+        raise OSError(f"process {missing[0]} wrote to another disk; output must be a folder that all machines share")
+    for file in draft.iterdir():
+        sync(file)
+    sync(draft)
+    if final.exists():
+        shutil.rmtree(final)
+    draft.rename(final)
+    sync(final.parent)
+
+
+def run_on_all_ranks(action: Callable[[], None], process: Process) -> str:
+    """Run `action` and return the message of its error on any rank, empty if it succeeds on all. Collective."""
     problem = ""
     try:
         action()
     except (OSError, SafetensorError) as error:
         problem = str(error)
-    return "" if all_agree(not problem, process) else problem or "another process could not write its part"
+    if true_on_all_ranks(not problem, process):
+        return ""
+    return problem or "another process could not write its part"
 
 
-def begin(draft: Path) -> None:
-    """An empty folder; what a killed run left is removed."""
-    draft.parent.mkdir(parents=True, exist_ok=True)
-    for left in draft.parent.glob(".draft_*"):
-        shutil.rmtree(left)
-    draft.mkdir()
+def gather_tensors(training: TrainingState) -> dict[str, Tensor]:
+    """The full tensors of model and optimizer by name, on the CPU. Collective."""
+    tensors = {f"model/{name}": value for name, value in training.model.state_dict().items()}
+    for name, parameter in training.model.named_parameters():
+        adam_state = training.optimizer.state.get(parameter, {})
+        tensors |= {f"optimizer/{key}/{name}": adam_state[key] for key in ADAM_KEYS if key in adam_state}
+    return {name: full_tensor(value).detach().cpu().contiguous() for name, value in tensors.items()}
 
 
-def gather_state(trained: Trained) -> dict[str, Tensor]:
-    """Whole tensors of model and optimizer by name, on the CPU."""
-    state = {f"model/{name}": value for name, value in trained.model.state_dict().items()}
-    for name, parameter in trained.model.named_parameters():
-        memory = trained.optimizer.state.get(parameter, {})
-        state |= {f"optimizer/{key}/{name}": memory[key] for key in ADAM if key in memory}
-    return {name: full_tensor(value).detach().cpu().contiguous() for name, value in state.items()}
-
-
-def restore(
-    path: Path, trained: Trained, config: TrainConfig, process: Process, anyway: bool = False
+def restore_checkpoint(
+    path: Path, training: TrainingState, process: Process, changed: Callable[[dict[str, Any]], list[str]]
 ) -> tuple[int, dict[str, Any]]:
-    """Put a checkpoint into model, optimizer, scaler and generators; returns its step and this rank's position in the data.
+    """Restore model, optimizer, scaler and random number generators. Return the step and the loader state of this rank.
 
-    Raises UserError naming the first settings that differ, unless `anyway`.
+    `changed` receives the configuration of the checkpoint and returns a description of each setting that differs from
+    the run's and must not. The generators are restored only if the number of ranks is that of the checkpoint.
+
+    Raises UserError if such a setting differs, if tensors do not fit, or if a file cannot be read.
     """
     state = read_json(path / "state.json")
     if state.get("format") != FORMAT:
         raise UserError(f"{path} has format {state.get('format')}; this version reads format {FORMAT}")
-    different = [] if anyway else differences(state["config"], config)
-    if different:
-        raise UserError(
-            f"{path} is of a run with other settings: {'; '.join(different[:3])}"
-            f"{f'; and {len(different) - 3} more' if len(different) > 3 else ''}. Set them back, give another output=, "
-            "or go on all the same with resume=anyway"
-        )
-    same = state["ranks"] == process.world_size
-    own = read_json(path / f"rank_{process.rank if same else 0:05d}.json")
-    fill_state(path, trained)
-    trained.scaler.load_state_dict(state["scaler"])
-    if same:
-        set_random_state(own["random"], process.device)
-    else:  # the position in the data is one for all
+    check_unchanged(path, changed(state["config"]))
+    same_ranks = state["ranks"] == process.world_size
+    # The loader has the same position on all ranks: with another number of ranks, that of rank 0 is used.
+    rank_state = read_json(rank_file(path, process.rank if same_ranks else 0))
+    load_tensors(path, training)
+    training.scaler.load_state_dict(state["scaler"])
+    if same_ranks:
+        set_random_state(rank_state["random"], process.device)
+    else:
         logger.warning(
-            "%s is of %d processes, this run has %d: random numbers begin anew",
+            "%s was saved by %d processes and this run has %d: the random number generators are not restored",
             path,
             state["ranks"],
             process.world_size,
         )
-    return int(state["step"]), own["loader"]
+    return int(state["step"]), rank_state["loader"]
 
 
-def fill_state(path: Path, trained: Trained) -> None:
-    """Tensors of a checkpoint into the model and what the optimizer remembers of its parameters."""
-    targets = {f"model/{name}": value for name, value in trained.model.state_dict().items()}
-    parameters = dict(trained.model.named_parameters())
+def check_unchanged(path: Path, differences: list[str]) -> None:
+    """Raise UserError if settings differ from those of the checkpoint."""
+    if differences:
+        n_more = len(differences) - SHOWN_DIFFERENCES
+        raise UserError(
+            f"{path} belongs to a run with other settings: {'; '.join(differences[:SHOWN_DIFFERENCES])}"
+            f"{f'; and {n_more} more' if n_more > 0 else ''}. Restore these settings, give another output=, or set "
+            "resume=anyway to resume with the new ones"
+        )
+
+
+def load_tensors(path: Path, training: TrainingState) -> None:
+    """Copy the tensors of a checkpoint into model and optimizer. Raises UserError if one is missing or does not fit."""
+    targets = {f"model/{name}": value for name, value in training.model.state_dict().items()}
+    parameters = dict(training.model.named_parameters())
     try:
         with safe_open(path / "state.safetensors", framework="pt") as file:
             names = set(file.keys())
             for name in sorted(names):
                 if name.startswith("optimizer/"):
                     _, key, owner = name.split("/", 2)
-                    if owner in parameters and key in ADAM:
-                        targets[name] = memory_of(trained.optimizer, parameters[owner], key)
-            if wrong := sorted(names ^ targets.keys()):
-                raise UserError(f"{path} does not fit this model: {wrong[0].split('/', 1)[-1]} is in one of them alone")
+                    if owner in parameters and key in ADAM_KEYS:
+                        targets[name] = new_adam_state(training.optimizer, parameters[owner], key)
+            if unmatched := sorted(names ^ targets.keys()):
+                side = "the checkpoint" if unmatched[0] in names else "the model"
+                raise UserError(f"{path} does not fit this model: only {side} has {unmatched[0].split('/', 1)[-1]}")
             for name, target in targets.items():
                 value = file.get_tensor(name)
                 if value.shape != target.shape:
@@ -202,20 +224,20 @@ def fill_state(path: Path, trained: Trained) -> None:
                     )
                 copy_sharded(target, value)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error}); remove it to go on from the checkpoint before it") from None
+        raise UserError(f"{path} cannot be read ({error}); remove it to resume from the checkpoint before it") from None
 
 
-def memory_of(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, key: str) -> Tensor:
-    """Room for what the optimizer remembers of a parameter."""
-    memory = optimizer.state[parameter]
-    # Fused, AdamW counts its steps where the parameter is.
-    memory[key] = torch.zeros((), device=parameter.device) if key == "step" else torch.zeros_like(parameter)
-    room: Tensor = memory[key]
-    return room
+def new_adam_state(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, key: str) -> Tensor:
+    """Allocate the entry `key` of a parameter's AdamW state."""
+    # Fused AdamW keeps its step counter on the device of the parameter.
+    value = torch.zeros((), device=parameter.device) if key == "step" else torch.zeros_like(parameter)
+    optimizer.state[parameter][key] = value
+    return value
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a checkpoint. Raises UserError if it is damaged."""
     try:
         return read_object(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"{error}; remove {path.parent} to go on from the checkpoint before it") from None
+        raise UserError(f"{error}; remove {path.parent} to resume from the checkpoint before it") from None

@@ -1,1 +1,1 @@
-"""Several processes: collectives with gradients, the process group, DDP and FSDP."""
+"""The processes of a run: process group, DDP and FSDP, collectives with gradients, and stop signals."""

@@ -1,4 +1,9 @@
-"""Ranks and what they exchange. The only file that asks for the rank."""
+"""The rank, the number of ranks, and an all-gather with gradients.
+
+Models and losses use torch.distributed through this module only.
+
+Shapes: b rows on this rank, n rows on all ranks, d width of a row.
+"""
 
 from typing import Any
 
@@ -9,15 +14,17 @@ from torch import Tensor
 
 
 def world_size() -> int:
+    """The number of ranks; 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
+    """The rank of this process; 0 without a process group."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 class Gather(torch.autograd.Function):
-    """All ranks' rows in the order of the ranks; back, every rank's row gets the sum of what all ranks say of it."""
+    """All-gather of rows in rank order. The backward pass sums the gradients of all ranks for each row."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, counts: list[int]) -> Tensor:
@@ -35,10 +42,10 @@ class Gather(torch.autograd.Function):
 
 
 def gather(features: Tensor, counts: list[int] | None = None) -> Tensor:
-    """[b d] of every rank as [n d], in the order of the ranks, with gradients to each of them.
+    """Gather rows [b d] of every rank into [n d], in rank order, with gradients to every rank. Collective.
 
-    Every rank must hold the same number of rows, or `counts` say how many each holds. With gradients through it, and
-    averaged over the ranks, a loss over the gathered rows has the gradient that one process would find on the whole
+    `counts` is the number of rows on each rank; without it, every rank must have the same number. A loss over the
+    gathered rows, with gradients averaged over the ranks, has the gradient that a single process computes for the full
     batch.
     """
     if world_size() == 1:
@@ -48,7 +55,7 @@ def gather(features: Tensor, counts: list[int] | None = None) -> Tensor:
 
 
 def counts_of_ranks(n: int, device: torch.device) -> list[int]:
-    """The n of every rank."""
+    """Return the `n` of every rank, in rank order. Collective."""
     if world_size() == 1:
         return [n]
     counts = torch.zeros(world_size(), dtype=torch.int64, device=device)

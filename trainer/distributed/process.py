@@ -1,6 +1,7 @@
-"""Several processes: who and where this one is, and a model that is trained by all of them.
+"""The processes of a run and the model that they train together, under DDP or FSDP.
 
-The model knows nothing of it beyond `trainer.distributed.gather.gather`. torchrun and Ray Train start the same training function.
+torchrun and Ray Train start the same training function in every process. Models do not depend on this module: they
+exchange features through `trainer.distributed.gather` only.
 """
 
 import os
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from textwrap import shorten
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -21,24 +23,23 @@ from torch.utils import _pytree as pytree
 
 from common.devices import pick_device
 from common.errors import UserError
-from trainer.accumulate import tower_blocks
 from trainer.batch import Losses
-from trainer.config import ParallelConfig
-from trainer.models.dual_encoder import DualEncoder
+from trainer.distributed.config import ParallelConfig
 
-# FSDP looks for tensors in what a model returns, to be told when the backward pass begins.
+# FSDP searches the output of a model for tensors: their hooks announce the start of the backward pass.
 pytree.register_dataclass(Losses, field_names=["loss", "terms"])
 
-LOST = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "broken pipe")
+LOST_PROCESS_WORDS: Final = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "broken pipe")
+"""Parts of the messages with which the backends report that another process is lost, in lower case."""
 
 
 class LostProcessError(UserError):
-    """Another process of the run is gone. The run can go on from its last checkpoint."""
+    """Another process of the run has ended or does not respond. The run can resume from its last checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """This process among those of the run."""
+    """This process and its rank among all processes of the run."""
 
     device: torch.device
     rank: int = 0
@@ -46,13 +47,17 @@ class Process:
 
     @property
     def is_main(self) -> bool:
+        """True for rank 0, which writes files and logs."""
         return self.rank == 0
 
 
 @contextmanager
-def session(device: str, timeout_s: float) -> Iterator[Process]:
-    """The process of this process, in the group that Ray Train made, or torchrun's, or alone."""
-    if dist.is_initialized():
+def process_group(device: str, timeout_s: float) -> Iterator[Process]:
+    """Yield this process, after joining the process group of Ray Train or torchrun if either started it.
+
+    Raises UserError if `device` does not exist on this machine.
+    """
+    if dist.is_initialized():  # by Ray Train
         index = torch.cuda.current_device() if device != "cpu" and torch.cuda.is_available() else 0
         yield Process(device=pick_device(device, index=index), rank=dist.get_rank(), world_size=dist.get_world_size())
         return
@@ -66,51 +71,64 @@ def session(device: str, timeout_s: float) -> Iterator[Process]:
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     yield Process(device=chosen, rank=dist.get_rank(), world_size=dist.get_world_size())
-    # After an error the others are no longer there to say goodbye to.
+    # Skipped after an error: this would wait for processes that have ended.
     dist.destroy_process_group()
 
 
 @contextmanager
 def report_lost_processes(process: Process, last_checkpoint: str) -> Iterator[None]:
-    """Turn what the backends say of a process that is gone into a message."""
+    """Raise LostProcessError in place of the errors with which the backends report a lost process.
+
+    `last_checkpoint` is the part of the message that names what the run resumes from.
+    """
     try:
         yield
     except RuntimeError as error:
-        said = str(error).lower()
-        if process.world_size == 1 or not (isinstance(error, dist.DistError) or any(word in said for word in LOST)):
+        message = str(error).lower()
+        is_lost = isinstance(error, dist.DistError) or any(word in message for word in LOST_PROCESS_WORDS)
+        if process.world_size == 1 or not is_lost:
             raise
         raise LostProcessError(
-            f"process {process.rank} of {process.world_size} lost touch with another one ({shorten(str(error), 160)}). A process or a "
-            f"machine ended, or was silent for longer than parallel.timeout_s. {last_checkpoint}; the same command goes on from there"
+            f"process {process.rank} of {process.world_size} lost the connection to another process "
+            f"({shorten(str(error), 160)}): a process or a machine ended, or did not respond within "
+            f"parallel.timeout_s. {last_checkpoint}; repeat the command to resume"
         ) from error
 
 
-def wrap(model: DualEncoder, config: ParallelConfig, process: Process) -> nn.Module:
-    """The model as the loop calls it. Under FSDP `model` itself is changed: its parameters become shares."""
+def wrap(model: nn.Module, blocks: Iterable[nn.Module], config: ParallelConfig, process: Process) -> nn.Module:
+    """Return the module that the training loop calls: `model` under DDP or FSDP; in a single process, `model` itself.
+
+    FSDP gathers the weights of one of the `blocks` at a time. It changes `model` in place: parameters become DTensors,
+    all but `unsharded_parameters`.
+    """
     if process.world_size == 1:
         return model
     if config.strategy == "ddp":
-        # As the images are, and so the gradients of convolutions: DDP's buckets have the layout of the parameters.
+        # Images are channels_last, and so are the gradients of convolutions. DDP's buckets have the layout of the
+        # parameters: without this, each step would copy the gradients, with a warning.
         model.to(memory_format=torch.channels_last)
         return DistributedDataParallel(model, gradient_as_bucket_view=True)
     mesh = init_device_mesh(process.device.type, (process.world_size,))
-    for block in tower_blocks(model):
+    for block in blocks:
         fully_shard(block, mesh=mesh)
-    # FSDP takes no 0-d parameters. The few numbers that lie on the model itself are whole on every rank.
-    fully_shard(model, mesh=mesh, ignored_params=set(loose_parameters(model)))
+    # FSDP does not shard 0-d parameters: every rank keeps the few that belong to the model itself.
+    fully_shard(model, mesh=mesh, ignored_params=set(unsharded_parameters(model)))
     return model
 
 
-def loose_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Temperature, curvature and scales: what belongs to no tower."""
+def unsharded_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of the model itself, without those of its submodules: temperature, curvature and scales."""
     return list(model.parameters(recurse=False))
 
 
-def average_loose_gradients(model: nn.Module, wrapped: nn.Module, process: Process) -> None:
-    """What FSDP does not average."""
+def average_unsharded_gradients(model: nn.Module, wrapped: nn.Module, process: Process) -> None:
+    """Average the gradients of `unsharded_parameters` over the ranks, which FSDP does not do. Collective.
+
+    Under DDP nothing is done: it averages all gradients.
+    """
     if process.world_size == 1 or isinstance(wrapped, DistributedDataParallel):
         return
-    gradients = [parameter.grad for parameter in loose_parameters(model) if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in unsharded_parameters(model) if parameter.grad is not None]
     if gradients:
         flat = average(torch.cat([gradient.flatten() for gradient in gradients]), process)
         for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
@@ -118,35 +136,35 @@ def average_loose_gradients(model: nn.Module, wrapped: nn.Module, process: Proce
 
 
 def average(values: Tensor, process: Process) -> Tensor:
-    """Mean over the ranks."""
+    """Average `values` over the ranks, in place, and return them. Collective."""
     if process.world_size > 1:
         dist.all_reduce(values)
         values /= process.world_size
     return values
 
 
-def all_agree(fine: bool, process: Process) -> bool:
-    """Whether it is fine on every rank. Waits for all of them."""
-    return average(torch.tensor(float(fine), device=process.device), process).item() == 1.0
+def true_on_all_ranks(value: bool, process: Process) -> bool:
+    """True if `value` is true on all ranks. Collective."""
+    return average(torch.tensor(float(value), device=process.device), process).item() == 1.0
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """L2 norm over all gradients, of whole and of shared-out parameters."""
+    """The L2 norm over all gradients, sharded and ordinary. Collective if any is sharded."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    shared = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
-    plain = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-    norms = [full_tensor(nn.utils.get_total_norm(part)) for part in (shared, plain) if part]
+    sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    ordinary = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    norms = [full_tensor(nn.utils.get_total_norm(part)) for part in (sharded, ordinary) if part]
     return torch.stack(norms).norm()
 
 
 def full_tensor(value: Tensor) -> Tensor:
-    """A parameter or a state of the optimizer with all its shares. Every rank has to ask."""
+    """Gather a sharded parameter or optimizer state; other tensors are returned unchanged. Collective."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 @torch.no_grad()
 def copy_sharded(target: Tensor, value: Tensor) -> None:
-    """Put a whole `value` into `target`, of which this rank may hold a share."""
+    """Copy the full tensor `value` into `target`, of which this rank may hold a shard."""
     if isinstance(target, DTensor):
         value = distribute_tensor(value.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
     target.copy_(value)

@@ -1,4 +1,4 @@
-"""Images and texts through the towers, batch by batch, to features before the lift [n d]."""
+"""Embedding of images and texts in batches, to features before the lift [n d] in float32."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -16,16 +16,16 @@ Item = TypeVar("Item")
 
 @torch.no_grad()
 def embed_texts(model: DualEncoder, tokenizer: Tokenizer, texts: Iterable[str], batch_size: int) -> Tensor:
-    """Texts through the text tower; float32."""
-    parts = [model.text_features(tokenizer(part).to(device_of(model))).float() for part in chunks(texts, batch_size)]
+    """Embed texts."""
+    parts = [model.text_features(tokenizer(part).to(device_of(model))).float() for part in batched(texts, batch_size)]
     return torch.cat(parts)
 
 
 @torch.no_grad()
 def embed_images(model: DualEncoder, images: Iterable[Tensor], batch_size: int) -> Tensor:
-    """Bytes [3 s s] each, through the image tower; float32. Only one batch of them is held at a time."""
+    """Embed images, each of bytes [3 s s]. Of an iterator, only one batch of images is in memory at a time."""
     parts = [
-        model.image_features(torch.stack(part).to(device_of(model))).float() for part in chunks(images, batch_size)
+        model.image_features(torch.stack(part).to(device_of(model))).float() for part in batched(images, batch_size)
     ]
     return torch.cat(parts)
 
@@ -34,21 +34,23 @@ def embed_images(model: DualEncoder, images: Iterable[Tensor], batch_size: int) 
 def embed_words(
     model: DualEncoder, tokenizer: Tokenizer, parsed: Iterable[tuple[str, Sequence[Word]]], batch_size: int
 ) -> dict[str, Tensor]:
-    """The lifted parts of captions' words that the model's entailments name; float32."""
-    parts: dict[str, list[Tensor]] = {}
-    for part in chunks(parsed, batch_size):
+    """Lifted words [n d] of parsed captions, by the part that the model's entailments name."""
+    found: dict[str, list[Tensor]] = {}
+    for part in batched(parsed, batch_size):
         ids, trees = zip(*(align(tokenizer, caption, words) for caption, words in part), strict=True)
         device = device_of(model)
         for name, points in model.word_points(pad(ids).to(device), collate_trees(trees).to(device)).items():
-            parts.setdefault(name, []).append(points.float())
-    return {name: torch.cat(points) for name, points in parts.items()}
+            found.setdefault(name, []).append(points.float())
+    return {name: torch.cat(points) for name, points in found.items()}
 
 
 def device_of(model: DualEncoder) -> torch.device:
+    """The device of a model's parameters."""
     return model.logit_scale.device
 
 
-def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Split items into lists of `size`; the last one may be shorter."""
     source = iter(items)
     while part := list(islice(source, size)):
         yield part

@@ -1,9 +1,11 @@
-"""All figures of one model, by name, each beside what chance gives.
+"""The evaluation of one model: all results by name, each with its chance level. All are between 0 and 1.
 
-zero_shot/FOLDER/accuracy, /accuracy_micro, /chance            mean recall of the classes; share of images
-retrieval/image_to_text/recall@5, /chance@5, text_to_image     whole images and captions of the held-out shards
-entailment/NAME/satisfied, /chance, and with _plain            hyperbolic models; see trainer.evaluation.entailment
+zero_shot/FOLDER/accuracy, accuracy_micro, chance              mean recall of the classes; share of correct images
+retrieval/image_to_text/recall@5, chance@5, and text_to_image  full images and captions of the held-out shards
+entailment/NAME/satisfied, chance, and with _plain             hyperbolic models; see trainer.evaluation.entailment
 """
+
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -18,15 +20,16 @@ from trainer.evaluation.zero_shot import classifier, predict
 from trainer.models.dual_encoder import DualEncoder
 from trainer.text.tokenizer import Tokenizer
 
-RECALL_AT = (1, 5, 10)
-PARSED = 1000  # captions whose words are looked at
+RECALL_AT: Final = (1, 5, 10)
+MAX_PARSED: Final = 1000
+"""Maximum number of captions whose words are embedded."""
 
 
 class Evaluation:
-    """What a configuration measures. Its places are looked into once, at the start.
+    """The evaluation that a configuration describes. Its folders and shards are listed once, when it is built.
 
-    Raises UserError for a folder without images or a place without samples: a run had better hear of it before than after. Messages
-    begin with the configuration's field.
+    Raises UserError for a folder without images and for shards without samples: a training run fails before its first
+    step, not after its last. Messages begin with a field of the configuration.
     """
 
     def __init__(self, config: EvaluationConfig) -> None:
@@ -36,24 +39,25 @@ class Evaluation:
 
     @torch.no_grad()
     def __call__(self, model: DualEncoder, tokenizer: Tokenizer, device: torch.device | str) -> dict[str, float]:
-        """Shares in [0, 1]. Nothing is trained or drawn at random but mismatched pairs, from `config.seed`."""
+        """Evaluate a model on `device`. Random numbers, from `config.seed`, are used for mismatched pairs only."""
         was_training = model.training
         model.to(device).eval()
         try:
-            figures: dict[str, float] = {}
+            results: dict[str, float] = {}
             for folder in self.folders:
-                figures |= zero_shot_figures(model, tokenizer, folder, self.config)
+                results |= zero_shot_results(model, tokenizer, folder, self.config)
             if self.shards:
                 held_out = self.shards.read(model.config.image.size_px, self.config.max_samples)
-                figures |= pair_figures(model, tokenizer, held_out, self.config)
+                results |= pair_results(model, tokenizer, held_out, self.config)
         finally:
             model.train(was_training)
-        return figures
+        return results
 
 
-def zero_shot_figures(
+def zero_shot_results(
     model: DualEncoder, tokenizer: Tokenizer, folder: ImageFolder, config: EvaluationConfig
 ) -> dict[str, float]:
+    """Zero-shot classification of one image folder."""
     images = read_images(folder.paths, model.config.image.size_px)
     classes = classifier(model, tokenizer, folder.classes, config.prompts, config.batch_size)
     predicted = predict(model, embed_images(model, images, config.batch_size), classes, config.ranking)
@@ -65,14 +69,14 @@ def zero_shot_figures(
     }
 
 
-def pair_figures(
+def pair_results(
     model: DualEncoder, tokenizer: Tokenizer, held_out: HeldOut, config: EvaluationConfig
 ) -> dict[str, float]:
-    """Retrieval among whole images and captions, and entailments of them, of the boxes, and of words."""
+    """Retrieval among full images and captions; entailment between images, captions, boxes, phrases and words."""
     image_features = embed_images(model, held_out.images, config.batch_size)
     text_features = embed_texts(model, tokenizer, held_out.captions, config.batch_size)
     lifted = {"image": model.lift_image(image_features), "text": model.lift_text(text_features)}
-    figures = retrieval_figures(model, lifted["image"], lifted["text"], config)
+    results = retrieval_results(model, lifted["image"], lifted["text"], config)
     owner = None
     if model.entailments() and held_out.box_images:
         boxes = embed_images(model, held_out.box_images, config.batch_size)
@@ -81,18 +85,18 @@ def pair_figures(
         owner = torch.tensor(held_out.box_owner, device=boxes.device)
     if "parse" in model.needs:
         parsed = [(caption, words) for caption, words in zip(held_out.captions, held_out.words, strict=True) if words]
-        lifted |= embed_words(model, tokenizer, parsed[:PARSED], config.batch_size)
+        lifted |= embed_words(model, tokenizer, parsed[:MAX_PARSED], config.batch_size)
     shares = entailment_shares(model, lifted, owner, config.seed)
-    return figures | {f"entailment/{name}": share for name, share in shares.items()}
+    return results | {f"entailment/{name}": share for name, share in shares.items()}
 
 
-def retrieval_figures(model: DualEncoder, image: Tensor, text: Tensor, config: EvaluationConfig) -> dict[str, float]:
-    """Both ways; image i belongs to caption i alone."""
-    figures: dict[str, float] = {}
+def retrieval_results(model: DualEncoder, image: Tensor, text: Tensor, config: EvaluationConfig) -> dict[str, float]:
+    """Retrieval in both directions between lifted images and captions; only image i matches caption i."""
+    results: dict[str, float] = {}
     scores = model.scores(text, image, config.ranking).cpu()
     relevant = torch.eye(len(scores), dtype=torch.bool)
-    for way, table in (("text_to_image", scores), ("image_to_text", scores.T)):
+    for direction, table in (("text_to_image", scores), ("image_to_text", scores.T)):
         found, chance = recalls(table, relevant, RECALL_AT), chance_recalls(relevant, RECALL_AT)
-        figures |= {f"retrieval/{way}/recall@{k}": share for k, share in found.items()}
-        figures |= {f"retrieval/{way}/chance@{k}": share for k, share in chance.items()}
-    return figures
+        results |= {f"retrieval/{direction}/recall@{k}": share for k, share in found.items()}
+        results |= {f"retrieval/{direction}/chance@{k}": share for k, share in chance.items()}
+    return results

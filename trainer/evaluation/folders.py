@@ -1,9 +1,10 @@
-"""Image folders in torchvision's layout, FOLDER/CLASS/IMAGE: a class is a folder, classes are in the order of their names."""
+"""Image folders in torchvision's layout, FOLDER/CLASS/IMAGE. Classes are in the order of their names."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from torch import Tensor
@@ -13,12 +14,12 @@ from common.images import ImageRejected, decode
 from trainer.data.crops import LIMITS
 from trainer.data.preprocess import PreprocessConfig, fit
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
+SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder:
-    """Names of classes, and the images with the class of each."""
+    """The classes of an image folder, and the path and class index of each image."""
 
     name: str
     classes: list[str]
@@ -27,23 +28,27 @@ class ImageFolder:
 
 
 def read_folders(folders: Sequence[str], limit: int = 0) -> list[ImageFolder]:
-    """Each called by the last part of its path, or by as many as tell it from the others: imagenet/val, cars/val."""
+    """List image folders, with at most `limit` images each (0: all).
+
+    A folder's name is the last part of its path, or as many last parts as make the names differ: imagenet/val,
+    cars/val. Raises UserError for a folder without images.
+    """
     paths = [Path(folder).resolve() for folder in folders]
-    parts = next(n for n in count(1) if len({path.parts[-n:] for path in paths}) == len(set(paths)))
+    n_parts = next(n for n in count(1) if len({path.parts[-n:] for path in paths}) == len(set(paths)))
     return [
-        replace(read_folder(folder, limit), name="/".join(path.parts[-parts:]))
+        replace(read_folder(folder, limit), name="/".join(path.parts[-n_parts:]))
         for folder, path in zip(folders, paths, strict=True)
     ]
 
 
 def read_folder(folder: str, limit: int = 0) -> ImageFolder:
-    """The classes and images of `folder`, at most `limit` of them (0: all), evenly from all classes.
+    """List the classes and images of one folder, at most `limit` images (0: all), taken evenly from all classes.
 
-    Raises UserError if there are none.
+    Raises UserError if there are no images.
     """
     root = Path(folder)
     if not root.is_dir():
-        raise UserError(f"image_folders: {folder} is no folder; give one with a folder of images a class")
+        raise UserError(f"image_folders: {folder} is not a folder; give one with a subfolder of images for each class")
     names = sorted(path.name for path in root.iterdir() if path.is_dir())
     found = [
         (path, target)
@@ -52,7 +57,7 @@ def read_folder(folder: str, limit: int = 0) -> ImageFolder:
         if path.suffix.lower() in SUFFIXES
     ]
     if not found:
-        raise UserError(f"image_folders: {folder} holds no CLASS/IMAGE with one of {', '.join(SUFFIXES)}")
+        raise UserError(f"image_folders: {folder} holds no images CLASS/IMAGE that end in {', '.join(SUFFIXES)}")
     if 0 < limit < len(found):
         found = [found[i] for i in np.linspace(0, len(found) - 1, limit).round().astype(int)]
     return ImageFolder(
@@ -64,13 +69,16 @@ def read_folder(folder: str, limit: int = 0) -> ImageFolder:
 
 
 def read_images(paths: list[Path], size_px: int) -> Iterator[Tensor]:
-    """Bytes [3 s s] of each image, its short side resized and its centre cut out, as the papers evaluate."""
+    """Read each image as bytes [3 s s]: resize the short side to `size_px`, then crop the centre, as the papers do.
+
+    Raises UserError for a file that is not a usable image.
+    """
     preprocess = PreprocessConfig(size_px=size_px, mode="crop")
     for path in paths:
         try:
             pixels = decode(path.read_bytes(), LIMITS)
         except (OSError, ImageRejected) as error:
             raise UserError(
-                f"image_folders: {path} cannot be read as an image: {error}; replace it or take it out"
+                f"image_folders: {path} cannot be read as an image: {error}; replace or remove it"
             ) from error
         yield fit(pixels, preprocess)

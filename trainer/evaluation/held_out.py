@@ -1,6 +1,7 @@
-"""Held-out shards, once through, nothing drawn at random: whole images, captions, and every box with its phrase.
+"""Held-out shards for retrieval and entailment: full images, captions, and every box with its phrase.
 
-Images are squeezed to a square, as the papers' retrieval does; boxes keep the white border that training gives them.
+Nothing is drawn at random. Full images are resized to a square without keeping their proportions, as in the papers'
+retrieval. Boxes keep the white border that they have in training.
 """
 
 import logging
@@ -26,25 +27,26 @@ from trainer.text.syntax import Word
 
 logger = logging.getLogger(__name__)
 
-WHOLE: Final = (1.0, 1.0)  # share of the area and ratio of the sides of a "random" crop that is all of a square
+FULL: Final = (1.0, 1.0)
+"""Range of area and of proportions with which a "random" crop is the full square."""
 NO_NEEDS: Final = frozenset[str]()
 ALL_NEEDS: Final = frozenset({"boxes", "parse"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """n wholes and m boxes; images are bytes [3 s s]."""
+    """The content of held-out shards: n samples with m boxes in total. Images are bytes [3 s s]."""
 
     images: list[Tensor] = field(default_factory=list)
     captions: list[str] = field(default_factory=list)
-    words: list[tuple[Word, ...] | None] = field(default_factory=list)  # parse of each caption, if there is one
+    words: list[tuple[Word, ...] | None] = field(default_factory=list)  # parse of each caption, None without one
     box_images: list[Tensor] = field(default_factory=list)
     box_texts: list[str] = field(default_factory=list)
-    box_owner: list[int] = field(default_factory=list)  # the whole of each box
+    box_owner: list[int] = field(default_factory=list)  # index of the sample of each box
 
 
 class HeldOutShards:
-    """The shards of a place, found once, to be read at each evaluation. Raises UserError for a place without samples."""
+    """Held-out shards, listed once and read at each evaluation. Raises UserError if there are no samples."""
 
     def __init__(self, shards: str) -> None:
         with prefixed("shards: "):
@@ -52,7 +54,10 @@ class HeldOutShards:
             self.layout = probe(self.index, "auto", NO_NEEDS)
 
     def read(self, size_px: int, limit: int = 0) -> HeldOut:
-        """The first `limit` good samples (0: all); bad ones are counted in the log. Raises UserError if there is none."""
+        """Read the first `limit` usable samples (0: all). Unusable ones are skipped and logged.
+
+        Raises UserError if there is no usable sample.
+        """
         reader, held_out, n_bad = ByteRangeReader(), HeldOut(), 0
         for number in range(self.index.n_samples):
             if limit and len(held_out.images) >= limit:
@@ -61,20 +66,22 @@ class HeldOutShards:
             with prefixed("shards: "):
                 span = reader.read([self.index.byte_range(number)])[0]
             try:
-                add(held_out, with_all_it_has(span, self.layout), size_px)
+                append_sample(held_out, read_available(span, self.layout), size_px)
             except (BadSample, ImageRejected) as error:
                 n_bad += 1
-                logger.warning("%s: %s: %s; left out", shard, sample_key(span), error)
+                logger.warning("%s: sample %s is skipped: %s", shard, sample_key(span), error)
         reader.close()
         if not held_out.images:
-            raise UserError(f"shards: {shard} and others have no sample that can be read; the log says what is wrong")
+            raise UserError(
+                f"shards: no sample of {shard} and the other shards can be read; see the log for the reasons"
+            )
         if n_bad:
-            logger.warning("shards: %d bad samples left out", n_bad)
+            logger.warning("shards: %d bad sample%s skipped", n_bad, "s" if n_bad > 1 else "")
         return held_out
 
 
-def with_all_it_has(span: bytes, layout: Layout) -> Sample:
-    """The sample with boxes and parse, or with one of them, or none."""
+def read_available(span: bytes, layout: Layout) -> Sample:
+    """Read a sample with boxes and parse, or with those of the two that it has. Raises BadSample if it is damaged."""
     for needs in (ALL_NEEDS, frozenset({"boxes"}), frozenset({"parse"})):
         try:
             return read_sample(span, layout, needs)
@@ -84,10 +91,10 @@ def with_all_it_has(span: bytes, layout: Layout) -> Sample:
     return read_sample(span, layout, NO_NEEDS)
 
 
-def add(held_out: HeldOut, sample: Sample, size_px: int) -> None:
-    """All of a sample or, where an image of it cannot be decoded, none."""
-    image = shown(sample.image, sample.image.full_region, sample.pad_to_square, size_px)
-    boxes = [box_image(sample, box, size_px) for box in sample.boxes]
+def append_sample(held_out: HeldOut, sample: Sample, size_px: int) -> None:
+    """Append a sample with all its boxes. Raises ImageRejected, and appends nothing, if an image cannot be decoded."""
+    image = render(sample.image, sample.image.full_region, sample.pad_to_square, size_px)
+    boxes = [render_box(sample, box, size_px) for box in sample.boxes]
     held_out.box_images.extend(boxes)
     held_out.box_texts.extend(box.phrase for box in sample.boxes)
     held_out.box_owner.extend([len(held_out.images)] * len(boxes))
@@ -96,17 +103,18 @@ def add(held_out: HeldOut, sample: Sample, size_px: int) -> None:
     held_out.words.append(sample.words)
 
 
-def box_image(sample: Sample, box: Box, size_px: int) -> Tensor:
+def render_box(sample: Sample, box: Box, size_px: int) -> Tensor:
+    """The image of a box: its own file if the sample has one, else its region of the full image."""
     if box.image is None:
-        return shown(sample.image, box.region or sample.image.full_region, sample.pad_to_square, size_px)
-    own = open_image(box.image)
-    return shown(own, own.full_region, False, size_px)
+        return render(sample.image, box.region or sample.image.full_region, sample.pad_to_square, size_px)
+    image = open_image(box.image)
+    return render(image, image.full_region, False, size_px)
 
 
-def shown(image: EncodedImage, region: Region, pad_to_square: bool, size_px: int) -> Tensor:
-    """All of a region: squeezed, or in the middle of a white square."""
-    everything = Crop(region, Region(0, 0, size_px, size_px))
-    crop = draw_crop(random.Random(0), True, size_px, WHOLE, WHOLE, region) if pad_to_square else everything
+def render(image: EncodedImage, region: Region, pad_to_square: bool, size_px: int) -> Tensor:
+    """A region as bytes [3 s s]: in the middle of a white square if `pad_to_square`, else resized to the square."""
+    resized = Crop(region, Region(0, 0, size_px, size_px))
+    crop = draw_crop(random.Random(0), True, size_px, FULL, FULL, region) if pad_to_square else resized
     out = np.empty((size_px, size_px, 3), np.uint8)
     image.write_crops([crop], [out])
     return torch.from_numpy(out).permute(2, 0, 1)

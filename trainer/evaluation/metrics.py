@@ -1,4 +1,4 @@
-"""Figures of evaluations, as functions of scores and labels.
+"""Evaluation metrics as functions of scores and labels.
 
 Shapes: q queries, n candidates, c classes.
 """
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def macro_accuracy(predicted: Tensor, target: Tensor, n_classes: int) -> float:
-    """Mean recall of the classes that occur as target or prediction: torchmetrics' `MulticlassAccuracy`.
+    """Mean recall of the classes that occur as target or prediction, as torchmetrics' `MulticlassAccuracy` computes it.
 
     A class that is predicted but never the target counts with a recall of 0.
     """
@@ -19,10 +19,10 @@ def macro_accuracy(predicted: Tensor, target: Tensor, n_classes: int) -> float:
 
 
 def recalls(scores: Tensor, relevant: Tensor, ks: tuple[int, ...]) -> dict[int, float]:
-    """Share of queries with a relevant candidate among the first k, for each k: `scores` and `relevant` are [q n].
+    """Share of queries with a relevant candidate among the first k, for each k. `scores` and `relevant` are [q n].
 
-    Equal scores keep the order of the candidates, so that constant scores give what chance does. Queries without a
-    relevant candidate are left out.
+    Equal scores keep the order of the candidates: constant scores give the chance level. Queries without a relevant
+    candidate are ignored.
     """
     order = scores.argsort(dim=1, descending=True, stable=True)
     found = relevant.gather(1, order)[relevant.any(1)]
@@ -30,7 +30,7 @@ def recalls(scores: Tensor, relevant: Tensor, ks: tuple[int, ...]) -> dict[int, 
 
 
 def chance_recalls(relevant: Tensor, ks: tuple[int, ...]) -> dict[int, float]:
-    """The same for an order at random: 1 - C(n - r, k) / C(n, k) with r relevant of n, mean over queries."""
+    """Expected recall of a random ranking: 1 - C(n - r, k) / C(n, k) with r relevant of n, mean over queries."""
     n = relevant.shape[1]
     counts = relevant.sum(1)[relevant.any(1)].double()
 
@@ -39,7 +39,7 @@ def chance_recalls(relevant: Tensor, ks: tuple[int, ...]) -> dict[int, float]:
 
     result = {}
     for k in ks:
-        missing = n - counts
-        missed = (log_choose(missing, k) - log_choose(torch.tensor(float(n)).double(), k)).exp()
-        result[k] = (1 - torch.where(missing < k, 0.0, missed)).mean().item() if k < n else 1.0
+        irrelevant = n - counts
+        missed = (log_choose(irrelevant, k) - log_choose(torch.tensor(float(n)).double(), k)).exp()
+        result[k] = (1 - torch.where(irrelevant < k, 0.0, missed)).mean().item() if k < n else 1.0
     return result

@@ -1,4 +1,6 @@
-"""Zero-shot classification of image folders (Radford et al. 2021, section 3.1; the hyperbolic papers keep its protocol).
+"""Zero-shot classification of image folders (Radford et al. 2021, section 3.1).
+
+The hyperbolic papers use the same protocol.
 
 Shapes: c classes, p prompts, b images, d embedding width.
 """
@@ -15,13 +17,13 @@ from trainer.text.tokenizer import Tokenizer
 def classifier(
     model: DualEncoder, tokenizer: Tokenizer, names: list[str], prompts: tuple[str, ...], batch_size: int
 ) -> Tensor:
-    """One lifted point for each class: the mean of its prompts before the lift, for CLIP of their directions."""
+    """One lifted point per class [c d]: the mean feature of its prompts, lifted. CLIP averages their directions."""
     texts = [prompt.replace("{}", name) for name in names for prompt in prompts]
     features = embed_texts(model, tokenizer, texts, batch_size)
     return model.lift_prompts(features.unflatten(0, (len(names), len(prompts))))
 
 
 def predict(model: DualEncoder, image_features: Tensor, classes: Tensor, ranking: Ranking) -> Tensor:
-    """The class [b] that fits each image best, from features before the lift."""
+    """The index [b] of the best class for each image, from features [b d] before the lift and lifted classes."""
     best: Tensor = model.scores(model.lift_image(image_features), classes, ranking).argmax(1)
     return best.to(torch.int64).cpu()

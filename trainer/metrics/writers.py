@@ -1,7 +1,8 @@
-"""What a run writes down: rows of metrics.jsonl, and the same numbers for TensorBoard and Weights & Biases.
+"""Writers of a run's metrics: metrics.jsonl, and the same numbers for TensorBoard and Weights & Biases.
 
-A row holds `step` and then names such as loss/total, loss/contrastive, geometry/curvature, lr, grad_norm. `samples_per_s` and
-`data_wait_share` depend on the machine; the others are the same in every run of the same seed on the same kind of CPU.
+A row of metrics.jsonl holds `step`, then values by name, such as loss/total, loss/contrastive, geometry/curvature, lr,
+grad_norm. Rows with evaluation results hold names such as zero_shot/FOLDER/accuracy. `samples_per_s` and
+`data_wait_share` depend on the machine; all others are equal in two runs with the same seed on the same kind of CPU.
 """
 
 import json
@@ -11,104 +12,122 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
 from common.errors import UserError
 from common.jsonl import truncate
 from trainer.batch import Losses
-from trainer.config import TrainConfig, as_dict
 from trainer.metrics.config import LogConfig
 
-GEOMETRY = ("logit_scale", "curvature", "alpha")
-"""Terms whose name ends so describe the space; the others are losses."""
+GEOMETRY: Final = ("logit_scale", "curvature", "alpha")
+"""Endings of the names of terms that describe the space of the model, not a loss."""
 
 
 def named_values(losses: Losses) -> dict[str, Tensor]:
-    """0-d tensors by the name they are logged with; of a vector, one number a factor, its mean and ends."""
+    """The 0-d tensors to log, by name. A term with one number per factor gives its mean, minimum and maximum."""
     values = {"loss/total": losses.loss.detach()}
     for name, term in losses.terms.items():
-        full = f"{'geometry' if name.endswith(GEOMETRY) else 'loss'}/{name}"
+        full_name = f"{'geometry' if name.endswith(GEOMETRY) else 'loss'}/{name}"
         if term.numel() == 1:
-            values[full] = term.reshape(())
+            values[full_name] = term.reshape(())
         else:
-            values |= {full: term.mean(), f"{full}/min": term.min(), f"{full}/max": term.max()}
+            values |= {full_name: term.mean(), f"{full_name}/min": term.min(), f"{full_name}/max": term.max()}
     return values
 
 
 class Meter:
-    """Samples a second and the share of time spent waiting for data, since the last row."""
+    """Samples per second and the share of time spent waiting for data, since the last `restart`."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        self.began, self.waited, self.samples = time.perf_counter(), 0.0, 0
+        """Start to measure anew."""
+        self.start_time, self.seconds_waited, self.samples = time.perf_counter(), 0.0, 0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
+        """Count the time inside as waiting for data."""
         start = time.perf_counter()
         yield
-        self.waited += time.perf_counter() - start
+        self.seconds_waited += time.perf_counter() - start
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time that is not training: evaluation, checkpoints."""
+        """Exclude the time inside, which is not training: evaluation, checkpoints."""
         start = time.perf_counter()
         yield
-        self.began += time.perf_counter() - start
+        self.start_time += time.perf_counter() - start
 
     def read(self) -> dict[str, float]:
-        elapsed = max(time.perf_counter() - self.began, 1e-9)
-        return {"samples_per_s": self.samples / elapsed, "data_wait_share": self.waited / elapsed}
+        """The two values, by the names under which they are logged."""
+        elapsed = max(time.perf_counter() - self.start_time, 1e-9)
+        return {"samples_per_s": self.samples / elapsed, "data_wait_share": self.seconds_waited / elapsed}
+
+
+class Sink(NamedTuple):
+    """A destination of metrics beside metrics.jsonl."""
+
+    write: Callable[[int, dict[str, float]], None]  # step, values by name
+    close: Callable[[], None]
 
 
 class Metrics:
-    """The writers of one run, open from its first step to its last. Only the first rank has one."""
+    """The metrics writers of a run, used by its main process only.
 
-    def __init__(self, output: Path, config: TrainConfig, step: int) -> None:
+    `training` is the configuration of the run as plain values, which Weights & Biases displays. `step` is the step from
+    which the run starts or resumes: later rows of metrics.jsonl are removed, since the run writes them again. `steps`
+    is the last step.
+
+    Raises UserError if the package of a writer is missing, or if Weights & Biases refuses the run.
+    """
+
+    def __init__(self, output: Path, config: LogConfig, training: dict[str, Any], *, step: int, steps: int) -> None:
         self.path = output / "metrics.jsonl"
-        # The evaluation of a finished run comes after its last checkpoint, and comes again.
-        truncate(self.path, step, last="loss/total" if step == config.optim.steps else "")
+        # A finished run that is started again repeats its evaluation: only the training row of the last step stays.
+        truncate(self.path, step, last="loss/total" if step == steps else "")
         self.file = self.path.open("a", encoding="utf-8")
-        self.others = [sink for sink in (tensorboard(output, config.log, step), wandb(output, config)) if sink]
+        self.sinks: list[Sink] = []
+        if config.tensorboard:
+            self.sinks.append(tensorboard_sink(output, step))
+        if config.wandb_project is not None:
+            self.sinks.append(wandb_sink(output, config.wandb_project, training))
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """One row. Written through, so that a killed run keeps it.
+        """Append a row and flush it, so that a killed run keeps it. Raises UserError if it cannot be written.
 
-        JSON has no word for a gradient that overflowed in fp16; `fp16/skipped` says of it.
+        Values that are not finite are omitted, since JSON has none: gradients that overflow in fp16. `fp16/skipped`
+        records them.
         """
         values = {name: value for name, value in values.items() if math.isfinite(value)}
         try:
             self.file.write(json.dumps({"step": step, **values}) + "\n")
             self.file.flush()
-            for write, _ in self.others:
-                write(step, values)
+            for sink in self.sinks:
+                sink.write(step, values)
         except OSError as error:
             raise UserError(
-                f"{self.path} or what is beside it cannot be written: {error}; make room, then the same command goes on"
+                f"{self.path} or its folder cannot be written: {error}; free disk space, then repeat the command to "
+                "resume"
             ) from None
 
     def close(self) -> None:
-        """What a full disk has to say was said by `write`, and is not to be said again in its place."""
-        for close in (self.file.close, *(close for _, close in self.others)):
+        """Close all writers. Errors are ignored: they would replace the error of `write` that ended the run."""
+        for close in (self.file.close, *(sink.close for sink in self.sinks)):
             with suppress(OSError):
                 close()
 
 
-Sink = tuple[Callable[[int, dict[str, float]], None], Callable[[], None]]
-"""What takes a row, and what closes it."""
-
-
-def tensorboard(output: Path, config: LogConfig, step: int) -> Sink | None:
-    if not config.tensorboard:
-        return None
+def tensorboard_sink(output: Path, step: int) -> Sink:
+    """Event files in OUTPUT/tensorboard; events after `step` are removed. Raises UserError without tensorboard."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise UserError(
-            f"log.tensorboard=true needs the package tensorboard ({error}): pip install tensorboard, or log.tensorboard=false"
+            f"log.tensorboard=true needs the package tensorboard ({error}); pip install tensorboard, or set "
+            "log.tensorboard=false"
         ) from None
     writer: Any = SummaryWriter(str(output / "tensorboard"), purge_step=step + 1)
 
@@ -116,33 +135,34 @@ def tensorboard(output: Path, config: LogConfig, step: int) -> Sink | None:
         for name, value in values.items():
             writer.add_scalar(name, value, step)
 
-    return write, writer.close
+    return Sink(write, writer.close)
 
 
-def wandb(output: Path, config: TrainConfig) -> Sink | None:
-    project = config.log.wandb_project
-    if project is None:
-        return None
+def wandb_sink(output: Path, project: str, training: dict[str, Any]) -> Sink:
+    """A run of Weights & Biases; a resumed run continues it, by its id in OUTPUT/wandb_id.
+
+    Raises UserError if wandb is not installed or refuses the run.
+    """
     try:
-        import wandb as service
+        import wandb
     except ImportError as error:
         raise UserError(
-            f"log.wandb_project={project} needs the package wandb ({error}): pip install wandb, or leave it out"
+            f"log.wandb_project={project} needs the package wandb ({error}); pip install wandb, or remove this setting"
         ) from None
-    identity = output / "wandb_id"
-    if not identity.is_file():
-        identity.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
+    id_file = output / "wandb_id"
+    if not id_file.is_file():
+        id_file.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
     try:
-        run = service.init(
+        run = wandb.init(
             project=project,
             dir=str(output),
             name=output.name,
-            id=identity.read_text(encoding="utf-8"),
+            id=id_file.read_text(encoding="utf-8"),
             resume="allow",
-            config=as_dict(config),
+            config=training,
         )
-    except service.Error as error:
+    except wandb.Error as error:
         raise UserError(
             f"log.wandb_project={project}: {error}; log in with `wandb login`, or set WANDB_MODE=offline"
         ) from None
-    return (lambda step, values: run.log(values, step=step)), run.finish
+    return Sink(lambda step, values: run.log(values, step=step), run.finish)

@@ -1,4 +1,4 @@
-"""Towers that begin with weights of open_clip."""
+"""Towers with initial weights of open_clip."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ CAPTIONS = ["a dog", "two cats and a red bird", "a red house"]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def listed(tmp_path_factory: pytest.TempPathFactory) -> None:
+def open_clip_lists_the_tiny_architectures(tmp_path_factory: pytest.TempPathFactory) -> None:
     register(tmp_path_factory.mktemp("architectures"))
 
 
@@ -47,27 +47,28 @@ def small_batch() -> Batch:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_towers_begin_with_the_weights_of_every_form_that_open_clip_saves(tmp_path: Path, form: str) -> None:
-    theirs = tiny("tiny-vit")
-    model = new_model(tower_config(save(theirs, "tiny-vit", tmp_path, form))).eval()
+def test_weights_are_loaded_from_every_form_that_open_clip_saves(tmp_path: Path, form: str) -> None:
+    reference = tiny("tiny-vit")
+    model = new_model(tower_config(save(reference, "tiny-vit", tmp_path, form))).eval()
     batch = small_batch()
     pixels = (batch.images - model.pixel_mean) / model.pixel_std
     with torch.no_grad():
-        torch.testing.assert_close(model.visual(pixels) @ theirs.visual.proj, theirs.encode_image(pixels))
-        whole = torch.nn.functional.pad(batch.token_ids, (0, 12 - batch.token_ids.shape[1]))
-        torch.testing.assert_close(model.textual(batch.token_ids) @ theirs.text_projection, theirs.encode_text(whole))
+        torch.testing.assert_close(model.visual(pixels) @ reference.visual.proj, reference.encode_image(pixels))
+        padded = torch.nn.functional.pad(batch.token_ids, (0, 12 - batch.token_ids.shape[1]))
+        text_features = model.textual(batch.token_ids) @ reference.text_projection
+        torch.testing.assert_close(text_features, reference.encode_text(padded))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_model_learns_on_frozen_towers_and_comes_back_without_their_file(tmp_path: Path, name: str) -> None:
+def test_every_model_trains_with_frozen_towers_and_loads_without_their_weight_files(tmp_path: Path, name: str) -> None:
     weights = save(tiny("tiny-vit"), "tiny-vit", tmp_path, "safetensors")
     frozen = ("model.image.frozen=true", "model.text.frozen=true", "model.embed_dim=16")
     config = tower_config(weights, *frozen, model=name)
     model, batch = new_model(config), small_batch()
     model(batch).loss.backward()
-    learning = {key for key, parameter in model.named_parameters() if parameter.grad is not None}
-    assert {"visual_proj.weight", "textual_proj.weight"} <= learning
-    assert not any(key.startswith(("visual.", "textual.")) for key in learning)
+    trained = {key for key, parameter in model.named_parameters() if parameter.grad is not None}
+    assert {"visual_proj.weight", "textual_proj.weight"} <= trained
+    assert not any(key.startswith(("visual.", "textual.")) for key in trained)
     save_model(
         tmp_path / "model", model, tokenizer=build_tokenizer(config), preprocess=PreprocessConfig(size_px=16), record={}
     )
@@ -79,7 +80,7 @@ def test_every_model_learns_on_frozen_towers_and_comes_back_without_their_file(t
     torch.testing.assert_close(loaded.model.encode_text(batch.token_ids), model.encode_text(batch.token_ids))
 
 
-def test_sizes_come_from_the_architecture_unless_the_user_sets_them() -> None:
+def test_sizes_are_those_of_the_architecture_unless_they_are_set() -> None:
     config = load_config(
         ["output=o", "shards=s", "model.text.name=open_clip/ViT-L-14", "model.image.name=open_clip/RN50x4"]
     )
@@ -87,13 +88,13 @@ def test_sizes_come_from_the_architecture_unless_the_user_sets_them() -> None:
     assert tower_config(None, "model.image.size_px=32").model.image.size_px == 32
 
 
-def test_activations_are_recomputed_block_by_block_with_the_same_gradients() -> None:
+def test_recomputed_activations_give_the_same_gradients() -> None:
     gradients = []
-    for small in (False, True):
+    for saves_memory in (False, True):
         torch.manual_seed(0)
         model = new_model(tower_config(None, "model.embed_dim=16"))
         assert len(tower_blocks(model)) == 4
-        if small:
+        if saves_memory:
             checkpoint_blocks(model)
             set_micro_batch(model, 2)
         model(small_batch()).loss.backward()
@@ -107,36 +108,38 @@ def test_activations_are_recomputed_block_by_block_with_the_same_gradients() -> 
         (["model.text.name=open_clip/ViT-B-33"], "model.text.name open_clip/ViT-B-33: open_clip has no such model"),
         (["model.text.width=24"], r"sizes differ from the architecture's; set model\.text\.width=16"),
         (["model.image.size_px=32"], r"model\.image\.weights: .*positional_embedding is \[5, 16\], not \[17, 16\]"),
-        (["model.image.name=open_clip/tiny-resnet"], r"does not fit the image tower of open_clip/tiny-resnet: \d+ entries missing"),
-        (["model.text.name=open_clip/tiny-classifier"], r"does not fit the text tower of open_clip/tiny-classifier: .* is \["),
+        (["model.image.name=open_clip/tiny-resnet"],
+         r"does not fit the image tower of open_clip/tiny-resnet: \d+ entries missing"),
+        (["model.text.name=open_clip/tiny-classifier"],
+         r"does not fit the text tower of open_clip/tiny-classifier: .* is \["),
         (["model.image.name=vit_small"], r"weights is for towers of open_clip; set model\.image\.name"),
         (["model.text.weights=no/such/file.pt"], r"file\.pt is neither a file or folder, nor a tag of tiny-vit"),
-        (["model.image.name=open_clip/ViT-B-32", "model.image.weights=openai"], "take open_clip/ViT-B-32-quickgelu"),
+        (["model.image.name=open_clip/ViT-B-32", "model.image.weights=openai"], "use open_clip/ViT-B-32-quickgelu"),
         (["model_name=syntax_meru", "model.word_states=attention"], "word_states=attention"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path, overrides: list[str], message: str) -> None:
+def test_weights_that_do_not_fit_are_an_error_of_one_line(tmp_path: Path, overrides: list[str], message: str) -> None:
     weights = save(tiny("tiny-vit"), "tiny-vit", tmp_path, "safetensors")
     with pytest.raises(UserError, match=message) as error:
         new_model(tower_config(weights, *overrides))
     assert "\n" not in str(error.value)
 
 
-def test_a_configuration_of_another_activation_beside_the_weights_is_noticed(tmp_path: Path) -> None:
+def test_a_configuration_of_another_network_beside_the_weights_is_an_error(tmp_path: Path) -> None:
     folder = save(tiny("tiny-vit"), "tiny-vit", tmp_path, "folder")
     saved: Any = json.loads((folder / "open_clip_config.json").read_text())
     saved["model_cfg"]["quick_gelu"] = False
     (folder / "open_clip_config.json").write_text(json.dumps(saved))
-    with pytest.raises(UserError, match="says another quick_gelu than open_clip/tiny-vit has"):
+    with pytest.raises(UserError, match="has another quick_gelu than open_clip/tiny-vit"):
         new_model(tower_config(folder))
     saved["model_cfg"]["quick_gelu"] = True
     saved["model_cfg"]["vision_cfg"]["head_width"] = 4
     (folder / "open_clip_config.json").write_text(json.dumps(saved))
-    with pytest.raises(UserError, match="says another head_width"):
+    with pytest.raises(UserError, match="has another head_width than open_clip/tiny-vit"):
         new_model(tower_config(folder))
 
 
-def test_a_tag_is_what_open_clip_fetches_as_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tag_is_downloaded_and_must_be_a_safetensors_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"hf_hub": "someone/tiny/"}
     monkeypatch.setattr(open_clip, "get_pretrained_cfg", lambda name, tag: {**known, "quick_gelu": True})
     for form, fits in (("safetensors", True), ("state dict", False)):
@@ -151,7 +154,7 @@ def test_a_tag_is_what_open_clip_fetches_as_safetensors(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("kind", ["pickle", "TorchScript", "cut off"])
-def test_weights_that_are_not_tensors_alone_are_not_run(tmp_path: Path, kind: str) -> None:
+def test_weight_files_with_code_are_not_executed(tmp_path: Path, kind: str) -> None:
     (tmp_path / "evil.pt").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
     if kind == "TorchScript":  # as OpenAI's own files
         torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "evil.pt")

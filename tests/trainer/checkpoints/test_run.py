@@ -1,95 +1,118 @@
-"""Checkpoints of a run: whole or not at all, and only for the run they are of."""
+"""Checkpoints of a run: written atomically, restored exactly, and refused by other runs."""
 
 import json
 import random
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 from common.errors import UserError
-from tests.trainer.memory_loader import MemoryLoader
-from tests.trainer.small_run import small_config
-from trainer import build, loop
-from trainer.checkpoints.run import checkpoints, newest, restore, save
-from trainer.config import as_dict
+from tests.trainer.small_run import small_run
+from trainer import loop
+from trainer.build import Run
+from trainer.checkpoints.run import (
+    list_checkpoints,
+    newest_checkpoint,
+    restore_checkpoint,
+    save_checkpoint,
+)
+from trainer.config import as_dict, differences
 from trainer.distributed.process import Process
 
-HERE = Process(device=torch.device("cpu"))
+CPU = Process(device=torch.device("cpu"))
 
 
-def small(tmp_path: Path, *others: str) -> build.Run:
-    with patch.object(build, "Loader", MemoryLoader):
-        run = build.build(small_config(tmp_path / "run", *others), HERE)
+def run_after_one_step(tmp_path: Path, *others: str) -> Run:
+    run = small_run(tmp_path / "run", *others)
     loop.update(run, next(iter(run.loader)))
     return run
 
 
-def save_at(tmp_path: Path, run: build.Run, step: int, keep: int = 3) -> Path:
-    return save(tmp_path, step, run, run.loader.state_dict(), as_dict(run.config), HERE, keep)
+def save(tmp_path: Path, run: Run, step: int, keep: int = 3) -> Path:
+    return save_checkpoint(
+        tmp_path / "checkpoints",
+        step,
+        run,
+        loader_state=run.loader.state_dict(),
+        config=as_dict(run.config),
+        process=CPU,
+        keep=keep,
+    )
 
 
-def test_generators_go_on_where_they_were(tmp_path: Path) -> None:
-    run = small(tmp_path)
-    path = save_at(tmp_path, run, 1)
+def no_changes(saved: dict[str, object]) -> list[str]:
+    return []
+
+
+def test_generators_and_loader_state_are_restored(tmp_path: Path) -> None:
+    run = run_after_one_step(tmp_path)
+    path = save(tmp_path, run, 1)
 
     def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.rand()), torch.rand(()).item()  # noqa: NPY002
 
-    expected = draw()
+    expected, loader_state = draw(), run.loader.state_dict()
     draw()
-    step, position = restore(path, run, run.config, HERE)
-    assert (step, position) == (1, {"position": 1})
+    next(iter(run.loader))
+    assert run.loader.state_dict() != loader_state
+    assert restore_checkpoint(path, run, CPU, no_changes) == (1, loader_state)
     assert draw() == expected
 
 
-def test_only_the_newest_stay_and_what_a_killed_run_left_goes(tmp_path: Path) -> None:
-    run = small(tmp_path)
-    (tmp_path / ".draft_00000007").mkdir()
-    (tmp_path / ".draft_00000007" / "state.json").write_text("{")
-    assert newest(tmp_path) is None
+def test_only_the_newest_checkpoints_stay_and_abandoned_drafts_are_removed(tmp_path: Path) -> None:
+    run, folder = run_after_one_step(tmp_path), tmp_path / "checkpoints"
+    (folder / ".draft_00000007").mkdir(parents=True)
+    (folder / ".draft_00000007" / "state.json").write_text("{")
+    assert newest_checkpoint(folder) is None
     for step in (1, 2, 10, 3):
-        save_at(tmp_path, run, step, keep=2)
-    assert [path.name for path in checkpoints(tmp_path)] == ["step_00000003", "step_00000010"]
-    assert {path.name for path in tmp_path.glob(".*")} == set()
+        save(tmp_path, run, step, keep=2)
+    assert [path.name for path in list_checkpoints(folder)] == ["step_00000003", "step_00000010"]
+    assert {path.name for path in folder.glob(".*")} == set()
 
 
-def test_a_step_saved_again_replaces_itself(tmp_path: Path) -> None:
-    run = small(tmp_path)
-    save_at(tmp_path, run, 4)
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    run = run_after_one_step(tmp_path)
+    save(tmp_path, run, 4)
     run.model.logit_scale.data.fill_(1.5)
-    path = save_at(tmp_path, run, 4)
+    path = save(tmp_path, run, 4)
     run.model.logit_scale.data.fill_(0.0)
-    restore(path, run, run.config, HERE)
+    restore_checkpoint(path, run, CPU, no_changes)
     assert run.model.logit_scale.item() == 1.5
 
 
 @pytest.mark.parametrize("name", ["state.json", "state.safetensors", "rank_00000.json"])
-def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
-    run = small(tmp_path)
-    path = save_at(tmp_path, run, 1)
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+    run = run_after_one_step(tmp_path)
+    path = save(tmp_path, run, 1)
     (path / name).write_bytes((path / name).read_bytes()[:20])
     with pytest.raises(
-        UserError, match=rf"{path}.* (cannot be read|is not valid JSON).*go on from the checkpoint before it"
+        UserError, match=rf"{path}.* (cannot be read|is not valid JSON).*to resume from the checkpoint before it"
     ):
-        restore(path, run, run.config, HERE)
+        restore_checkpoint(path, run, CPU, no_changes)
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
-    run = small(tmp_path)
-    path = save_at(tmp_path, run, 1)
+def test_another_format_is_an_error(tmp_path: Path) -> None:
+    run = run_after_one_step(tmp_path)
+    path = save(tmp_path, run, 1)
     state = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps(state | {"format": 99}))
     with pytest.raises(UserError, match="format 99"):
-        restore(path, run, run.config, HERE)
+        restore_checkpoint(path, run, CPU, no_changes)
 
 
-def test_tensors_of_another_model_are_named(tmp_path: Path) -> None:
-    path = save_at(tmp_path, small(tmp_path, "model_name=meru"), 1)
-    other = small(tmp_path, "model_name=clip")
+def test_tensors_of_another_model_are_an_error_that_names_one(tmp_path: Path) -> None:
+    path = save(tmp_path, run_after_one_step(tmp_path, "model_name=meru"), 1)
+    other = run_after_one_step(tmp_path, "model_name=clip")
     with pytest.raises(UserError, match="model_name was 'meru', is 'clip'"):
-        restore(path, other, other.config, HERE)
-    with pytest.raises(UserError, match="curv is in one of them alone"):
-        restore(path, other, other.config, HERE, anyway=True)
+        restore_checkpoint(path, other, CPU, lambda saved: differences(saved, other.config))
+    with pytest.raises(UserError, match=r"does not fit this model: only the checkpoint has curv$"):
+        restore_checkpoint(path, other, CPU, no_changes)
+
+
+def test_only_the_first_differences_are_listed(tmp_path: Path) -> None:
+    run = run_after_one_step(tmp_path)
+    path = save(tmp_path, run, 1)
+    with pytest.raises(UserError, match=r"other settings: a; b; c; and 2 more\. Restore these settings"):
+        restore_checkpoint(path, run, CPU, lambda saved: ["a", "b", "c", "d", "e"])

@@ -1,3 +1,5 @@
+"""Gradients through `gather`: those of one process on the full batch."""
+
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from tests.trainer.small import rows, small_batch, small_model
 from trainer.batch import Batch
 
 Owners = tuple[list[int], list[int]] | None
-"""Which pairs the boxes of two ranks belong to, each with four; none: one box a pair."""
+"""Index of the pair that each box belongs to, for two ranks with four pairs each; None: one box per pair."""
 SEVERAL: Owners = ([0, 0, 1, 2, 3], [0, 1, 1, 1, 2, 2, 3])
 
 
@@ -21,7 +23,7 @@ def batch_of(ranks: list[int], owners: Owners) -> Batch:
         first = len(owners[0]) * ranks[0]
         boxes = rows(small_batch(12, seed=1), slice(first, first + sum(len(owners[rank]) for rank in ranks)))
         owner = torch.tensor(
-            [4 * place + own for place, rank in enumerate(ranks) for own in owners[rank]], dtype=torch.int64
+            [4 * position + pair for position, rank in enumerate(ranks) for pair in owners[rank]], dtype=torch.int64
         )
         batch = dataclasses.replace(
             batch, box_images=boxes.box_images, box_token_ids=boxes.box_token_ids, box_owner=owner
@@ -57,10 +59,10 @@ def one_rank(rank: int, name: str, fields: dict[str, Any], owners: Owners, folde
         ("hycoclip", {"box_candidates": "paper"}, ([], [])),
     ],
 )
-def test_two_ranks_find_the_gradients_of_one_on_the_whole_batch(
+def test_two_ranks_compute_the_gradients_of_one_on_the_full_batch(
     tmp_path: Path, name: str, fields: dict[str, Any], owners: Owners
 ) -> None:
-    # Forked: importing torch again takes longer than all else.
+    # Forked, because importing torch again would take seconds.
     arguments = (name, fields, owners, str(tmp_path))
     torch.multiprocessing.start_processes(one_rank, args=arguments, nprocs=2, start_method="fork")
     averaged = torch.load(tmp_path / "averaged.pt", weights_only=True)

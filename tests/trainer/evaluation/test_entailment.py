@@ -1,10 +1,12 @@
+"""Shares of satisfied entailments, for points placed by hand."""
+
 import math
 
 import pytest
 import torch
 
 from tests.trainer.small import small_model
-from trainer.evaluation.entailment import entailment_shares, mismatched
+from trainer.evaluation.entailment import draw_mismatched, entailment_shares
 from trainer.models.clip import CLIP
 from trainer.models.dual_encoder import Entails
 from trainer.models.meru import MERU
@@ -12,35 +14,32 @@ from trainer.models.meru import MERU
 ETA_INTER = 0.7
 
 
-def on_a_ray(radius: float, angle: float) -> list[float]:
-    return [radius * math.cos(angle), radius * math.sin(angle), *[0.0] * 14]
-
-
 def points(radius: float, *angles: float) -> torch.Tensor:
-    return torch.tensor([on_a_ray(radius, angle) for angle in angles])
+    """Points [n 16] at this distance from the origin and at these angles in the plane of the first two axes."""
+    return torch.tensor([[radius * math.cos(angle), radius * math.sin(angle), *[0.0] * 14] for angle in angles])
 
 
-def test_what_lies_behind_its_own_apex_is_entailed_and_what_lies_behind_another_is_not() -> None:
+def test_points_behind_an_apex_are_entailed_by_it_and_by_no_other_apex() -> None:
     directions = (0.0, math.pi / 2, math.pi, 3 * math.pi / 2)
     lifted = {"text": points(1.0, *directions), "image": points(3.0, *directions)}
     shares = entailment_shares(small_model("meru"), lifted, None)
-    assert shares == {"text_image/satisfied": 1.0, "text_image/chance": 0.0}  # eta is 1: there is no other cone
+    assert shares == {"text_image/satisfied": 1.0, "text_image/chance": 0.0}  # eta is 1: no share of a plain cone
 
 
-def test_eta_below_one_asks_for_more_than_the_plain_cone() -> None:
+def test_eta_below_one_is_stricter_than_the_plain_cone() -> None:
     model = small_model("hycoclip")
     assert isinstance(model, MERU)
     text, image = points(1.0, 0.0).repeat(2, 1), points(9.0, 0.0).repeat(2, 1)
     aperture = model.cone(text, image)[1][0].item()
-    # From an apex at distance 1, a far point at this angle of the origin is seen between 0.7 of the aperture and all of it.
-    turned = next(
+    # The exterior angle of a far point at this angle is between 0.7 times the half-aperture and the half-aperture.
+    angle = next(
         a for a in torch.linspace(0, 0.5, 500).tolist() if model.cone(text, points(9.0, a, a))[0][0] > 0.85 * aperture
     )
-    shares = entailment_shares(model, {"text": text, "image": points(9.0, turned, turned)}, None)
+    shares = entailment_shares(model, {"text": text, "image": points(9.0, angle, angle)}, None)
     assert (shares["text_image/satisfied"], shares["text_image/satisfied_plain"]) == (0.0, 1.0)
 
 
-def test_boxes_are_held_against_the_wholes_they_belong_to() -> None:
+def test_boxes_are_paired_with_the_images_that_they_belong_to() -> None:
     model = small_model("hycoclip")
     owner = torch.tensor([0, 0, 1])
     lifted = {
@@ -56,9 +55,9 @@ def test_boxes_are_held_against_the_wholes_they_belong_to() -> None:
     assert swapped["cross_image/satisfied"] == 0.0
 
 
-def test_mismatched_partners_belong_to_others() -> None:
+def test_mismatched_partners_have_other_owners() -> None:
     owners = torch.tensor([0, 0, 0, 1, 2, 2])
-    rows, partners = mismatched(owners, seed=0)
+    rows, partners = draw_mismatched(owners, seed=0)
     assert len(rows) > 20
     assert set(rows.tolist()) == set(range(6))
     assert not (owners[rows] == owners[partners]).any()
@@ -72,7 +71,7 @@ def test_shares_of_a_product_are_means_over_its_factors() -> None:
     assert shares["text_image/satisfied"] == pytest.approx(0.5)
 
 
-def test_an_energy_without_cones_has_its_shares() -> None:
+def test_an_energy_without_cones_has_shares_too() -> None:
     class Order(CLIP):
         def entailments(self) -> tuple[Entails, ...]:
             return (Entails(name="text_image", general="text", specific="image"),)
@@ -85,6 +84,6 @@ def test_an_energy_without_cones_has_its_shares() -> None:
     assert shares["text_image/satisfied"] == 0.5
 
 
-def test_clip_has_nothing_to_entail() -> None:
+def test_clip_has_no_entailments() -> None:
     lifted = {"text": points(1.0, 0.0, 1.0), "image": points(1.0, 0.0, 1.0)}
     assert entailment_shares(small_model("clip"), lifted, None) == {}

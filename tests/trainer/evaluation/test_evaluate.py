@@ -1,8 +1,9 @@
-"""The whole evaluation, on tiny shards and folders, and its command."""
+"""The full evaluation on tiny shards and image folders, and its command."""
 
 import io
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,9 +34,7 @@ N = 5
 
 
 def model_and_tokenizer(name: str) -> tuple[DualEncoder, Tokenizer]:
-    """A small model with a vocabulary of single bytes."""
-    from dataclasses import replace
-
+    """A small model with a vocabulary of single bytes, and its tokenizer."""
     tokenizer = Tokenizer([], context_length=24)
     config = small_model(name).config
     text = replace(config.text, vocab_size=tokenizer.vocab_size, context_length=24)
@@ -49,7 +48,11 @@ def picture(shade: int, kind: str = "JPEG") -> bytes:
     return file.getvalue()
 
 
-def write_shard(folder: Path, broken: int | None = None, boxes: bool = True, parse: bool = False) -> str:
+def write_shard(folder: Path, damaged: int | None = None, boxes: bool = True, parse: bool = False) -> str:
+    """Write a shard of `N` samples and return its folder.
+
+    The image of the sample `damaged` cannot be decoded. `parse` adds the parse of all captions but that of sample 1.
+    """
     folder.mkdir(parents=True)
     with tarfile.open(folder / "00000.tar", "w") as tar:
         for i in range(N):
@@ -57,14 +60,14 @@ def write_shard(folder: Path, broken: int | None = None, boxes: bool = True, par
             members["numparents.txt"] = b"2" if boxes else b"0"
             for box in range(2 if boxes else 0):
                 members |= {f"parent{box:03d}.jpg": picture(20 * i), f"parent{box:03d}.txt": f"box {box}".encode()}
-            if parse and i != 1:  # one caption has none
+            if parse and i != 1:
                 tokens = [
                     {"start": 0, "end": 7, "head": 0, "dep": "ROOT"},
                     {"start": 8, "end": 9, "head": 0, "dep": "nummod"},
                 ]
                 members["json"] = json.dumps({"caption": f"caption {i}", "tokens": tokens}).encode()
-            if i == broken:
-                members["child.jpg"] = b"no picture"
+            if i == damaged:
+                members["child.jpg"] = b"not an image"
             for name, content in members.items():
                 info = tarfile.TarInfo(f"{i:03d}.{name}")
                 info.size = len(content)
@@ -79,7 +82,7 @@ def write_folder(root: Path) -> str:
     return str(root)
 
 
-def test_held_out_boxes_know_their_wholes(tmp_path: Path) -> None:
+def test_held_out_boxes_have_the_index_of_their_image(tmp_path: Path) -> None:
     held_out = HeldOutShards(write_shard(tmp_path / "shards")).read(size_px=8)
     assert held_out.captions == [f"caption {i}" for i in range(N)]
     assert held_out.box_owner == [i for i in range(N) for _ in range(2)]
@@ -89,67 +92,85 @@ def test_held_out_boxes_know_their_wholes(tmp_path: Path) -> None:
     assert len(HeldOutShards(str(tmp_path / "shards")).read(size_px=8, limit=2).images) == 2
 
 
-def test_a_broken_held_out_sample_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    held_out = HeldOutShards(write_shard(tmp_path / "shards", broken=3)).read(size_px=8)
+def test_a_damaged_held_out_sample_is_skipped_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    held_out = HeldOutShards(write_shard(tmp_path / "shards", damaged=3)).read(size_px=8)
     assert held_out.captions == ["caption 0", "caption 1", "caption 2", "caption 4"]
     assert held_out.box_owner == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert "003" in caplog.text
+    assert "sample 003 is skipped" in caplog.text
+    assert "1 bad sample skipped" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["clip", "hycoclip", "phyclip", "poinclip"])
-def test_every_figure_stands_beside_chance(name: str, tmp_path: Path) -> None:
+def test_every_result_has_a_chance_level(name: str, tmp_path: Path) -> None:
     model, tokenizer = model_and_tokenizer(name)
     config = EvaluationConfig(
         image_folders=(write_folder(tmp_path / "animals"),), shards=write_shard(tmp_path / "shards"), batch_size=3
     )
     model.train()
-    figures = Evaluation(config)(model, tokenizer, "cpu")
+    results = Evaluation(config)(model, tokenizer, "cpu")
     assert model.training
-    assert all(0 <= value <= 1 for value in figures.values())
-    assert figures["zero_shot/animals/chance"] == 0.5
-    assert figures["zero_shot/animals/accuracy_micro"] == 0.5  # two pictures alike, of two classes
-    assert figures["retrieval/text_to_image/chance@1"] == pytest.approx(1 / N)
-    assert figures["retrieval/image_to_text/recall@5"] == 1.0
-    entailments = {key.split("/")[1] for key in figures if key.startswith("entailment/")}
+    assert all(0 <= value <= 1 for value in results.values())
+    assert results["zero_shot/animals/chance"] == 0.5
+    assert results["zero_shot/animals/accuracy_micro"] == 0.5  # the same picture in both of two classes
+    assert results["retrieval/text_to_image/chance@1"] == pytest.approx(1 / N)
+    assert results["retrieval/image_to_text/recall@5"] == 1.0
+    entailments = {key.split("/")[1] for key in results if key.startswith("entailment/")}
     boxed = {"text_image", "box_text_image", "cross_image", "cross_text"}
     assert entailments == {"clip": set(), "poinclip": {"text_image"}}.get(name, boxed)
 
 
-def test_words_that_entail_their_heads_stand_beside_chance_where_there_is_a_parse(tmp_path: Path) -> None:
+def test_words_of_parsed_captions_have_entailment_results(tmp_path: Path) -> None:
     model, tokenizer = model_and_tokenizer("syntax_meru")
     config = EvaluationConfig(shards=write_shard(tmp_path / "shards", parse=True), batch_size=3)
     held_out = HeldOutShards(config.shards).read(size_px=8)
     assert [words is not None for words in held_out.words] == [True, False, True, True, True]
-    figures = Evaluation(config)(model, tokenizer, "cpu")
+    results = Evaluation(config)(model, tokenizer, "cpu")
     for name in ("text_image", "syntax_edge", "syntax_word"):
-        assert {f"entailment/{name}/satisfied", f"entailment/{name}/chance"} <= figures.keys()
+        assert {f"entailment/{name}/satisfied", f"entailment/{name}/chance"} <= results.keys()
     ids, trees = zip(*(align(tokenizer, f"caption {i}", held_out.words[i] or ()) for i in (0, 2, 3, 4)), strict=True)
     assert isinstance(model, SyntaxMERU)
     syntax = collate_trees(trees)
     features = model.word_features(pad(ids), syntax)
     trained = model.syntax_loss(Pairs(image=features["text"], syntax=syntax, **features)).satisfied.item()
-    assert figures["entailment/syntax_edge/satisfied"] == pytest.approx(trained), "as the training logs it"
+    assert results["entailment/syntax_edge/satisfied"] == pytest.approx(trained), "the value that training logs"
     bare = Evaluation(EvaluationConfig(shards=write_shard(tmp_path / "bare")))(model, tokenizer, "cpu")
     assert {key.split("/")[1] for key in bare if key.startswith("entailment/")} == {"text_image"}
 
 
-def test_shards_without_boxes_are_enough_for_captions(tmp_path: Path) -> None:
+def test_shards_without_boxes_have_results_for_captions(tmp_path: Path) -> None:
     model, tokenizer = model_and_tokenizer("hycoclip")
     shards = write_shard(tmp_path / "shards", boxes=False)
-    figures = Evaluation(EvaluationConfig(shards=shards))(model, tokenizer, "cpu")
-    assert {key.split("/")[1] for key in figures if key.startswith("entailment/")} == {"text_image"}
+    results = Evaluation(EvaluationConfig(shards=shards))(model, tokenizer, "cpu")
+    assert {key.split("/")[1] for key in results if key.startswith("entailment/")} == {"text_image"}
 
 
-def test_the_command_measures_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_evaluates_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, tokenizer = model_and_tokenizer("meru")
     save_model(tmp_path / "model", model, tokenizer=tokenizer, preprocess=PreprocessConfig(size_px=SIDE), record={})
-    shards, output = write_shard(tmp_path / "shards"), tmp_path / "figures.json"
+    shards, output = write_shard(tmp_path / "shards"), tmp_path / "results.json"
     assert main([str(tmp_path / "model"), f"shards={shards}", f"output={output}"]) == 0
-    figures = json.loads(output.read_text())
-    assert f"{100 * figures['retrieval/text_to_image/recall@1']:.2f} %" in capsys.readouterr().out
+    results = json.loads(output.read_text())
+    assert f"{100 * results['retrieval/text_to_image/recall@1']:.2f} %" in capsys.readouterr().out
 
 
-def test_the_command_measures_a_released_file_once_it_is_told_what_it_holds(
+def test_the_command_merges_yaml_files_and_arguments_in_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, tokenizer = model_and_tokenizer("clip")
+    save_model(tmp_path / "model", model, tokenizer=tokenizer, preprocess=PreprocessConfig(size_px=SIDE), record={})
+    shards = write_shard(tmp_path / "shards")
+    (tmp_path / "data.yaml").write_text(f"shards: {shards}\nmax_samples: 5\n")
+    (tmp_path / "fast.yaml").write_text("max_samples: 2\n")
+    yaml_files = [str(tmp_path / name) for name in ("data.yaml", "fast.yaml")]
+    for arguments, n in (([], 2), (["max_samples=4"], 4)):
+        output = tmp_path / f"{n}.json"
+        assert main([str(tmp_path / "model"), *yaml_files, f"output={output}", *arguments]) == 0
+        assert json.loads(output.read_text())["retrieval/text_to_image/chance@1"] == pytest.approx(1 / n)
+    assert main(yaml_files) == 2
+    assert f"the first argument is {yaml_files[0]!r}; give the model first" in capsys.readouterr().err
+
+
+def test_the_command_evaluates_a_released_file_with_model_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = build_model("clip", ModelConfig(text=TextConfig(width=64, layers=1, heads=1), embed_dim=16))
@@ -162,30 +183,33 @@ def test_the_command_measures_a_released_file_once_it_is_told_what_it_holds(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("config.json", "lacks 'model'"), ("model.safetensors", "is no safetensors file")]
+    ("name", "message"),
+    [("config.json", ": 'model' is missing"), ("model.safetensors", " is no safetensors file")],
 )
-def test_the_command_names_a_damaged_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
+def test_a_damaged_file_of_the_model_is_an_error_that_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
 ) -> None:
     model, tokenizer = model_and_tokenizer("clip")
     save_model(tmp_path, model, tokenizer=tokenizer, preprocess=PreprocessConfig(size_px=SIDE), record={})
     (tmp_path / name).write_text('{"format": 1}')
     assert main([str(tmp_path), "shards=x"]) == 2
-    assert f"error: {tmp_path / name} {said}" in capsys.readouterr().err
+    assert f"error: {tmp_path / name}{message}" in capsys.readouterr().err
 
 
-def test_the_command_says_where_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_printed_before_an_output_that_cannot_be_written_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, tokenizer = model_and_tokenizer("clip")
     save_model(tmp_path, model, tokenizer=tokenizer, preprocess=PreprocessConfig(size_px=SIDE), record={})
-    output = tmp_path / "config.json" / "figures.json"
+    output = tmp_path / "config.json" / "results.json"
     assert main([str(tmp_path), f"shards={write_shard(tmp_path / 'shards')}", f"output={output}"]) == 2
     printed = capsys.readouterr()
     assert f"output={output} cannot be written" in printed.err
-    assert "retrieval/text_to_image/recall@1" in printed.out, "what was measured is not lost"
+    assert "retrieval/text_to_image/recall@1" in printed.out
 
 
 @pytest.mark.parametrize(("key", "value"), [("shards", "{}"), ("image_folders", "[{}]")])
-def test_the_command_names_its_own_keys(
+def test_data_that_do_not_exist_are_an_error_that_names_the_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: str
 ) -> None:
     model, tokenizer = model_and_tokenizer("clip")
@@ -194,27 +218,35 @@ def test_the_command_names_its_own_keys(
     assert f"error: {key}: {tmp_path / 'none'} " in capsys.readouterr().err
 
 
-def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_settings_and_models_are_errors_that_name_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(tmp_path), "shards=x", "prompts=[no class]"]) == 2
     assert main([str(tmp_path)]) == 2
     assert main([str(tmp_path / "none"), "shards=x"]) == 2
+    assert main(["shards=x"]) == 2
     errors = capsys.readouterr().err
-    for part in ("error: prompts holds", "nothing to measure", "no such checkpoint"):
+    for part in (
+        "error: prompts holds",
+        "error: there is nothing to evaluate on; give shards=FOLDER",
+        f"error: {tmp_path / 'none'} does not exist; give a folder that the trainer saved",
+        "error: the first argument is 'shards=x'; give the model first",
+    ):
         assert part in errors
 
 
-def test_prompts_need_a_place_for_the_class() -> None:
+def test_prompts_without_a_placeholder_for_the_class_are_an_error() -> None:
     with pytest.raises(UserError, match="'a cat'"):
         EvaluationConfig(prompts=("a {}", "a cat"))
 
 
-def test_places_are_looked_into_once_for_all_evaluations_of_a_run(tmp_path: Path) -> None:
+def test_folders_and_shards_are_listed_once_for_all_evaluations_of_a_run(tmp_path: Path) -> None:
     model, tokenizer = model_and_tokenizer("clip")
     animals, shards = write_folder(tmp_path / "animals"), write_shard(tmp_path / "shards")
     evaluation = Evaluation(EvaluationConfig(image_folders=(animals,), shards=shards))
     (tmp_path / "animals" / "zebra").mkdir()
     (tmp_path / "animals" / "zebra" / "0.png").write_bytes(picture(0, "PNG"))
     (tmp_path / "shards" / "00001.tar").write_bytes(b"")
-    figures = evaluation(model, tokenizer, "cpu")
-    assert figures["zero_shot/animals/chance"] == 1 / 2
-    assert figures["retrieval/text_to_image/chance@1"] == pytest.approx(1 / N)
+    results = evaluation(model, tokenizer, "cpu")
+    assert results["zero_shot/animals/chance"] == 1 / 2
+    assert results["retrieval/text_to_image/chance@1"] == pytest.approx(1 / N)

@@ -1,3 +1,5 @@
+"""Accuracy and recall on labels and scores written by hand."""
+
 import pytest
 import torch
 
@@ -17,17 +19,17 @@ def test_recall_counts_queries_with_any_relevant_candidate_among_the_first() -> 
     assert recalls(scores, relevant, (1, 2, 3)) == {1: 0.5, 2: 1.0, 3: 1.0}
 
 
-def test_equal_scores_give_what_chance_gives() -> None:
+def test_equal_scores_give_the_chance_level() -> None:
     relevant = torch.eye(20, dtype=torch.bool)
     assert recalls(torch.zeros(20, 20), relevant, (1, 5)) == pytest.approx({1: 1 / 20, 5: 5 / 20})
 
 
-def test_queries_without_a_relevant_candidate_are_left_out() -> None:
+def test_queries_without_a_relevant_candidate_are_ignored() -> None:
     relevant = torch.tensor([[True, False], [False, False]])
     assert recalls(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), relevant, (1,)) == {1: 1.0}
 
 
-def test_chance_of_recall_agrees_with_random_orders() -> None:
+def test_chance_recall_agrees_with_random_rankings() -> None:
     torch.manual_seed(0)
     relevant = torch.zeros(1, 12, dtype=torch.bool)
     relevant[0, :3] = True

@@ -1,4 +1,4 @@
-"""Against numbers of the authors' own evaluation code; `tests/parity/data/metrics.npz`, described in its meta_json."""
+"""Results equal those of the authors' evaluation code, stored in tests/parity/data/metrics.npz (see its meta_json)."""
 
 import dataclasses
 import json
@@ -30,7 +30,10 @@ def stored() -> dict[str, Any]:
 
 
 def model_of(name: str, stored: dict[str, Any]) -> DualEncoder:
-    """Without its towers' say: curvature and alphas of the file, whose image tangents are scaled already."""
+    """A model with the curvature and alphas of the file. The towers are not used: the file holds features.
+
+    Its image tangents are scaled already: `visual_alpha` is 1.
+    """
     factors = {"factor_dim": 4} if name == "phyclip" else {}
     model = build_model(name, dataclasses.replace(small_model(name).config, embed_dim=24, **factors))
     if name != "clip":
@@ -47,14 +50,14 @@ def model_of(name: str, stored: dict[str, Any]) -> DualEncoder:
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_zero_shot_scores_and_accuracy_are_the_reference_s(name: str, stored: dict[str, Any]) -> None:
+def test_zero_shot_scores_and_accuracy_equal_the_reference(name: str, stored: dict[str, Any]) -> None:
     model, meta = model_of(name, stored), stored["meta"]["zs"][name]
     classes = model.lift_prompts(stored["zs/prompt_feats"])
-    close(together(classes), stored[f"zs/{name}/classifier"])
+    assert_close(joined(classes), stored[f"zs/{name}/classifier"])
     images, labels = stored["zs/image_tangent"], stored["zs/labels"]
     scores = model.scores(model.lift_image(images), classes, "released")
-    if name == "phyclip":  # for one factor similarity is a distance, which ranks alike
-        close(scores, stored[f"zs/{name}/scores"])
+    if name == "phyclip":  # the scores of the others rank equally, but have other values
+        assert_close(scores, stored[f"zs/{name}/scores"])
     predicted = predict(model, images, classes, "released")
     assert predicted.equal(stored[f"zs/{name}/scores"].argmax(1))
     assert 100 * macro_accuracy(predicted, labels, 9) == pytest.approx(meta["mean_per_class_accuracy"], abs=1e-4)
@@ -62,7 +65,7 @@ def test_zero_shot_scores_and_accuracy_are_the_reference_s(name: str, stored: di
 
 
 @torch.no_grad()
-def test_phyclip_ranked_by_its_metric_decides_otherwise(stored: dict[str, Any]) -> None:
+def test_phyclip_ranked_by_its_metric_predicts_other_classes(stored: dict[str, Any]) -> None:
     model, meta = model_of("phyclip", stored), stored["meta"]["zs"]["phyclip"]
     classes = model.lift_prompts(stored["zs/prompt_feats"])
     by_metric = predict(model, stored["zs/image_tangent"], classes, "metric")
@@ -75,21 +78,21 @@ def test_phyclip_ranked_by_its_metric_decides_otherwise(stored: dict[str, Any]) 
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_retrieval_recalls_are_the_reference_s(name: str, stored: dict[str, Any]) -> None:
+def test_retrieval_recalls_equal_the_reference(name: str, stored: dict[str, Any]) -> None:
     model, ks = model_of(name, stored), (1, 2, 3, 5, 10)
     image, text = model.lift_image(stored["retr/image_tangent"]), model.lift_image(stored["retr/text_tangent"])
     scores = model.scores(text, image, "released")
     relevant = stored["retr/owner"][:, None] == torch.arange(len(stored["retr/image_tangent"]))
-    wanted = stored["meta"]["retrieval"][name]
-    for way, table, gold in (("t2i", scores, relevant), ("i2t", scores.T, relevant.T)):
+    expected = stored["meta"]["retrieval"][name]
+    for direction, table, gold in (("t2i", scores, relevant), ("i2t", scores.T, relevant.T)):
         found = {k: 100 * share for k, share in recalls(table, gold, ks).items()}
-        assert found == pytest.approx({k: wanted[f"{way}_r{k}"] for k in ks}, abs=1e-4)
+        assert found == pytest.approx({k: expected[f"{direction}_r{k}"] for k in ks}, abs=1e-4)
 
 
-def together(lifted: Tensor) -> Tensor:
-    """Points [c d] of factors [k c d/k]."""
+def joined(lifted: Tensor) -> Tensor:
+    """Points [c d] of a product, from its factors [k c d/k]; other points unchanged."""
     return lifted.movedim(0, 1).flatten(1) if lifted.ndim == 3 else lifted
 
 
-def close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5)
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)

@@ -32,47 +32,47 @@ ROWS = [
 ]
 
 
-def test_each_figure_is_drawn_with_its_chance() -> None:
+def test_each_result_is_drawn_with_its_chance_level() -> None:
     by_title = {panel.title: panel for panel in panels(ROWS)}
-    for title in ("Zero-shot accuracy", "Retrieval: recall at 1", "Entailments that hold"):
-        (own, chance) = by_title[title].lines
-        assert (own.dashed, chance.dashed) == (False, True)
-        assert own.values[-1] > chance.values[-1]
+    for title in ("Zero-shot accuracy", "Retrieval: recall at 1", "Satisfied entailments"):
+        (result, chance) = by_title[title].lines
+        assert (result.dashed, chance.dashed) == (False, True)
+        assert result.values[-1] > chance.values[-1]
 
 
-def test_temperature_is_one_over_the_logit_scale_and_factors_are_a_band() -> None:
+def test_temperature_is_the_inverse_logit_scale_and_factors_are_a_band() -> None:
     by_title = {panel.title: panel for panel in panels(ROWS)}
     assert by_title["Temperature"].lines[0].values[0] == pytest.approx(1 / 20)
-    curvature = by_title["Curvature (band: least and greatest factor)"].lines[0]
+    curvature = by_title["Curvature (band: minimum to maximum over the factors)"].lines[0]
     assert (curvature.low, curvature.high) == ([0.9] * 29, [1.1] * 29)
 
 
-def test_every_curvature_and_every_temperature_has_its_line() -> None:
+def test_every_curvature_and_every_temperature_has_a_line() -> None:
     row = {"step": 1, "geometry/image_curvature": 1.0, "geometry/text_curvature": 2.0, "geometry/box_logit_scale": 4.0}
     by_title = {panel.title: panel for panel in panels([row])}
-    assert [(one.label, one.values) for one in by_title["Curvature"].lines] == [
+    assert [(line.label, line.values) for line in by_title["Curvature"].lines] == [
         ("image curvature", [1.0]),
         ("text curvature", [2.0]),
     ]
     assert by_title["Temperature"].lines[0].values == [1 / 4]
 
 
-def test_a_run_without_cones_has_no_panel_for_them() -> None:
+def test_metrics_that_a_run_lacks_have_no_panel() -> None:
     titles = [panel.title for panel in panels([{"step": 1, "loss/total": 1.0}])]
     assert titles == ["Loss"]
 
 
-def test_curves_become_a_picture(tmp_path: Path) -> None:
+def test_curves_are_written_as_a_png(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     assert write_curves(tmp_path).read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.filterwarnings("error")
-def test_shares_that_are_all_zero_are_a_line_on_the_ground(tmp_path: Path) -> None:
+def test_shares_that_are_all_zero_are_drawn_without_warnings(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "entailment/text_image/satisfied": 0.0}\n')
     assert write_curves(tmp_path).is_file()
 
 
-def test_a_run_that_has_written_nothing_is_named(tmp_path: Path) -> None:
+def test_a_run_without_metrics_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"metrics\.jsonl"):
         write_curves(tmp_path)

@@ -1,0 +1,27 @@
+"""--help of the commands is fast: it does not import torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["trainer.train", "--help"], "model.entail_weight = 0.2"),
+        (["trainer.train", "--help", "model_name=phyclip"], "model.factor_dim = 8"),
+        (["trainer.evaluate", "--help"], "zero_shot/FOLDER/accuracy_micro"),
+    ],
+    ids=["train", "train phyclip", "evaluate"],
+)
+def test_help_does_not_import_torch(arguments: list[str], text: str) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", *arguments]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in finished.stderr.splitlines()}
+    assert "common.config" in imported
+    assert "torch" not in imported
+    assert text in finished.stdout
