@@ -7,7 +7,7 @@ from common.config import check_range, runtime
 from common.devices import check_device
 
 CLIP_SCORE_WEIGHT: Final = 2.5
-"""w of CLIPScore (Hessel et al. 2021, section 3)."""
+"""Factor w of CLIPScore (Hessel et al. 2021, section 3)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +18,9 @@ class ScoreConfig:
     scorer: str = "miniature"
     # device of the model: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
-    # crops that pass through the model together
+    # maximum number of crops in a batch
     batch_size: int = runtime(256)
-    # smallest box, in pixels of the stored image; size_rule says which measure is compared with it
+    # smallest box, in pixels of the stored image; size_rule chooses the measure
     min_side_px: int = 32
     # area: compare the box's area with min_side_px squared; side: compare its width and its height with min_side_px
     size_rule: Literal["area", "side"] = "area"
