@@ -1,4 +1,4 @@
-"""Boxes of one row: selection among the network's detections, boxes that the input brings, and the form that is stored."""
+"""The boxes of one row: selected from the detections of a network, or given in the input."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,13 +27,13 @@ def select(detections: Sequence[Detection], floor: float, nms_iou: float) -> lis
 
 
 def given_boxes(row: Mapping[str, Any]) -> Boxes:
-    """Return the boxes that a PARSED row brings, best first, without those whose phrase was lost in cleaning."""
+    """Return the given boxes of a PARSED row, best first, without those whose phrase is not in the cleaned caption."""
     pairs = zip(row["given_chunks"], row["given_noun_chunks"], strict=True)
     boxes = [box_struct(chunk, corners(given), given["score"]) for chunk, given in pairs if chunk >= 0]
     return sorted(boxes, key=lambda box: -box["score"])
 
 
 def box_struct(phrase: int, box: Box, score: float) -> dict[str, Any]:
-    """Return a box as stored (schemas.rows.BOX), with its corners clipped to the image."""
+    """Return a box in the form of schemas.rows.BOX, with its corners clipped to the image."""
     named = zip(("x_min", "y_min", "x_max", "y_max"), box, strict=True)
     return {"phrase": phrase, **{name: min(max(value, 0.0), 1.0) for name, value in named}, "score": score}

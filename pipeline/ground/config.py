@@ -29,7 +29,7 @@ class GroundConfig:
     # largest overlap (intersection over union, 0 to 1) of two boxes of an image; above it the box with the lower score
     # is removed, even if the phrases differ
     nms_iou: float = 0.6
-    # text that GLIP reads: caption: the full caption; phrases: a list of its noun chunks
+    # text that GLIP reads. caption: the full caption; phrases: a list of its noun chunks
     prompt: Literal["caption", "phrases"] = "caption"
 
     def __post_init__(self) -> None:

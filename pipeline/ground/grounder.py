@@ -36,8 +36,8 @@ class Grounded:
 class Grounder(Protocol):
     """A model that locates the phrases of captions in images.
 
-    A batch passes through `prepare`, `forward` and `collect`. The ground stage calls `prepare` and `collect` in threads
-    of their own, so that a GPU receives the next batch before the results of the last one are evaluated.
+    A batch passes through `prepare`, `forward` and `collect`. The ground stage calls the three methods in different
+    threads, so that a GPU receives the next batch before the results of the previous one are evaluated.
     """
 
     def bucket(self, height: int, width: int) -> tuple[int, int]:
@@ -62,7 +62,7 @@ R = TypeVar("R")
 
 
 def prefetch(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Yield `function(item)` in order; a thread computes the next result while the caller uses the last one."""
+    """Yield `function(item)` in order; a thread computes the next result while the caller uses the current one."""
     with ThreadPoolExecutor(1) as pool:
         pending = None
         for item in items:

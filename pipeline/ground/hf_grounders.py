@@ -42,7 +42,7 @@ class Prepared:
 
 
 class _HfGrounder:
-    """The parts that both models share: image processing, the loop over passes, and the selection of boxes."""
+    """Base class of both models: image processing, the calls of the network, and the evaluation of its output."""
 
     def __init__(self, model: Any, processor: Any, floor: float, dtype: torch.dtype = torch.float32) -> None:
         self.model, self.processor, self.floor, self.dtype = model, processor, floor, dtype
@@ -51,7 +51,9 @@ class _HfGrounder:
         """Group images by size, since the image processors pad each image to the largest one of its batch."""
         return height, width
 
-    def _prepared(self, images: Sequence[Image], passes: list[Pass], dropped: list[dict[int, PhraseDrop]]) -> Prepared:
+    def _prepare_batch(
+        self, images: Sequence[Image], passes: list[Pass], dropped: list[dict[int, PhraseDrop]]
+    ) -> Prepared:
         thick = [_thicken(image) for image in images]
         processed = self.processor.image_processor(thick, return_tensors="pt", input_data_format="channels_last")
         pixels = {name: pinned(value, self.model.device) for name, value in processed.items()}
@@ -101,7 +103,7 @@ class GroundingDino(_HfGrounder):
         return int(self.model.config.max_text_len)
 
     def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Prepared:
-        """Write the phrases of each caption into prompts; phrases that do not fit are left for the next pass."""
+        """Join the phrases of each caption to a prompt; phrases that do not fit are moved to another pass."""
         texts = [[c[s:e].lower() for s, e in row_spans] for c, row_spans in zip(captions, spans, strict=True)]
         dropped = [_dropped(phrases, self._why_dropped) for phrases in texts]
         pending = [[n for n in range(len(row)) if n not in lost] for row, lost in zip(texts, dropped, strict=True)]
@@ -112,7 +114,7 @@ class GroundingDino(_HfGrounder):
             for row, (phrase_spans, _) in zip(rows, prompts, strict=True):
                 pending[row] = pending[row][len(phrase_spans) :]
             passes.append(self._pass(rows, prompts))
-        return self._prepared(images, passes, dropped)
+        return self._prepare_batch(images, passes, dropped)
 
     def _why_dropped(self, text: str) -> PhraseDrop | None:
         tokenizer = self.processor.tokenizer
@@ -137,7 +139,7 @@ class GroundingDino(_HfGrounder):
             count = (count + 1) // 2
 
     def _pass(self, rows: list[int], prompts: Sequence[tuple[dict[int, Span], str]]) -> Pass:
-        # Calls the tokenizer directly: only its own result maps characters to word pieces.
+        # The tokenizer is called without the image processor, since only its own result maps characters to word pieces.
         text = self.processor.tokenizer(
             [prompt for _, prompt in prompts], return_tensors="pt", padding=True, truncation=True,
             max_length=self.max_tokens,
@@ -169,7 +171,7 @@ class Owlv2(_HfGrounder):
             text = self.processor.tokenizer(queries, return_tensors="pt", padding="max_length", truncation=True)
             columns = [{n: [column] for column, n in enumerate(numbers)} for numbers in kept]
             passes = [Pass(rows=list(range(len(texts))), text=text, columns=columns)]
-        return self._prepared(images, passes, dropped)
+        return self._prepare_batch(images, passes, dropped)
 
     def _why_dropped(self, text: str) -> PhraseDrop | None:
         tokenizer = self.processor.tokenizer
@@ -178,7 +180,10 @@ class Owlv2(_HfGrounder):
         return None if text.strip() else "no_word_piece"
 
     def _fit(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-        """Convert fractions of the square, to which images are padded below and on the right, to fractions of the image."""
+        """Convert fractions of the padded image to fractions of the image.
+
+        OWLv2's image processor pads images to a square, at the bottom or on the right.
+        """
         height, width = size
         return boxes * torch.tensor([max(height, width) / width, max(height, width) / height]).repeat(2)
 

@@ -25,7 +25,7 @@ def load_grounder(
     precision: Precision = "auto",
     compile: bool = False,
 ) -> Grounder:
-    """Load the grounder `name`; the parameters are the settings of GroundConfig. It returns boxes that score >= `floor`.
+    """Load the grounder `name`. The other parameters are the settings of GroundConfig with the same names.
 
     Raises UserError if the model or the device does not exist, or if the model cannot be loaded.
     """

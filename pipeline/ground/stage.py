@@ -18,16 +18,15 @@ COLUMNS: Final = ["caption", "noun_chunks", "given_noun_chunks", "given_chunks",
 """Columns to read in addition to `image`, which is read batch by batch."""
 
 Row = dict[str, Any]
-Removed = dict[int, str]
+RemovalReasons = dict[int, str]
 """Index of a noun chunk -> reason why the network cannot ground it (schemas.status.PHRASE_REMOVALS)."""
 
 
 class Ground:
     """Find boxes for the noun chunks of each caption. Takes a PARSED table and returns a GROUNDED table.
 
-    Adds `boxes`, best first. Rows that bring their own boxes (GRIT) keep those and skip the network. A noun chunk that
-    the network cannot ground gets the reason in `removed`. Rows without a box are dropped as `no_box` or
-    `ungroundable`.
+    Adds `boxes`, best first. Rows with given boxes (GRIT input) keep these and skip the network. Sets `removed` of the
+    noun chunks that the network cannot ground. Rows without a box are dropped as `no_box` or `ungroundable`.
 
     Raises UserError if the grounder cannot be loaded.
 
@@ -39,8 +38,10 @@ class Ground:
     >>> row |= {"image": encode_jpeg(scene.image), "height": scene.image.shape[0], "width": scene.image.shape[1]}
     >>> row["noun_chunks"] = [{"start": p.start, "end": p.end, "root": -1} for p in scene.phrases]
     >>> table = Ground(GroundConfig(grounder="miniature"))(pa.Table.from_pylist([row], schema=PARSED))
-    >>> list(table["boxes"][0].as_py()[0])
-    ['phrase', 'x_min', 'y_min', 'x_max', 'y_max', 'score']
+    >>> best = table["boxes"][0].as_py()[0]
+    >>> chunk = row["noun_chunks"][best["phrase"]]
+    >>> scene.caption[chunk["start"] : chunk["end"]], best["score"] > 0.5
+    ('four red zebras', True)
     """
 
     def __init__(
@@ -73,25 +74,27 @@ class Ground:
         table = mark_removed(table, removed)
         return drop_rows(add_columns(table, GROUNDED, {i: {"boxes": boxes[i]} for i in kept}), "ground", drops)
 
-    def _ground(self, images: pa.ChunkedArray, rows: Mapping[int, Row]) -> tuple[dict[int, Boxes], dict[int, Removed]]:
+    def _ground(
+        self, images: pa.ChunkedArray, rows: Mapping[int, Row]
+    ) -> tuple[dict[int, Boxes], dict[int, RemovalReasons]]:
         """Ground rows with the network; return the boxes of each row, and its removed noun chunks if there are any."""
         boxes: dict[int, Boxes] = {}
-        removed: dict[int, Removed] = {}
-        for batch, answers in self._run_network(images, rows):
-            for i, answer in zip(batch, answers, strict=True):
-                numbers = [n for n, _ in groundable(rows[i]["noun_chunks"])]
-                selected = select(answer.boxes, self.config.floor, self.config.nms_iou)
-                boxes[i] = [box_struct(numbers[d.phrase], d.box, d.score) for d in selected]
-                if answer.dropped:
-                    removed[i] = {numbers[phrase]: reason for phrase, reason in answer.dropped.items()}
+        removed: dict[int, RemovalReasons] = {}
+        for batch, results in self._run_network(images, rows):
+            for i, result in zip(batch, results, strict=True):
+                chunks = [n for n, _ in groundable(rows[i]["noun_chunks"])]  # phrase -> noun chunk
+                selected = select(result.boxes, self.config.floor, self.config.nms_iou)
+                boxes[i] = [box_struct(chunks[d.phrase], d.box, d.score) for d in selected]
+                if result.dropped:
+                    removed[i] = {chunks[phrase]: reason for phrase, reason in result.dropped.items()}
         return boxes, removed
 
     def _run_network(
         self, images: pa.ChunkedArray, rows: Mapping[int, Row]
     ) -> Iterator[tuple[list[int], list[Grounded]]]:
-        """Yield each batch of rows with the network's answers.
+        """Yield each batch of rows with the results of the network.
 
-        While the network computes, one thread prepares the next batch and another collects the previous answers.
+        While the network computes, one thread prepares the next batch and another collects the previous results.
         """
         sizes = {i: (row["height"] or 1, row["width"] or 1) for i, row in rows.items()}
         buckets = {i: self.grounder.bucket(*size) for i, size in sizes.items()}
@@ -123,7 +126,7 @@ def batches(indices: Sequence[int], buckets: Mapping[int, Any], size: int) -> It
         yield from (same[start : start + size] for start in range(0, len(same), size))
 
 
-def mark_removed(table: pa.Table, removed: Mapping[int, Removed]) -> pa.Table:
+def mark_removed(table: pa.Table, removed: Mapping[int, RemovalReasons]) -> pa.Table:
     """Return `table` with the reasons of `removed` (row -> chunk -> reason) in its noun chunks."""
     if not removed:
         return table
@@ -134,13 +137,11 @@ def mark_removed(table: pa.Table, removed: Mapping[int, Removed]) -> pa.Table:
     return set_column(table, "noun_chunks", pa.array(column, table.schema.field("noun_chunks").type))
 
 
-def why_dropped(chunks: Sequence[dict[str, Any]], removed: Removed) -> Drop:
-    """Return why a row without boxes is dropped; `removed` are the noun chunks that the network could not ground."""
+def why_dropped(chunks: Sequence[dict[str, Any]], removed: RemovalReasons) -> Drop:
+    """Return why a row without boxes is dropped; `removed` are the noun chunks that the network cannot ground."""
     if not chunks:
         return Drop("ungroundable", "no given phrase is found in the cleaned caption")
-    n_left = len(groundable(chunks)) - len(removed)
-    return (
-        Drop("no_box", f"{n_left} phrases")
-        if n_left
-        else Drop("ungroundable", ", ".join(sorted(set(removed.values()))))
-    )
+    n_phrases = len(groundable(chunks)) - len(removed)
+    if n_phrases:
+        return Drop("no_box", f"{n_phrases} phrases")
+    return Drop("ungroundable", ", ".join(sorted(set(removed.values()))))

@@ -24,7 +24,7 @@ def take(tensors: Sequence[Tensor], rows: list[int]) -> list[Tensor]:
 
 
 class OnCpu:
-    """Copies of tensors on the CPU. GPU tensors are copied asynchronously; `wait` returns when the copies are complete."""
+    """Copies of tensors on the CPU. The copies of GPU tensors are asynchronous and complete only after `wait`."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         tensors = list(tensors)

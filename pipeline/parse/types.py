@@ -1,4 +1,4 @@
-"""The values that the parser returns, named like the structs of schemas.rows. Character offsets are half open, [start, end)."""
+"""The result of parsing a caption. Character offsets are half open, [start, end)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

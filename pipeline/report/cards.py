@@ -10,7 +10,7 @@ from typing import Any, Final
 from pipeline.report.samples import Picture, Row
 
 N_COLOURS: Final = 8
-"""Number of colours in style.css, `.c0` to `.c7`. Phrases are numbered too, so the page does not depend on colour."""
+"""Number of colours in style.css, `.c0` to `.c7`. Phrases also have numbers, so colours may repeat."""
 TAG_PX: Final = 11.0
 """Radius of the disc with the number of a box, including its border, in pixels of the thumbnail."""
 
@@ -52,7 +52,7 @@ class CardPhrase:
 
 @dataclass(frozen=True)
 class Card:
-    """One sample image on the page. `removed` has (phrase, reason, number of boxes) for the boxes that a filter removed."""
+    """One sample image on the page. `removed` lists (phrase, reason, number of boxes) for removed boxes."""
 
     key: str
     source: str

@@ -31,7 +31,10 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """A histogram ready to draw. Ticks are (coordinate, label). `threshold_x` is None if there is no threshold to draw."""
+    """A histogram ready to draw, in units of the SVG. Ticks are (coordinate, label).
+
+    `threshold_x` is None if there is no threshold, or if it is outside the axis.
+    """
 
     name: str
     title: str

@@ -32,11 +32,19 @@ HINTS: Final = {
     "http_error": "404 and 410: the image no longer exists. 403 and 429: lower download.concurrency_per_host.",
     "opted_out": "The owner does not allow this use of the image. There is nothing to fix.",
     "private_address": "Add the names of your own hosts to download.allowed_private_hosts.",
-    "low_score": "Depends on score.min_score. All scores are stored in arrow/, so another threshold needs no GPU.",
-    "low_clip_score": "Depends on score.min_clip_score. All cosines are stored in arrow/, so another threshold needs no GPU.",
+    "low_score": "Depends on score.min_score. The scores are stored in arrow/, so another threshold needs no GPU.",
+    "low_clip_score": "Depends on score.min_clip_score. The cosines are stored in arrow/, so another threshold needs no GPU.",
     "box_too_small": "Larger stored images (download.resize.size) keep more boxes above the limit.",
 }
 """Drop reason -> advice on the page."""
+TRUTH_COLUMNS: Final = {
+    "n_right": "correct boxes",
+    "n_predicted": "boxes",
+    "n_true": "true boxes",
+    "n_absent": "boxes of absent objects",
+    "n_abstract": "boxes of abstract nouns",
+}
+"""Count in the `truth` of stats.json -> column heading."""
 
 
 def write_report(output: str, config: ReportConfig | None = None) -> None:
@@ -89,6 +97,7 @@ def render(stats: Statistics, store: Store, config: ReportConfig) -> str:
         trees=[(row["key"], row["caption"], draw_tree(row, i)) for i, row in enumerate(drawable)],
         charts=list(make_charts(stats)),
         truth=list(truth_rows(stats.get("truth", {}), "")),
+        truth_columns=TRUTH_COLUMNS,
         meanings={**PHRASE_REMOVALS, **BOX_REMOVALS},
         config_text=OmegaConf.to_yaml(OmegaConf.create(stats["config"])),
         versions=list(flatten(stats["provenance"], "")),

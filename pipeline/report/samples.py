@@ -1,4 +1,4 @@
-"""Choose the rows that the page shows: sample images with their boxes, and dropped rows. Every run chooses the same rows."""
+"""Choose the rows that the page shows, sample images and dropped rows. The choice is the same in every run."""
 
 import hashlib
 from collections.abc import Iterator, Sequence

@@ -52,7 +52,7 @@ def read_batches(store: Store, manifest: Manifest, columns: Sequence[str]) -> It
 
 
 def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict[str, bytes]:
-    """Return the stored images of the rows with these keys, from arrow/ or grit/; rows without one are left out."""
+    """Return the stored images of the rows with these keys, from arrow/ or grit/; rows without one are skipped."""
     images: dict[str, bytes] = {}
     for batch in read_batches(store, manifest, ("key", "image")):
         for key, image in zip(batch["key"].to_pylist(), batch["image"], strict=True):

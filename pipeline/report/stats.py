@@ -99,7 +99,8 @@ def sum_rows(manifests: list[Manifest]) -> Counts:
         n_dropped = sum(sum(reasons.values()) for reasons in counts["dropped"].values())
         if counts["read"] != counts["kept"] + n_dropped:
             raise ValueError(
-                f"shard {manifest['shard']}: {counts['read']} rows read, but {counts['kept']} kept and {n_dropped} dropped"
+                f"shard {manifest['shard']}: {counts['read']} rows read, but {counts['kept']} kept "
+                f"and {n_dropped} dropped"
             )
         read, kept = read + counts["read"], kept + counts["kept"]
         for stage, reasons in counts["dropped"].items():

@@ -31,9 +31,8 @@ def summary_table(stats: Statistics) -> str:
         *stage_lines(stats["stages"]),
     ]
     if "wall_seconds" in stats["run"]:
-        lines.append(
-            f"last run: {stats['run']['shards']} of {len(stats['shards'])} shards in {stats['run']['wall_seconds']:,.1f} s"
-        )
+        run = stats["run"]
+        lines.append(f"last run: {run['shards']} of {len(stats['shards'])} shards in {run['wall_seconds']:,.1f} s")
     if "truth" in stats:
         known = [f"{name} {stats['truth'][name]:.3f}" for name in ("precision", "recall") if name in stats["truth"]]
         lines += ["", f"boxes compared with the ground truth: {', '.join(known)}"]

@@ -20,8 +20,10 @@ COLUMNS: Final = (
     "caption", "tokens", "noun_chunks", "boxes", "box_scores", "clip_similarity",
 )  # fmt: skip
 MAX_TEXTS: Final = 500_000
-"""Maximum number of distinct texts in a counter. Beyond it, the rarer half is discarded (`prune`), so that the counts of
-rare texts become lower bounds."""
+"""Maximum number of distinct texts in a counter.
+
+Beyond it, `prune` discards the rarer half, so that the counts of rare texts become lower bounds.
+"""
 
 
 class Histogram:

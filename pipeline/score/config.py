@@ -24,9 +24,10 @@ class ScoreConfig:
     min_side_px: int = 32
     # area: compare the box's area with min_side_px squared; side: compare its width and its height with min_side_px
     size_rule: Literal["area", "side"] = "area"
-    # lowest grounding score of a kept box, 0 to 1; null: the grounder's own threshold, 0.65 for GLIP
+    # lowest grounding score of a kept box, 0 to 1; null: the calibrated threshold of the grounder, 0.65 without one
     min_score: float | None = None
-    # lowest CLIPScore, 2.5 * max(cosine, 0), of crop and phrase; null: the scorer's own threshold, 0.65 without one
+    # lowest CLIPScore of crop and phrase, which is 2.5 * max(cosine, 0); null: the calibrated threshold of the scorer,
+    # 0.65 without one
     min_clip_score: float | None = None
 
     def __post_init__(self) -> None:

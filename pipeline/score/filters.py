@@ -20,14 +20,14 @@ def clip_score(cosine: float) -> float:
 
 
 def measure_box(box: dict[str, Any], width: int, height: int, thresholds: Thresholds) -> BoxScore:
-    """Measure a box and apply the filters by size and by grounding score; CLIP has not seen the box yet.
+    """Measure a box, and apply the filters by size and by grounding score. `clip_cosine` is null at this point.
 
     `width` and `height` are those of the image, in pixels.
     """
     box_width, box_height = (box["x_max"] - box["x_min"]) * width, (box["y_max"] - box["y_min"]) * height
     side = thresholds.min_side_px
     is_small = box_width * box_height < side**2 if thresholds.size_rule == "area" else min(box_width, box_height) < side
-    # Crops are cut at whole pixels, so a thin box may contain none.
+    # Crops are rounded to pixels, so the crop of a thin box may be empty.
     is_empty = any(int(box[f"{a}_max"] * n) <= int(box[f"{a}_min"] * n) for a, n in (("x", width), ("y", height)))
     removed = None
     if is_small or is_empty:

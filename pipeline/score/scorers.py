@@ -18,7 +18,7 @@ from pipeline.score.config import CLIP_SCORE_WEIGHT
 
 MINIATURE: Final = Path(__file__).parents[2] / "demo" / "weights" / "clip"
 CLIP_SCORE_THRESHOLD: Final = 0.65
-"""Threshold of a scorer without calibration: HyCoCLIP's (appendix A), read as a CLIPScore, which is a cosine of 0.26."""
+"""Threshold of a scorer without calibration: that of HyCoCLIP (appendix A), as a CLIPScore. It is a cosine of 0.26."""
 OPEN_CLIP: Final = "open_clip:"
 TEXT_BATCH: Final = 512
 

@@ -16,7 +16,7 @@ from schemas.rows import SCORED
 from schemas.table import add_columns, drop_rows, kept_indices
 
 ROWS: Final = 64
-"""Number of rows whose images are decoded together. Limits memory; the batch size of the model is `score.batch_size`."""
+"""Number of rows whose images are in memory together. The batch size of the model is `score.batch_size`."""
 
 Row = dict[str, Any]
 
@@ -25,8 +25,8 @@ class Score:
     """Filter boxes by size, grounding score and CLIP score. Takes a GROUNDED table and returns a SCORED table.
 
     Adds `box_scores`, with the reason in `removed` for each box that is not kept, and `clip_similarity`, the cosine of
-    image and caption. A row without a kept box is dropped as `box_too_small`, `low_score` or `low_clip_score`, after
-    the last filter that removed a box.
+    image and caption. A row without a kept box is dropped as `box_too_small`, `low_score` or `low_clip_score`, which
+    names the last filter that removed a box.
 
     Raises UserError if the scorer cannot be loaded.
 

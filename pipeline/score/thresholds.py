@@ -10,7 +10,7 @@ from pipeline.score.scorers import clip_score_threshold
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """The thresholds of ScoreConfig, with every null replaced by the model's own threshold."""
+    """The thresholds of ScoreConfig, with null replaced by the calibrated threshold of the grounder or scorer."""
 
     min_side_px: int
     size_rule: Literal["area", "side"]
@@ -19,9 +19,9 @@ class Thresholds:
 
 
 def resolve_thresholds(config: ScoreConfig, grounder: str) -> Thresholds:
-    """Return the thresholds of `config`; where it sets none, those that the grounder and the scorer were calibrated to.
+    """Return the thresholds of `config`; for those that are null, the calibrated thresholds of grounder and scorer.
 
-    `grounder` is the setting `ground.grounder`. Raises UserError if a model's own threshold is not a number in range.
+    `grounder` is the setting `ground.grounder`. Raises UserError if a calibrated threshold is not a valid number.
 
     >>> thresholds = resolve_thresholds(ScoreConfig(min_score=0.7), grounder="miniature")
     >>> thresholds.min_score, thresholds.min_side_px

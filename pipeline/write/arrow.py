@@ -1,4 +1,4 @@
-"""Write arrow/: all columns of every input row, as one Arrow IPC file with zstd buffers, which readers can memory-map."""
+"""Write arrow/: every input row with all columns, as one Arrow IPC file with zstd buffers."""
 
 from collections.abc import Sequence
 from typing import IO, Final

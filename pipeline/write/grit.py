@@ -1,4 +1,4 @@
-"""Write grit/: the layout of img2dataset (a tar with jpg, txt and json, and a parquet) with the columns of the GRIT release.
+"""Write grit/: the layout of img2dataset (a tar and a parquet) with the columns of the GRIT release.
 
 Boxes become GRIT's positional lists here: [start, end, x_min, y_min, x_max, y_max, score].
 """
@@ -61,6 +61,9 @@ def grit_sample(row: Row, columns: dict[str, Any]) -> Iterator[tuple[str, bytes]
 def write_grit_parquet(
     file: IO[bytes], rows: Sequence[dict[str, Any]], similarity: str, metadata: dict[str, str]
 ) -> None:
-    """Write the parquet: one row per input row, with a status, as in img2dataset. `rows` come from `grit_columns`."""
+    """Write the parquet with one row per input row, with a status as in img2dataset.
+
+    `rows` are results of `grit_columns`.
+    """
     schema = grit_schema(similarity).with_metadata(metadata)
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), file, compression="zstd")

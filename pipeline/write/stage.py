@@ -39,8 +39,8 @@ def write_shard(
     `provenance` identifies the models and settings that decide the content; `runtime` are settings that may differ
     between the shards of one output.
 
-    Raises ValueError before anything is written if rows of the plan are missing, or neither kept nor dropped with a
-    reason. Raises UserError if the output cannot be written to; no file of the shard remains.
+    Raises ValueError if rows of the plan are missing or invalid, such as a kept row without an image or a box. Raises
+    UserError if the output cannot be written to. After an error while writing, no file of the shard remains.
 
     >>> from tempfile import TemporaryDirectory
     >>> row = {"key": "0", "source": "pairs.csv", "source_row": 0, "status": "dropped"}

@@ -47,7 +47,7 @@ class HashedFile(RawIOBase):
 
 
 class Staging:
-    """The files of one shard while they are written. Files that are not published by the end of the `with` block are removed.
+    """The files of one shard while they are written; the `with` block removes those that were not published.
 
     Methods raise UserError if the disk is full, the folder is not writable, or a remote store refuses an upload.
     """
@@ -72,7 +72,7 @@ class Staging:
 
     @contextmanager
     def open(self, relative: str, rows: int) -> Iterator[IO[bytes]]:
-        """Open a file to write `rows` rows to; at the end of the block, it is synced to disk under its temporary name."""
+        """Open a file for `rows` rows under its temporary name; the end of the block syncs it to disk."""
         final = self.store.path(relative)
         path = f"{final}.tmp" if self.store.is_local else os.path.join(self._folder, relative.replace("/", "_"))
         self._staged[relative] = path

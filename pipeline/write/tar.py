@@ -16,7 +16,7 @@ MAX_MEMBER_BYTES: Final = 8**11 - 1  # eleven octal digits, 8 GiB
 _MODE_UID_GID: Final = b"0000644\0" + b"0000000\0" * 2
 _END_SIZE_MTIME: Final = b"\0" + b"00000000000\0"
 _LINK_MAGIC_OWNER: Final = bytes(100) + b"ustar\x0000" + bytes(64 + 16 + 155 + 12)
-# The checksum counts its own field as eight blanks.
+# The checksum is computed with eight blanks in its own field.
 _FIXED_SUM: Final = sum(_MODE_UID_GID + _END_SIZE_MTIME + _LINK_MAGIC_OWNER) + 8 * ord(" ")
 _PADDING: Final = tuple(bytes(-n % BLOCK) for n in range(BLOCK))
 
@@ -40,7 +40,7 @@ def pax_path(name: bytes) -> bytes:
     """Return a pax extended header with one record: the full name of the next member."""
     length = len(name) + len(b" path=\n")
     digits = len(str(length))
-    digits += len(str(length + digits)) > digits  # the record's length counts its own digits
+    digits += len(str(length + digits)) > digits  # the length of the record includes its digits
     record = b"%d path=%s\n" % (length + digits, name)
     return header(b"PaxHeader", len(record), b"x") + record + _PADDING[len(record) % BLOCK]
 

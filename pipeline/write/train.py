@@ -1,7 +1,7 @@
-"""Write train/: one sample per kept row, as HyCoCLIP's loader reads them (arXiv 2410.06912, appendix A), with an added JSON.
+"""Write train/: one sample per kept row, in the layout of HyCoCLIP (arXiv 2410.06912, appendix A) with an added JSON.
 
-The loader expects 224 x 224 JPEGs, padded to a square on white, and at least one parent, which is a box with its phrase.
-Noun chunks come first, then referring expressions. A text that occurs repeatedly is written once, with its best kept box.
+HyCoCLIP's loader expects 224 x 224 JPEGs, padded to a square on white, and at least one parent: a box with its phrase.
+The parents are the noun chunks, then the referring expressions. Each distinct text is written once, with its best box.
 """
 
 from collections.abc import Iterator

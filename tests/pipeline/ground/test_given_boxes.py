@@ -1,4 +1,4 @@
-"""Rows that bring their own boxes (GRIT), from the original caption through cleaning and parsing to the boxes."""
+"""Rows with given boxes (GRIT input), through cleaning, parsing and grounding."""
 
 import re
 from typing import Any

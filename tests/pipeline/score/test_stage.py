@@ -21,7 +21,7 @@ THRESHOLDS: dict[str, float] = {"min_score": 0.5, "min_clip_score": 0.65}
 
 
 def colour_scorer(seen: list[str] | None = None) -> Scorer:
-    """A scorer without a network: an image is embedded as its mean colour, a text as the colours red and blue that it names.
+    """A scorer without a network: embeds an image as its mean colour, a text as the colours that it names (red, blue).
 
     Embedded texts are appended to `seen`.
     """
