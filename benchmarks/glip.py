@@ -20,11 +20,11 @@ from torch import Tensor
 from torchvision.ops import deform_conv2d
 
 from demo.world.scenes import TEST_SEEDS, make_scene
+from pipeline.ground.boxes import select
 from pipeline.ground.glip import dyconv
 from pipeline.ground.glip.config import CONFIGS
 from pipeline.ground.glip.model import Glip
 from pipeline.ground.glip.predict import load_glip_grounder
-from pipeline.ground.stage import select
 
 WEIGHTS = Path(__file__).parents[1] / "demo" / "weights" / "glip"
 N_WORD_PIECES = 12  # "person. traffic light. dog. red remote control"

@@ -20,7 +20,8 @@ import spacy
 
 from demo.world.scenes import corpus
 from pipeline.parse.config import ParseConfig
-from pipeline.parse.stage import Parse, spacy_package
+from pipeline.parse.spacy_model import spacy_package
+from pipeline.parse.stage import Parse
 from schemas.rows import CAPTIONED
 
 BATCH = 256
@@ -77,7 +78,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 def agreement(stage: Parse, nlp: spacy.Language, captions: Sequence[str]) -> float:
     """Share of captions with the same tokens, tree, labels, lemmas and noun chunks."""
-    ours = [(parse.tokens, [chunk[:3] for chunk in parse.chunks]) for parse in stage.parse(captions)]
+    ours = [(parse.tokens, [chunk[:3] for chunk in parse.chunks]) for parse in stage.parser.parse(captions)]
     return sum(a == b for a, b in zip(ours, peer(nlp, captions), strict=True)) / len(captions)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import webdataset
 
 from pipeline.write.samples import to_json
-from pipeline.write.store import HashedFile
+from pipeline.write.staging import HashedFile
 from pipeline.write.tar import TarWriter
 
 ROUNDS = 7

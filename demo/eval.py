@@ -26,6 +26,7 @@ from pipeline.parse.config import ParseConfig
 from pipeline.parse.stage import Parse
 from pipeline.score.config import CLIP_SCORE_WEIGHT, ScoreConfig
 from pipeline.score.stage import Score
+from pipeline.score.thresholds import resolve_thresholds
 
 WEIGHTS = Path(__file__).parent / "weights"
 CARD = WEIGHTS / "MODEL_CARD.md"
@@ -90,7 +91,8 @@ class Models:
         glip, clip = str(weights / "glip"), str(weights / "clip")
         self.parse = Parse(ParseConfig())
         self.ground = Ground(GroundConfig(grounder=glip, floor=SEARCH_FLOOR))
-        self.score = Score(ScoreConfig(scorer=clip, min_score=0.0, min_clip_score=0.0), grounder=glip)
+        config = ScoreConfig(scorer=clip, min_score=0.0, min_clip_score=0.0)
+        self.score = Score(config, resolve_thresholds(config, glip))
 
     def scored(self, items: Sequence[Scene]) -> tuple[Images, list[Scored]]:
         """Boxes for the captions of scenes: all of them, and those that the filters will judge."""

@@ -9,9 +9,9 @@ from typing import Final
 
 from pipeline.config import PipelineConfig, content_hash, repository_root
 from pipeline.ground.load import grounder_path
-from pipeline.parse.stage import spacy_package
+from pipeline.parse.spacy_model import spacy_package
 from pipeline.score.scorers import scorer_path
-from pipeline.score.stage import resolve_thresholds
+from pipeline.score.thresholds import resolve_thresholds
 from schemas.manifest import ModelIdentity, Provenance, ThresholdValues
 from schemas.rows import VERSION
 

@@ -23,6 +23,7 @@ from pipeline.parse.stage import Parse
 from pipeline.read.stage import read_shard
 from pipeline.read.types import ShardPlan
 from pipeline.score.stage import Score
+from pipeline.score.thresholds import resolve_thresholds
 from pipeline.stored_images import StoredImages
 from pipeline.write.stage import write_shard
 from pipeline.write.store import Store
@@ -61,9 +62,10 @@ class Infer:
     def __init__(self, config: PipelineConfig) -> None:
         torch.set_num_threads(1)
         self.images = StoredImages()
+        thresholds = resolve_thresholds(config.score, config.ground.grounder)
         self.stages: list[tuple[str, Stage]] = [
             ("ground", Ground(config.ground, decode=self.images)),
-            ("score", Score(config.score, config.ground.grounder, decode=self.images)),
+            ("score", Score(config.score, thresholds, decode=self.images)),
         ]
 
     def __call__(self, plan: ShardPlan, table: pa.Table, timings: Timings) -> tuple[pa.Table, Timings]:

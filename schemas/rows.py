@@ -144,6 +144,13 @@ PARSED: Final = extend(
         True,
     ),
     field("ref_exps", _list(REF_EXP), "referring expression of each chunk that `parse` did not remove", True),
+    field(
+        "given_chunks",
+        _list(pa.int32()),
+        "index in `noun_chunks` of each entry of `given_noun_chunks`; "
+        "-1 if its phrase was not found in the cleaned caption",
+        True,
+    ),
 )
 GROUNDED: Final = extend(
     PARSED,

@@ -1,1 +1,1 @@
-"""The caption stage: cleaned captions beside the originals."""
+"""The captions stage: a cleaned caption for each row, beside the original."""

@@ -11,7 +11,7 @@ class CaptionsConfig:
 
     # also clean as RedCaps does: lower case, Latin letters only, no bracketed text, @handles as <usr>
     redcaps: bool = False
-    # maximum length of a cleaned caption, in characters; longer ones are dropped
+    # maximum length of a cleaned caption, in characters; rows with a longer one are dropped
     max_characters: int = 1000
 
     def __post_init__(self) -> None:

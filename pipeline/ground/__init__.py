@@ -1,1 +1,1 @@
-"""The ground stage: boxes for the noun chunks of each caption."""
+"""The ground stage: boxes for the noun chunks of each caption, by a grounding model."""

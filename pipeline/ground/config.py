@@ -20,16 +20,16 @@ class GroundConfig:
     device: str = runtime("auto")
     # number format of the network: auto, fp32, bf16 or fp16; auto: bf16 on a GPU if the network tolerates it, else fp32
     precision: Precision = runtime("auto")
-    # compile the image tower with torch.compile; takes minutes for each image size, so for long runs on a GPU
+    # compile the image tower with torch.compile; takes minutes for each image size, so use it for long runs on a GPU
     compile: bool = runtime(False)
-    # maximum number of images that pass through the network together; all of one batch have the same size
+    # maximum number of images in a batch; the images of a batch have the same size
     batch_size: int = runtime(8)
     # lowest grounding score of a stored box, 0 to 1; score.min_score decides which boxes are kept
     floor: float = 0.1
     # largest overlap (intersection over union, 0 to 1) of two boxes of an image; above it the box with the lower score
     # is removed, even if the phrases differ
     nms_iou: float = 0.6
-    # input of GLIP: caption, the whole caption; phrases, a list of its noun chunks
+    # text that GLIP reads. caption: the full caption; phrases: a list of its noun chunks
     prompt: Literal["caption", "phrases"] = "caption"
 
     def __post_init__(self) -> None:

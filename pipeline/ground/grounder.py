@@ -1,4 +1,4 @@
-"""What a grounding network looks like from outside."""
+"""The interface of grounding models."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,15 +7,17 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from common.images import Image
 
-Span = tuple[int, int]  # characters [start, end) of the caption
-Box = tuple[float, float, float, float]  # x_min, y_min, x_max, y_max in [0, 1]
+Span = tuple[int, int]
+"""Characters [start, end) of a caption."""
+Box = tuple[float, float, float, float]
+"""Corners x_min, y_min, x_max, y_max, as fractions of the image in [0, 1]."""
 PhraseDrop = Literal["bad_span", "no_word_piece", "unknown_words", "too_many_word_pieces"]
-"""Why a phrase cannot be asked for (schemas.status.PHRASE_REMOVALS)."""
+"""Reasons why a grounder cannot ground a phrase (schemas.status.PHRASE_REMOVALS)."""
 
 
 @dataclass(frozen=True)
 class Detection:
-    """A box for the phrase with this index among the spans that were asked for."""
+    """A box; `phrase` is the index of its phrase in the spans given to the grounder."""
 
     phrase: int
     box: Box
@@ -24,33 +26,34 @@ class Detection:
 
 @dataclass(frozen=True, kw_only=True)
 class Grounded:
-    """What a grounder says of one image: every phrase was asked for, or is in `dropped` with the reason."""
+    """The result for one image: all boxes that score at least the floor, in any order, and the phrases not grounded."""
 
-    boxes: list[Detection]  # in any order, every one that scores at least the floor
+    boxes: list[Detection]
     dropped: Mapping[int, PhraseDrop] = field(default_factory=dict)
+    """Index of each phrase that could not be grounded, with the reason."""
 
 
 class Grounder(Protocol):
-    """Finds the phrases of captions in images.
+    """A model that locates the phrases of captions in images.
 
-    Three steps, each beside the others in a thread of its own, so that a GPU has the next batch before the last one's answers are
-    looked at.
+    A batch passes through `prepare`, `forward` and `collect`. The ground stage calls the three methods in different
+    threads, so that a GPU receives the next batch before the results of the previous one are evaluated.
     """
 
     def bucket(self, height: int, width: int) -> tuple[int, int]:
-        """Images whose buckets agree can share a batch."""
+        """Return a group for an image size in pixels; images of one group can share a batch."""
         ...
 
     def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Any:
-        """What the network reads: images and captions before it."""
+        """Return the network's input for a batch; `spans` holds the phrases of each caption."""
         ...
 
     def forward(self, prepared: Any) -> Any:
-        """What the network says. On a GPU it may still be at work when this returns."""
+        """Run the network. On a GPU, the computation may still be running when this returns."""
         ...
 
     def collect(self, output: Any) -> list[Grounded]:
-        """The answer for each image, from what `forward` returned, once it is there."""
+        """Wait for the output of `forward` and return the result of each image."""
         ...
 
 
@@ -58,13 +61,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def prefetch(make: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """`make` of each item in order; the next one is made by another thread while the caller works on this one."""
+def prefetch(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Yield `function(item)` in order; a thread computes the next result while the caller uses the current one."""
     with ThreadPoolExecutor(1) as pool:
-        waiting = None
+        pending = None
         for item in items:
-            ready, waiting = waiting, pool.submit(make, item)
+            ready, pending = pending, pool.submit(function, item)
             if ready is not None:
                 yield ready.result()
-        if waiting is not None:
-            yield waiting.result()
+        if pending is not None:
+            yield pending.result()

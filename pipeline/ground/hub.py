@@ -1,6 +1,7 @@
-"""Models by hub name, `owner/name@commit` or `owner/name@commit/file`: which files a repository holds, and a local copy.
+"""Models on the Hugging Face hub, named `owner/name@commit` or `owner/name@commit/file`.
 
-A commit pins what is loaded: a branch's name is refused. What was fetched once is found without a network.
+The commit pins the files that are loaded; the name of a branch is refused. Files that were downloaded once are found
+without a network.
 """
 
 import re
@@ -20,7 +21,7 @@ WEIGHT_SUFFIXES: Final = (".safetensors", ".pth", ".pt", ".bin")
 
 @dataclass(frozen=True)
 class HubName:
-    """A repository at a commit, and the file of it that is meant, if one is."""
+    """A repository at a commit, and optionally one of its files."""
 
     repository: str
     commit: str
@@ -31,26 +32,27 @@ class HubName:
 
 
 def parse_hub_name(name: str) -> HubName | None:
-    """The parts of a hub name; None for what is a local path.
+    """Parse a hub name; return None for a local path.
 
-    Raises UserError for a repository without its commit.
+    Raises UserError if the commit is missing, or if the file lies outside the repository.
     """
     match = HUB_NAME.fullmatch(name)
     if Path(name).exists() or match is None:
         return None
     if not COMMIT.fullmatch(match["revision"] or ""):
         raise UserError(
-            f"{name} is not there; a hub repository needs its commit: {match['repository']}@<40 hex digits>"
+            f"{name} does not exist on this machine; for a hub repository, give its commit: "
+            f"{match['repository']}@<40 hex digits>"
         )
     if match["file"] and ".." in Path(match["file"]).parts:
-        raise UserError(f"{name}: the file must lie inside the repository")
+        raise UserError(f"{name}: the file must be inside the repository; remove '..'")
     return HubName(match["repository"], match["revision"], match["file"])
 
 
 def fetch(name: HubName, patterns: list[str]) -> Path:
-    """The local folder with those files of the repository that match; only what is missing is fetched.
+    """Download the files of a repository that match `patterns`, unless they are cached, and return their local folder.
 
-    Raises UserError if the repository or the commit cannot be reached and was never fetched.
+    Raises UserError if the repository or the commit cannot be reached and is not cached.
     """
     try:
         return Path(snapshot_download(name.repository, revision=name.commit, allow_patterns=patterns))
@@ -59,7 +61,7 @@ def fetch(name: HubName, patterns: list[str]) -> Path:
 
 
 def list_files(name: HubName) -> list[str]:
-    """Paths of the repository's files; without a network those that were fetched before."""
+    """Return the paths of the repository's files; without a network, of those that are cached."""
     try:
         return sorted(HfApi().list_repo_files(name.repository, revision=name.commit))
     except Exception:  # the errors of the HTTP library, which differ between versions of huggingface_hub
@@ -68,13 +70,14 @@ def list_files(name: HubName) -> list[str]:
 
 
 def weight_file(name: HubName, files: list[str]) -> str:
-    """The one weight file of a repository.
+    """Return the only weight file among the repository's `files`.
 
-    Raises UserError if there is none, or if the name must say which.
+    Raises UserError if there is none, or more than one.
     """
     weights = [file for file in files if file.endswith(WEIGHT_SUFFIXES)]
     if len(weights) == 1:
         return weights[0]
     if not weights:
-        raise UserError(f"{name} holds no weight file ({', '.join(WEIGHT_SUFFIXES)})")
-    raise UserError(f"{name} holds {len(weights)} weight files; say which: {', '.join(f'{name}/{w}' for w in weights)}")
+        raise UserError(f"{name} contains no weight file ({', '.join(WEIGHT_SUFFIXES)})")
+    choices = ", ".join(f"{name}/{weight}" for weight in weights)
+    raise UserError(f"{name} contains {len(weights)} weight files; choose one: {choices}")

@@ -1,4 +1,4 @@
-"""Which network a grounder's name stands for, and what its config.json says about it."""
+"""Load the grounder that `ground.grounder` names, and read its calibrated score threshold."""
 
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -9,8 +9,10 @@ from pipeline.ground.hub import HubName, fetch, parse_hub_name
 from pipeline.model_folder import calibrated_threshold, read_config
 
 MINIATURE: Final = Path(__file__).parents[2] / "demo" / "weights" / "glip"
-CALIBRATED: Final = (("thresholds", "score"), ("detect", "score_threshold"))  # where a config.json says a model's own
-SCORE_THRESHOLD: Final = 0.65  # GRIT's (Kosmos-2, section 2.1), for GLIP
+CALIBRATED: Final = (("thresholds", "score"), ("detect", "score_threshold"))
+"""Keys (group, key) of a model's config.json that may hold its calibrated threshold, in order of precedence."""
+SCORE_THRESHOLD: Final = 0.65
+"""Score threshold of a model without calibration: the value that GRIT uses for GLIP (Kosmos-2, section 2.1)."""
 
 
 def load_grounder(
@@ -23,24 +25,26 @@ def load_grounder(
     precision: Precision = "auto",
     compile: bool = False,
 ) -> Grounder:
-    """The network of this name, folder or weight file, ready to predict boxes that score at least `floor`.
+    """Load the grounder `name`. The other parameters are the settings of GroundConfig with the same names.
 
-    Raises UserError if it is not there.
+    Raises UserError if the model or the device does not exist, or if the model cannot be loaded.
     """
-    path, chosen = grounder_path(name), pick_device(device, key="ground.device")
+    path, torch_device = grounder_path(name), pick_device(device, key="ground.device")
     if is_transformers(path):
         from pipeline.ground.hf import load_hf_grounder
 
-        return load_hf_grounder(path, chosen, floor, precision=precision, compile=compile)
+        return load_hf_grounder(path, torch_device, floor, precision=precision, compile=compile)
     from pipeline.ground.glip.predict import load_glip_grounder
 
-    return load_glip_grounder(path, chosen, floor, prompt, vocabulary=vocabulary, precision=precision, compile=compile)
+    return load_glip_grounder(
+        path, torch_device, floor, prompt, vocabulary=vocabulary, precision=precision, compile=compile
+    )
 
 
 def is_transformers(grounder: str) -> bool:
-    """Whether a folder or hub repository holds a model of transformers; everything else is GLIP's.
+    """True for a folder or hub repository with a model of transformers; every other grounder is a GLIP.
 
-    A hub name without a commit can only be transformers' own.
+    A hub name without a commit counts as transformers, since GLIP repositories need one.
     """
     path = Path(grounder)
     if path.exists():
@@ -52,12 +56,15 @@ def is_transformers(grounder: str) -> bool:
 
 
 def hub_config(name: HubName) -> dict[str, Any]:
-    """The config.json of a hub repository, {} without one."""
+    """Return the config.json of a hub repository, {} if it has none."""
     return read_config(fetch(name, ["config.json"]))
 
 
 def score_threshold(grounder: str) -> float:
-    """The grounding score from which on a box of this grounder counts: its own calibration, GRIT's 0.65 without one."""
+    """Return the lowest grounding score of a kept box: the grounder's calibrated threshold, 0.65 without one.
+
+    Raises UserError if the threshold in its config.json is not a number from 0 to 1.
+    """
     path = grounder_path(grounder)
     name = parse_hub_name(path) if "@" in path and not Path(path).exists() else None
     config = hub_config(name) if name else read_config(Path(path))
@@ -65,5 +72,5 @@ def score_threshold(grounder: str) -> float:
 
 
 def grounder_path(grounder: str) -> str:
-    """Where the grounder's weights are; a hub's name stands for itself."""
+    """Return the path of the grounder's weights. Hub names and paths are returned unchanged."""
     return str(MINIATURE) if grounder == "miniature" else grounder

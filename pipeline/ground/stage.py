@@ -1,32 +1,53 @@
-"""Boxes for the phrases of each caption, by a grounding network, or as the row brought them along."""
+"""Stage `ground`: boxes for the phrases of each caption."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
-import torch
-from torchvision.ops import nms
 
+from pipeline.ground.boxes import Boxes, box_struct, given_boxes, select
 from pipeline.ground.config import GroundConfig
-from pipeline.ground.grounder import Detection, Grounded, Grounder, prefetch
+from pipeline.ground.grounder import Grounded, Grounder, prefetch
 from pipeline.ground.load import load_grounder
-from pipeline.images import corners
-from pipeline.parse.grit_phrases import move_span
 from pipeline.stored_images import StoredImages
 from schemas.rows import GROUNDED
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
-Boxes = list[dict[str, Any]]  # schemas.rows.BOX, best first
+COLUMNS: Final = ["caption", "noun_chunks", "given_noun_chunks", "given_chunks", "width", "height"]
+"""Columns to read in addition to `image`, which is read batch by batch."""
+
+Row = dict[str, Any]
+RemovalReasons = dict[int, str]
+"""Index of a noun chunk -> reason why the network cannot ground it (schemas.status.PHRASE_REMOVALS)."""
 
 
 class Ground:
-    """Adds `boxes`, best first. Rows that bring boxes keep them and skip the network."""
+    """Find boxes for the noun chunks of each caption. Takes a PARSED table and returns a GROUNDED table.
+
+    Adds `boxes`, best first. Rows with given boxes (GRIT input) keep these and skip the network. Sets `removed` of the
+    noun chunks that the network cannot ground. Rows without a box are dropped as `no_box` or `ungroundable`.
+
+    Raises UserError if the grounder cannot be loaded.
+
+    >>> from demo.world.scenes import TEST_SEEDS, make_scene
+    >>> from pipeline.images import encode_jpeg
+    >>> from schemas.rows import PARSED
+    >>> scene = make_scene(TEST_SEEDS[0], "openmoji")
+    >>> row = {"key": "0", "source": "pairs.csv", "source_row": 0, "status": "kept", "caption": scene.caption}
+    >>> row |= {"image": encode_jpeg(scene.image), "height": scene.image.shape[0], "width": scene.image.shape[1]}
+    >>> row["noun_chunks"] = [{"start": p.start, "end": p.end, "root": -1} for p in scene.phrases]
+    >>> table = Ground(GroundConfig(grounder="miniature"))(pa.Table.from_pylist([row], schema=PARSED))
+    >>> best = table["boxes"][0].as_py()[0]
+    >>> chunk = row["noun_chunks"][best["phrase"]]
+    >>> scene.caption[chunk["start"] : chunk["end"]], best["score"] > 0.5
+    ('four red zebras', True)
+    """
 
     def __init__(
         self, config: GroundConfig, grounder: Grounder | None = None, decode: StoredImages | None = None
     ) -> None:
-        """`decode` may be shared with other stages of the process."""
+        """Load the network of `config`, or use `grounder`. `decode` can be shared with other stages of the process."""
         self.config = config
         self.decode = decode or StoredImages(max_bytes=0)
         self.grounder = grounder or load_grounder(
@@ -41,94 +62,86 @@ class Ground:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         kept = kept_indices(table)
-        light = table.select(["caption", "caption_original", "noun_chunks", "given_noun_chunks", "width", "height"])
-        rows = dict(zip(kept, light.take(pa.array(kept, pa.int64())).to_pylist(), strict=True))
-        boxes: dict[int, Boxes] = {i: given_boxes(row) for i, row in rows.items() if row["given_noun_chunks"]}
-        sizes = {i: (rows[i]["height"] or 1, rows[i]["width"] or 1) for i in kept if i not in boxes}
+        light = table.select(COLUMNS).take(pa.array(kept, pa.int64())).to_pylist()
+        rows: dict[int, Row] = dict(zip(kept, light, strict=True))
+        given = {i: given_boxes(row) for i, row in rows.items() if row["given_noun_chunks"]}
+        boxes, removed = self._ground(table["image"], {i: row for i, row in rows.items() if i not in given})
+        boxes |= given
+        drops = {}
+        for i, row in rows.items():
+            if not boxes[i]:
+                drops[i] = why_dropped(row["noun_chunks"], removed.get(i, {}))
+        table = mark_removed(table, removed)
+        return drop_rows(add_columns(table, GROUNDED, {i: {"boxes": boxes[i]} for i in kept}), "ground", drops)
+
+    def _ground(
+        self, images: pa.ChunkedArray, rows: Mapping[int, Row]
+    ) -> tuple[dict[int, Boxes], dict[int, RemovalReasons]]:
+        """Ground rows with the network; return the boxes of each row, and its removed noun chunks if there are any."""
+        boxes: dict[int, Boxes] = {}
+        removed: dict[int, RemovalReasons] = {}
+        for batch, results in self._run_network(images, rows):
+            for i, result in zip(batch, results, strict=True):
+                chunks = [n for n, _ in groundable(rows[i]["noun_chunks"])]  # phrase -> noun chunk
+                selected = select(result.boxes, self.config.floor, self.config.nms_iou)
+                boxes[i] = [box_struct(chunks[d.phrase], d.box, d.score) for d in selected]
+                if result.dropped:
+                    removed[i] = {chunks[phrase]: reason for phrase, reason in result.dropped.items()}
+        return boxes, removed
+
+    def _run_network(
+        self, images: pa.ChunkedArray, rows: Mapping[int, Row]
+    ) -> Iterator[tuple[list[int], list[Grounded]]]:
+        """Yield each batch of rows with the results of the network.
+
+        While the network computes, one thread prepares the next batch and another collects the previous results.
+        """
+        sizes = {i: (row["height"] or 1, row["width"] or 1) for i, row in rows.items()}
         buckets = {i: self.grounder.bucket(*size) for i, size in sizes.items()}
         order = sorted(sizes, key=lambda i: (buckets[i], sizes[i], i))
 
         def prepare(batch: list[int]) -> tuple[list[int], Any]:
-            images = [self.decode(table["image"][i].as_py()) for i in batch]
-            spans = [[(chunk["start"], chunk["end"]) for _, chunk in asked(rows[i])] for i in batch]
-            return batch, self.grounder.prepare(images, [rows[i]["caption"] for i in batch], spans)
+            pixels = [self.decode(images[i].as_py()) for i in batch]
+            spans = [[(c["start"], c["end"]) for _, c in groundable(rows[i]["noun_chunks"])] for i in batch]
+            return batch, self.grounder.prepare(pixels, [rows[i]["caption"] for i in batch], spans)
 
         def collect(item: tuple[list[int], Any]) -> tuple[list[int], list[Grounded]]:
             batch, output = item
             return batch, self.grounder.collect(output)
 
         prepared = prefetch(prepare, batches(order, buckets, self.config.batch_size))
-        outputs = ((batch, self.grounder.forward(part)) for batch, part in prepared)
-        removed: dict[int, dict[int, str]] = {}  # row -> noun chunk -> why the grounder cannot ask for it
-        for batch, answers in prefetch(collect, outputs):
-            for i, grounded in zip(batch, answers, strict=True):
-                numbers = [n for n, _ in asked(rows[i])]
-                chosen = select(grounded.boxes, self.config.floor, self.config.nms_iou)
-                boxes[i] = [pack(numbers[d.phrase], d.box, d.score) for d in chosen]
-                if grounded.dropped:
-                    removed[i] = {numbers[phrase]: reason for phrase, reason in grounded.dropped.items()}
-        table = mark_removed(table, rows, removed)
-        drops = {}
-        for i in kept:
-            if not rows[i]["noun_chunks"]:
-                drops[i] = Drop("ungroundable", "no given phrase is found in the cleaned caption")
-            elif not boxes[i]:
-                left = len(asked(rows[i]))
-                why = ", ".join(sorted(set(removed.get(i, {}).values())))
-                drops[i] = Drop("no_box", f"{left} phrases") if left else Drop("ungroundable", why)
-        found = {i: {"boxes": boxes[i]} for i in kept}
-        return drop_rows(add_columns(table, GROUNDED, found), "ground", drops)
+        outputs = ((batch, self.grounder.forward(inputs)) for batch, inputs in prepared)
+        return prefetch(collect, outputs)
 
 
-def asked(row: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
-    """Numbers and noun chunks of the phrases to look for."""
-    return [(n, chunk) for n, chunk in enumerate(row["noun_chunks"]) if chunk["removed"] is None]
-
-
-def mark_removed(
-    table: pa.Table, rows: Mapping[int, dict[str, Any]], removed: Mapping[int, Mapping[int, str]]
-) -> pa.Table:
-    """The table whose noun chunks say why the grounder could not be asked for them; `rows` say it too."""
-    if not removed:
-        return table
-    column = table["noun_chunks"].to_pylist()
-    for i, reasons in removed.items():
-        for n, reason in reasons.items():
-            column[i][n]["removed"] = rows[i]["noun_chunks"][n]["removed"] = reason
-    return set_column(table, "noun_chunks", pa.array(column, table.schema.field("noun_chunks").type))
-
-
-def select(detections: Sequence[Detection], floor: float, nms_iou: float) -> list[Detection]:
-    """Detections with at least the floor's score, best first, after non-maximum suppression across all phrases.
-
-    A box suppresses only worse ones, so a threshold on the score may come later and changes nothing here.
-    """
-    good = sorted((d for d in detections if d.score >= floor), key=lambda d: (-d.score, d.phrase, d.box))
-    if not good:
-        return []
-    boxes, scores = torch.tensor([d.box for d in good]), torch.tensor([d.score for d in good])
-    return [good[i] for i in sorted(nms(boxes, scores, nms_iou).tolist())]
+def groundable(chunks: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    """Return the noun chunks that are not removed, each with its index."""
+    return [(n, chunk) for n, chunk in enumerate(chunks) if chunk["removed"] is None]
 
 
 def batches(indices: Sequence[int], buckets: Mapping[int, Any], size: int) -> Iterator[list[int]]:
-    """Neighbours among `indices` of one bucket, at most `size` together."""
+    """Yield runs of at most `size` consecutive `indices` from the same bucket."""
     for _, members in groupby(indices, key=lambda i: buckets[i]):
         same = list(members)
         yield from (same[start : start + size] for start in range(0, len(same), size))
 
 
-def given_boxes(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """The boxes that a row brought along, best first, without those whose phrase did not survive the cleaning."""
-    numbers = {(chunk["start"], chunk["end"]): n for n, chunk in enumerate(row["noun_chunks"])}
-    found = []
-    for given in row["given_noun_chunks"]:
-        span = move_span(row["caption_original"] or "", row["caption"], given["start"], given["end"])
-        if span in numbers:
-            found.append(pack(numbers[span], corners(given), given["score"]))
-    return sorted(found, key=lambda box: -box["score"])
+def mark_removed(table: pa.Table, removed: Mapping[int, RemovalReasons]) -> pa.Table:
+    """Return `table` with the reasons of `removed` (row -> chunk -> reason) in its noun chunks."""
+    if not removed:
+        return table
+    column = table["noun_chunks"].to_pylist()
+    for i, reasons in removed.items():
+        for n, reason in reasons.items():
+            column[i][n]["removed"] = reason
+    return set_column(table, "noun_chunks", pa.array(column, table.schema.field("noun_chunks").type))
 
 
-def pack(phrase: int, box: tuple[float, float, float, float], score: float) -> dict[str, Any]:
-    """schemas.rows.BOX, corners cut to the image."""
-    named = zip(("x_min", "y_min", "x_max", "y_max"), box, strict=True)
-    return {"phrase": phrase, **{name: min(max(value, 0.0), 1.0) for name, value in named}, "score": score}
+def why_dropped(chunks: Sequence[dict[str, Any]], removed: RemovalReasons) -> Drop:
+    """Return why a row without boxes is dropped; `removed` are the noun chunks that the network cannot ground."""
+    if not chunks:
+        return Drop("ungroundable", "no given phrase is found in the cleaned caption")
+    n_phrases = len(groundable(chunks)) - len(removed)
+    if n_phrases:
+        return Drop("no_box", f"{n_phrases} phrases")
+    return Drop("ungroundable", ", ".join(sorted(set(removed.values()))))

@@ -1,4 +1,4 @@
-"""Tensors between the CPU and a GPU that go on working meanwhile."""
+"""Asynchronous copies between CPU and GPU."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,12 +7,15 @@ from torch import Tensor
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` in memory that `device` can read by itself, if it is a GPU."""
+    """Return `tensor` in pinned memory, from which a GPU copies asynchronously; unchanged if `device` is not a GPU."""
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def take(tensors: Sequence[Tensor], rows: list[int]) -> list[Tensor]:
-    """These rows of each tensor of a batch. A list as index would be copied to a GPU from memory that it has to wait for."""
+    """Return the given rows of each tensor of a batch.
+
+    Indexing with a Python list would copy the list to the GPU synchronously; this copies it from pinned memory.
+    """
     n, device = len(tensors[0]), tensors[0].device
     if rows == list(range(n)):
         return list(tensors)
@@ -21,7 +24,7 @@ def take(tensors: Sequence[Tensor], rows: list[int]) -> list[Tensor]:
 
 
 class OnCpu:
-    """Copies of tensors on the CPU. On a GPU they are under way until `wait`, and it is not held up by them."""
+    """Copies of tensors on the CPU. The copies of GPU tensors are asynchronous and complete only after `wait`."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         tensors = list(tensors)
@@ -30,10 +33,10 @@ class OnCpu:
         device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
         if device is not None:
             self.event = torch.cuda.Event()
-            self.event.record(torch.cuda.current_stream(device))  # by itself it would ask for cuda:0's
+            self.event.record(torch.cuda.current_stream(device))  # without a stream, it would record that of cuda:0
 
     def wait(self) -> list[Tensor]:
-        """The copies, complete."""
+        """Return the copies once they are complete."""
         if self.event is not None:
             self.event.synchronize()
         return self.copies

@@ -1,1 +1,1 @@
-"""The parse stage: tokens, dependency tree, noun chunks and referring expressions of each caption."""
+"""The parse stage: tokens, noun chunks and referring expressions of each caption, by spaCy."""

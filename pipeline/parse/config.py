@@ -11,17 +11,17 @@ SUFFIXES: Final = ("ness", "ity", "ism", "ship", "hood", "ment", "dom", "tude")
 
 @dataclass(frozen=True, kw_only=True)
 class ParseConfig:
-    """Which words become phrases."""
+    """The spaCy model that parses captions, and the words that do not become phrases."""
 
     # spaCy pipeline with a parser: an installed package or a folder
     model: str = "en_core_web_sm"
-    # captions parsed together
+    # number of captions that spaCy parses together
     batch_size: int = runtime(256)
-    # lemmas whose phrases are removed as abstract, in addition to the list in pipeline/parse/phrases.py
+    # lemmas whose phrases are removed as abstract, in addition to the list in pipeline/parse/word_lists.py
     extra_abstract: tuple[str, ...] = ()
-    # endings of lemmas that count as abstract; []: none
+    # endings of lemmas whose phrases are removed as abstract; []: none
     abstract_suffixes: tuple[str, ...] = SUFFIXES
-    # lemmas whose phrases are kept, overriding the lists and the suffixes
+    # lemmas whose phrases are kept in spite of the lists and endings
     keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

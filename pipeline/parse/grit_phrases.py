@@ -1,20 +1,37 @@
-"""GRIT rows that bring their phrases and boxes along: from spans of the caption as given to spans of the cleaned one."""
+"""Phrases of GRIT rows, whose noun chunks, referring expressions and boxes are given in the input.
+
+The given spans count characters of the original caption. Cleaning may change the caption, so the spans are moved to the
+cleaned one.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pipeline.parse.phrases import Chunk, RefExp, Token, mark_maximal
+from pipeline.parse.phrases import mark_maximal
+from pipeline.parse.types import Chunk, RefExp, Token
 
 Span = tuple[int, int]
-Given = Mapping[str, Any]  # schemas.rows.GIVEN_BOX
+GivenBox = Mapping[str, Any]
+"""A box of the input (schemas.rows.GIVEN_BOX)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenPhrases:
+    """The phrases of a GRIT row, in the cleaned caption."""
+
+    chunks: list[Chunk]
+    ref_exps: list[RefExp]
+    given_chunks: list[int]
+    """Index in `chunks` of each given box, -1 if its phrase was not found."""
 
 
 def move_span(original: str, caption: str, start: int, end: int) -> Span | None:
-    """Where the text original[start:end] stands in the cleaned caption, or None if that cannot be told.
+    """Return the span of the text `original[start:end]` in the cleaned caption, or None if it cannot be determined.
 
-    Offsets are characters, [start, end). If cleaning left everything up to `end` as it was, the place is the same. Otherwise the
-    text is searched: its second occurrence in the original is its second one in the caption. If cleaning made or removed
-    occurrences of it, this does not hold, and the answer is None.
+    Spans count characters, [start, end). If cleaning changed nothing before `end`, the span stays the same. Otherwise
+    the text is searched, and its n-th occurrence in the original corresponds to its n-th occurrence in the caption.
+    The result is None if cleaning added or removed occurrences.
     """
     text = original[start:end]
     if not 0 <= start < end <= len(original) or not text.strip():
@@ -23,41 +40,53 @@ def move_span(original: str, caption: str, start: int, end: int) -> Span | None:
         return start, end
     if original.count(text) != caption.count(text):
         return None
-    place = -1
+    found = -1
     for _ in range(original.count(text, 0, start + len(text) - 1) + 1):
-        place = caption.find(text, place + 1 if place < 0 else place + len(text))
-    return (place, place + len(text)) if place >= 0 else None
+        found = caption.find(text, found + 1 if found < 0 else found + len(text))
+    return (found, found + len(text)) if found >= 0 else None
 
 
 def given_phrases(
-    original: str, caption: str, given_chunks: Sequence[Given], given_ref_exps: Sequence[Given], tokens: Sequence[Token]
-) -> tuple[list[Chunk], list[RefExp]]:
-    """Noun chunks and referring expressions of a GRIT row, in the cleaned caption.
+    original: str,
+    caption: str,
+    given_chunks: Sequence[GivenBox],
+    given_ref_exps: Sequence[GivenBox],
+    tokens: Sequence[Token],
+) -> GivenPhrases:
+    """Return the noun chunks and referring expressions of a GRIT row, and the noun chunk of each given box.
 
-    GRIT lists the two apart. An expression is a chunk's if it has the same box and score and holds the chunk's span; a chunk without
-    one is its own expression. Chunks whose text cleaning changed are left out.
+    GRIT lists noun chunks and expressions separately. An expression belongs to a chunk if it has the same box and
+    score and contains the chunk; a chunk without one is its own expression. Chunks that are not found in the cleaned
+    caption are skipped.
     """
     expressions: dict[Span, Span] = {}
-    for chunk in given_chunks:
-        span = move_span(original, caption, chunk["start"], chunk["end"])
-        if span is None:
-            continue
-        whole = [
-            moved
-            for ref_exp in given_ref_exps
-            if all(ref_exp[name] == chunk[name] for name in ("x_min", "y_min", "x_max", "y_max", "score"))
-            and (moved := move_span(original, caption, ref_exp["start"], ref_exp["end"])) is not None
-            and moved[0] <= span[0]
-            and span[1] <= moved[1]
-        ]
-        expressions.setdefault(span, whole[0] if whole else span)
+    chunk_spans: list[Span | None] = []
+    for given in given_chunks:
+        span = move_span(original, caption, given["start"], given["end"])
+        chunk_spans.append(span)
+        if span is not None:
+            expressions.setdefault(span, _expression(original, caption, given, span, given_ref_exps))
     spans = sorted(expressions)
-    chunks: list[Chunk] = [(start, end, _root(tokens, start, end), None) for start, end in spans]
-    return chunks, mark_maximal([(number, *expressions[span]) for number, span in enumerate(spans)])
+    index = {span: number for number, span in enumerate(spans)}
+    return GivenPhrases(
+        chunks=[Chunk(start, end, _root(tokens, start, end), None) for start, end in spans],
+        ref_exps=mark_maximal([(number, *expressions[span]) for number, span in enumerate(spans)]),
+        given_chunks=[-1 if span is None else index[span] for span in chunk_spans],
+    )
+
+
+def _expression(original: str, caption: str, given: GivenBox, span: Span, given_ref_exps: Sequence[GivenBox]) -> Span:
+    """Return the span of the first expression that belongs to the chunk `given`, or else the chunk's `span`."""
+    for ref_exp in given_ref_exps:
+        if all(ref_exp[name] == given[name] for name in ("x_min", "y_min", "x_max", "y_max", "score")):
+            moved = move_span(original, caption, ref_exp["start"], ref_exp["end"])
+            if moved is not None and moved[0] <= span[0] and span[1] <= moved[1]:
+                return moved
+    return span
 
 
 def _root(tokens: Sequence[Token], start: int, end: int) -> int:
-    """The last token of the span whose head lies outside it, -1 without one."""
-    inside = [i for i, token in enumerate(tokens) if token[0] < end and token[1] > start]
-    roots = [i for i in inside if tokens[i][2] == i or tokens[i][2] not in inside]
+    """Return the last token of the span whose head lies outside it, or -1 if no token overlaps the span."""
+    inside = [i for i, token in enumerate(tokens) if token.start < end and token.end > start]
+    roots = [i for i in inside if tokens[i].head == i or tokens[i].head not in inside]
     return roots[-1] if roots else -1

@@ -1,7 +1,8 @@
-"""What spaCy's attribute ruler and rule lemmatizer say about a token, looked up instead of computed again.
+"""A lookup table for the results of spaCy's attribute ruler and rule lemmatizer.
 
-Both are pure functions of a single token (its text, tag and dependency label), apart from a few patterns over several
-tokens; together they take a third of the parse. A token seen before costs one dictionary access here, with spaCy's own answer.
+Together these two components take a third of the parsing time. Apart from a few patterns over several tokens, their
+result depends on a single token only: its text, tag and dependency label. A token that was seen before therefore costs
+one dictionary lookup, and the result is still the one that spaCy computed.
 """
 
 from collections.abc import Iterator
@@ -16,14 +17,17 @@ from spacy.matcher import Matcher
 from spacy.pipeline import AttributeRuler, Lemmatizer
 from spacy.tokens import Doc
 
-MAX_ENTRIES: Final = 1_000_000  # about 300 MB; then the table starts again
+MAX_ENTRIES: Final = 1_000_000
+"""Entries after which the table is cleared; about 300 MB."""
 COMPONENTS: Final = ["attribute_ruler", "lemmatizer"]
-LOCAL_KEYS: Final = {"TAG", "LOWER", "DEP", "IS_SPACE"}  # of patterns that the text, tag and label of a token decide
+"""Components that the table replaces."""
+LOCAL_KEYS: Final = {"TAG", "LOWER", "DEP", "IS_SPACE"}
+"""Keys of ruler patterns that depend only on the text, tag and dependency label of a token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Annotation:
-    """Final labels of a token: `tag` and `dep` too, since rules may correct them."""
+    """Final labels of a token. Includes `tag` and `dep`, since the ruler may change them."""
 
     pos: int
     tag: int
@@ -32,7 +36,7 @@ class Annotation:
 
 
 class TokenTable:
-    """Annotations by (text, tag, label) for a pipeline that ends in an attribute ruler and a rule lemmatizer."""
+    """Annotations by (text, tag, dependency label), for a pipeline that ends with COMPONENTS."""
 
     def __init__(self, nlp: Language) -> None:
         self.nlp = nlp
@@ -46,7 +50,7 @@ class TokenTable:
 
     @staticmethod
     def fits(nlp: Language) -> bool:
-        """True if the pipeline's last two components are ones that a table can stand for."""
+        """True if the last two components of the pipeline can be replaced by a table."""
         if nlp.component_names[-2:] != COMPONENTS:
             return False
         ruler, lemmatizer = (nlp.get_pipe(name) for name in COMPONENTS)
@@ -57,7 +61,7 @@ class TokenTable:
         return all(set(token) <= LOCAL_KEYS for pattern in _patterns(ruler) for token in pattern)
 
     def annotate(self, doc: Doc) -> list[Annotation]:
-        """The annotation of each token; the doc's own labels are set too, since noun chunks need them."""
+        """Return the annotation of each token, and set the labels of `doc`, which its noun chunks depend on."""
         if len(self.entries) > MAX_ENTRIES:
             self.entries.clear()
             self.lemmatizer.cache.clear()
@@ -67,14 +71,14 @@ class TokenTable:
             key = keys[start] if end == start + 1 else sum(keys[start:end], ())
             entry = self.entries.get(key)
             if entry is None:
-                entry = self.entries[key] = self._ask(doc, start, end)
+                entry = self.entries[key] = self._compute(doc, start, end)
             found += entry
         labels: Any = np.array([(entry.pos, entry.tag, entry.dep) for entry in found], np.uint64)
         doc.from_array([POS, TAG, DEP], labels)
         return found
 
-    def _ask(self, doc: Doc, start: int, end: int) -> list[Annotation]:
-        """spaCy's own answer for the tokens [start, end), which no pattern looks beyond."""
+    def _compute(self, doc: Doc, start: int, end: int) -> list[Annotation]:
+        """Run the two spaCy components on the tokens [start, end), which no pattern extends beyond."""
         tokens = doc[start:end]
         part = Doc(
             doc.vocab,
@@ -92,14 +96,14 @@ def _patterns(ruler: Any) -> list[list[dict[str, Any]]]:
 
 
 def _runs(matches: list[tuple[int, int, int]], length: int) -> Iterator[tuple[int, int]]:
-    """[0, length) cut into single tokens and the spans of matches, those that overlap joined."""
-    joined: list[tuple[int, int]] = []
+    """Divide [0, length) into the spans of `matches`, overlapping ones merged, and single tokens between them."""
+    merged: list[tuple[int, int]] = []
     for _, start, end in sorted(matches, key=itemgetter(1)):
-        if joined and start < joined[-1][1]:
-            start, end = joined[-1][0], max(end, joined.pop()[1])
-        joined.append((start, end))
+        if merged and start < merged[-1][1]:
+            start, end = merged[-1][0], max(end, merged.pop()[1])
+        merged.append((start, end))
     position = 0
-    for start, end in joined:
+    for start, end in merged:
         yield from ((i, i + 1) for i in range(position, start))
         yield start, end
         position = end
@@ -107,5 +111,5 @@ def _runs(matches: list[tuple[int, int, int]], length: int) -> Iterator[tuple[in
 
 
 def read_annotations(doc: Doc) -> list[Annotation]:
-    """The annotations of a doc that went through its whole pipeline; lower-cased text where there are no lemmas."""
+    """Return the annotations of a fully processed doc. A token without a lemma gets its lower-cased text as lemma."""
     return [Annotation(pos=t.pos, tag=t.tag, dep=t.dep, lemma=t.lemma_ or t.lower_) for t in doc]

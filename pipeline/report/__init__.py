@@ -1,1 +1,1 @@
-"""The report: statistics of the finished shards as JSON, as a web page and as a table for the terminal."""
+"""The report on the finished shards: statistics as JSON, a web page, and a table for the terminal."""

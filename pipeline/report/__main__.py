@@ -1,4 +1,4 @@
-"""`python -m pipeline.report OUT`: make stats.json and report.html of a finished run anew."""
+"""Write stats.json and report.html of finished shards again: `python -m pipeline.report OUTPUT`."""
 
 import argparse
 import json
@@ -6,24 +6,28 @@ import sys
 
 from common.errors import UserError
 from pipeline.report.html import write_report
-from pipeline.report.stats import STATS_FILE, build_stats
+from pipeline.report.stats import build_stats
 from pipeline.report.summary import summary_table
 from pipeline.write.store import Store
+from schemas.files import REPORT_FILE, STATS_FILE
 
 
 def main() -> int:
-    """Command line; returns the exit code. What an earlier stats.json knew of the truth is kept, as it cannot be counted again."""
+    """Run the command and return its exit code.
+
+    Keeps the `truth` of an existing stats.json, which cannot be computed from the shards.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("output", help="the job's output folder or URL")
+    parser.add_argument("output", help="output folder or URL of the job")
     output = parser.parse_args().output
     try:
-        known = Store(output).read(STATS_FILE)
-        stats = build_stats(output, truth=json.loads(known).get("truth") if known else None)
+        previous = Store(output).read(STATS_FILE)
+        stats = build_stats(output, truth=json.loads(previous).get("truth") if previous else None)
         write_report(output)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{summary_table(stats)}\nreport: {output}/report.html")
+    print(f"{summary_table(stats)}\nreport: {output}/{REPORT_FILE}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A picture as the page shows it: boxes in thumbnail pixels, the caption cut at its phrases, and what is known of each."""
+"""The content of a sample image on the page: the drawn boxes, the caption with its phrases marked, and their scores."""
 
 import base64
 import math
@@ -10,14 +10,14 @@ from typing import Any, Final
 from pipeline.report.samples import Picture, Row
 
 N_COLOURS: Final = 8
-"""Colours in style.css, `.c0` to `.c7`; the number beside each says the same without colour."""
+"""Number of colours in style.css, `.c0` to `.c7`. Phrases also have numbers, so colours may repeat."""
 TAG_PX: Final = 11.0
-"""Half a number's disc with its rim, in pixels of the thumbnail."""
+"""Radius of the disc with the number of a box, including its border, in pixels of the thumbnail."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A part of the caption; `number` of the grounded phrase it is, or why it was removed, or neither."""
+class CaptionPart:
+    """A part of the caption. `number` and `colour` are set for a grounded phrase, `removed` for a removed one."""
 
     text: str
     number: int | None = None
@@ -26,8 +26,8 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Box:
-    """A kept box in pixels of the thumbnail, and the middle of the disc that carries its number."""
+class DrawnBox:
+    """A kept box in pixels of the thumbnail; (tag_x, tag_y) is the centre of the disc with its number."""
 
     number: int
     colour: int
@@ -40,8 +40,8 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Phrase:
-    """A phrase with a kept box; `scores` are (grounding score, cosine of crop and phrase) of each of its boxes."""
+class CardPhrase:
+    """A phrase with at least one kept box. `scores` has (grounding score, cosine of crop and phrase) for each box."""
 
     number: int
     colour: int
@@ -52,20 +52,22 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Card:
+    """One sample image on the page. `removed` lists (phrase, reason, number of boxes) for removed boxes."""
+
     key: str
     source: str
     width: int
     height: int
     alt: str
-    pieces: list[Piece]
-    boxes: list[Box]
-    phrases: list[Phrase]
-    removed: list[tuple[str, str, int]]  # phrase, reason and number of the boxes that a filter removed
+    parts: list[CaptionPart]
+    boxes: list[DrawnBox]
+    phrases: list[CardPhrase]
+    removed: list[tuple[str, str, int]]
     similarity: float | None
 
 
 def make_card(picture: Picture) -> Card:
-    """Everything the template needs, numbers from 1 in the order of the caption."""
+    """Prepare a sample image for the template. Phrases are numbered from 1 in the order of the caption."""
     row, caption = picture.row, picture.row["caption"]
     kept = [
         (box, score) for box, score in zip(row["boxes"], row["box_scores"], strict=True) if score["removed"] is None
@@ -74,9 +76,9 @@ def make_card(picture: Picture) -> Card:
     order = sorted({box["phrase"] for box, _ in kept}, key=lambda chunk: (chunks[chunk]["start"], chunk))
     numbers = {chunk: i + 1 for i, chunk in enumerate(order)}
     phrases = [
-        Phrase(
+        CardPhrase(
             number=numbers[chunk],
-            colour=(numbers[chunk] - 1) % N_COLOURS,
+            colour=colour_of(numbers[chunk]),
             text=text_of(row, chunks[chunk]),
             expression=expression_of(row, chunk),
             scores=[(box["score"], score["clip_cosine"]) for box, score in kept if box["phrase"] == chunk],
@@ -89,59 +91,71 @@ def make_card(picture: Picture) -> Card:
         width=picture.width,
         height=picture.height,
         alt=f"{caption} Boxes: {', '.join(f'{phrase.number} {phrase.text}' for phrase in phrases)}.",
-        pieces=list(cut_caption(row, numbers)),
-        boxes=place_boxes([(box, numbers[box["phrase"]]) for box, _ in kept], picture),
+        parts=list(split_caption(row, numbers)),
+        boxes=draw_boxes([(box, numbers[box["phrase"]]) for box, _ in kept], picture),
         phrases=phrases,
         removed=[(text_of(row, chunks[chunk]), reason, n) for (chunk, reason), n in sorted(removed_boxes(row).items())],
         similarity=row["clip_similarity"],
     )
 
 
+def colour_of(number: int) -> int:
+    """Return the colour (0 to N_COLOURS - 1) of the phrase with this number."""
+    return (number - 1) % N_COLOURS
+
+
 def removed_boxes(row: Row) -> Counter[tuple[int, str]]:
-    """How many boxes of each chunk a filter removed, by reason."""
+    """Count the removed boxes by noun chunk and reason."""
     pairs = zip(row["boxes"], row["box_scores"], strict=True)
     return Counter((box["phrase"], score["removed"]) for box, score in pairs if score["removed"] is not None)
 
 
-def place_boxes(boxes: list[tuple[dict[str, Any], int]], picture: Picture) -> list[Box]:
-    """Fractions to pixels; a number sits at its box's top left corner, or to the right of the one that is there already."""
-    placed: list[Box] = []
+def draw_boxes(boxes: list[tuple[dict[str, Any], int]], picture: Picture) -> list[DrawnBox]:
+    """Convert boxes, each with its phrase's number, to pixels of the thumbnail.
+
+    The disc with the number is at the top left corner of its box, or to the right of a disc that is already there.
+    """
+    drawn: list[DrawnBox] = []
     for box, number in sorted(boxes, key=lambda item: item[1]):
         x, y = box["x_min"] * picture.width, box["y_min"] * picture.height
         width, height = box["x_max"] * picture.width - x, box["y_max"] * picture.height - y
         tag_x, tag_y = (min(max(at, TAG_PX), side - TAG_PX) for at, side in ((x, picture.width), (y, picture.height)))
-        while any(math.hypot(tag_x - other.tag_x, tag_y - other.tag_y) < 1.6 * TAG_PX for other in placed):
+        while any(math.hypot(tag_x - other.tag_x, tag_y - other.tag_y) < 1.6 * TAG_PX for other in drawn):
             tag_x += 0.5 * TAG_PX
         rounded = (round(value, 1) for value in (x, y, width, height, tag_x, tag_y))
-        placed.append(Box(number, (number - 1) % N_COLOURS, *rounded))
-    return placed
+        drawn.append(DrawnBox(number, colour_of(number), *rounded))
+    return drawn
 
 
-def cut_caption(row: Row, numbers: dict[int, int]) -> Iterator[Piece]:
-    """The caption in pieces; a chunk that begins inside another one (GRIT's own may) is left unmarked."""
-    caption, at = row["caption"], 0
+def split_caption(row: Row, numbers: dict[int, int]) -> Iterator[CaptionPart]:
+    """Split the caption into phrases and the text between them; `numbers` has the number of each grounded noun chunk.
+
+    A noun chunk that overlaps an earlier one, which only occurs in GRIT input, is not marked.
+    """
+    caption, position = row["caption"], 0
     chunks = sorted(
         enumerate(row["noun_chunks"]), key=lambda item: (item[1]["start"], item[0] not in numbers, -item[1]["end"])
     )
     for i, chunk in chunks:
         number = numbers.get(i)
-        if chunk["start"] < at or (number is None and chunk["removed"] is None):
+        if chunk["start"] < position or (number is None and chunk["removed"] is None):
             continue
-        if chunk["start"] > at:
-            yield Piece(caption[at : chunk["start"]])
-        colour = None if number is None else (number - 1) % N_COLOURS
-        yield Piece(text_of(row, chunk), number, colour, chunk["removed"])
-        at = chunk["end"]
-    if at < len(caption):
-        yield Piece(caption[at:])
+        if chunk["start"] > position:
+            yield CaptionPart(caption[position : chunk["start"]])
+        colour = None if number is None else colour_of(number)
+        yield CaptionPart(text_of(row, chunk), number, colour, chunk["removed"])
+        position = chunk["end"]
+    if position < len(caption):
+        yield CaptionPart(caption[position:])
 
 
 def expression_of(row: Row, chunk: int) -> str | None:
-    """The longest referring expression of a chunk, if it says more than the chunk."""
+    """Return the longest referring expression of a noun chunk, or None if it is not longer than the chunk."""
     texts = [text_of(row, expression) for expression in row["ref_exps"] or () if expression["chunk"] == chunk]
     longest = max(texts, key=len, default="")
     return longest if len(longest) > len(text_of(row, row["noun_chunks"][chunk])) else None
 
 
 def text_of(row: Row, span: dict[str, Any]) -> str:
+    """Return the text of a noun chunk or referring expression."""
     return str(row["caption"][span["start"] : span["end"]])

@@ -1,23 +1,25 @@
-"""Histograms and bars as plain numbers; charts.html turns them into SVG that follows the page's light or dark colours."""
+"""Compute the positions of histogram bars and ticks; charts.html draws them as SVG in the colours of the page."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
+
+from schemas.stats import HistogramJson
 
 WIDTH: Final = 360.0
 HEIGHT: Final = 210.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 10.0, 12.0, 40.0
 MAX_BARS: Final = 40
 
-Across = Callable[[float], float]
-"""From a value on the x axis to its position in the SVG."""
+ToX = Callable[[float], float]
+"""Function from a value to its x coordinate in the SVG."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of series number `series`, in units of the SVG; `title` is what hovering tells."""
+    """A bar in units of the SVG. `series` is the index of its series, `title` its tooltip."""
 
     x: float
     y: float
@@ -29,7 +31,10 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """A histogram ready to draw. Ticks are (position, label); `mark` is the position of a threshold."""
+    """A histogram ready to draw, in units of the SVG. Ticks are (coordinate, label).
+
+    `threshold_x` is None if there is no threshold, or if it is outside the axis.
+    """
 
     name: str
     title: str
@@ -39,8 +44,8 @@ class Chart:
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
     legend: list[str]
-    mark: float | None
-    mark_label: str
+    threshold_x: float | None
+    threshold_label: str
     width: float = WIDTH
     height: float = HEIGHT
     left: float = LEFT
@@ -50,150 +55,163 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Look:
-    """How one histogram of stats.json is shown."""
+class Style:
+    """The texts of one histogram and the way it is drawn."""
 
     title: str
     axis: str
     note: str
     is_stacked: bool = True
     is_log: bool = False
-    is_whole: bool = False  # each bin is one whole number
-    is_full: bool = False  # the whole range is shown, however empty
+    is_integer: bool = False  # each bin is one integer
+    is_full_range: bool = False  # draw all bins, also empty ones at the ends
 
 
-LOOKS: Final = {
-    "box_area_ratio": Look(
-        "Box area", "box area / image area", "share of the image that a box covers (paper 003, figure 4)", is_full=True
+STYLES: Final = {
+    "box_area_ratio": Style(
+        "Box area",
+        "box area / image area",
+        "Fraction of the image that each box covers (compare figure 4 of the HyCoCLIP paper)",
+        is_full_range=True,
     ),
-    "boxes_per_image": Look("Boxes per image", "kept boxes", "kept images by the number of their boxes", is_whole=True),
-    "caption_length": Look("Caption length", "characters", "cleaned captions by their number of characters"),
-    "grounding_score": Look("Grounding score", "score", "confidence of every box above the grounder's floor"),
-    "clip_cosine": Look("CLIP, crop against phrase", "cosine", "boxes that reached the CLIP filter"),
-    "clip_similarity": Look("CLIP, image against caption", "cosine", "whole image against whole caption"),
-    "image_side": Look("Image size", "pixels", "sides of the images as they arrived", is_stacked=False, is_log=True),
+    "boxes_per_image": Style(
+        "Boxes per image", "kept boxes", "Number of kept boxes of each kept image", is_integer=True
+    ),
+    "caption_length": Style("Caption length", "characters", "Length of each cleaned caption"),
+    "grounding_score": Style("Grounding score", "score", "Confidence of the grounder in each box"),
+    "clip_cosine": Style(
+        "CLIP similarity of box and phrase", "cosine", "Boxes that passed the filters by size and grounding score"
+    ),
+    "clip_similarity": Style(
+        "CLIP similarity of image and caption", "cosine", "Full image and full caption of each kept row"
+    ),
+    "image_side": Style(
+        "Image size", "pixels", "Sides of each downloaded image, before resizing", is_stacked=False, is_log=True
+    ),
 }
 
 
-def histogram_chart(name: str, data: Mapping[str, Any], mark: float | None = None) -> Chart | None:
-    """The chart of one histogram of stats.json, None if it counted nothing; `mark` is a threshold on its axis."""
-    look = LOOKS[name]
+def histogram_chart(name: str, data: HistogramJson, threshold: float | None = None) -> Chart | None:
+    """Return the chart of one histogram of stats.json, or None if it is empty; `threshold` is a value on its x axis."""
+    style = STYLES[name]
     series = list(data["counts"])
-    edges, counts = trim(data["edges"], [data["counts"][s] for s in series], look)
+    edges, counts = trim(data["edges"], [data["counts"][s] for s in series], style)
     if not edges:
         return None
-    low, high = position(edges[0], look), position(edges[-1], look)
-    heights = [sum(c) if look.is_stacked else max(c) for c in zip(*counts, strict=True)]
+    low, high = axis_position(edges[0], style), axis_position(edges[-1], style)
+    heights = [sum(c) if style.is_stacked else max(c) for c in zip(*counts, strict=True)]
     y_ticks = nice_ticks(max(heights))
     scale = (HEIGHT - TOP - BOTTOM) / y_ticks[-1]
 
-    def across(value: float) -> float:
-        return round(LEFT + (position(value, look) - low) / (high - low) * (WIDTH - LEFT - RIGHT), 2)
+    def to_x(value: float) -> float:
+        return round(LEFT + (axis_position(value, style) - low) / (high - low) * (WIDTH - LEFT - RIGHT), 2)
 
-    is_marked = mark is not None and edges[0] <= mark <= edges[-1]
+    is_on_axis = threshold is not None and edges[0] <= threshold <= edges[-1]
     return Chart(
         name=name,
-        title=look.title,
-        axis=look.axis,
-        summary=summary(data, look),
-        bars=list(draw_bars(edges, dict(zip(series, counts, strict=True)), look, across, scale)),
-        x_ticks=x_ticks(edges, look, across),
+        title=style.title,
+        axis=style.axis,
+        summary=summary(data, style),
+        bars=list(draw_bars(edges, dict(zip(series, counts, strict=True)), style, to_x, scale)),
+        x_ticks=x_ticks(edges, style, to_x),
         y_ticks=[(round(HEIGHT - BOTTOM - tick * scale, 2), short(tick)) for tick in y_ticks],
         legend=series if len(series) > 1 else [],
-        mark=across(mark) if is_marked and mark is not None else None,
-        mark_label=f"limit {number(mark)}" if mark is not None else "",
+        threshold_x=to_x(threshold) if is_on_axis and threshold is not None else None,
+        threshold_label=f"min {number(threshold)}" if threshold is not None else "",
     )
 
 
-def summary(data: Mapping[str, Any], look: Look) -> str:
-    """What the histogram shows, and number and mean of each series that counted something."""
+def summary(data: HistogramJson, style: Style) -> str:
+    """Return a sentence with the meaning of the histogram, and the count and mean of each series that is not empty."""
     names = {s: f"{s} " if len(data["counts"]) > 1 else "" for s in data["counts"] if data["n"][s]}
     facts = [f"{name}n = {data['n'][s]:,}, mean {number(data['mean'][s])}" for s, name in names.items()]
-    return f"{look.note[0].upper()}{look.note[1:]}; {'; '.join(facts)}."
+    return f"{style.note}; {'; '.join(facts)}."
 
 
 def draw_bars(
-    edges: Sequence[float], counts: Mapping[str, Sequence[int]], look: Look, across: Across, scale: float
+    edges: Sequence[float], counts: Mapping[str, Sequence[int]], style: Style, to_x: ToX, scale: float
 ) -> Iterator[Bar]:
-    """A bar for each bin and series that counted something, the series on top of each other or side by side.
+    """Yield a bar for each bin and series with a count, the series stacked or side by side.
 
-    `scale` is the height of one count, in units of the SVG.
+    `scale` is the height of one count in units of the SVG.
     """
-    share = 1 if look.is_stacked else len(counts)  # bars beside each other in a bin
+    n_columns = 1 if style.is_stacked else len(counts)  # bars side by side in a bin
     for i, (low, high) in enumerate(pairwise(edges)):
-        x, width = across(low), (across(high) - across(low)) / share
+        x, width = to_x(low), (to_x(high) - to_x(low)) / n_columns
         gap = min(1.5, width * 0.15)
-        span = number(low) if look.is_whole else f"{number(low)} to {number(high)}"
-        floor = HEIGHT - BOTTOM
+        label = number(low) if style.is_integer else f"{number(low)} to {number(high)}"
+        base = HEIGHT - BOTTOM
         for j, (name, values) in enumerate(counts.items()):
             if not values[i]:
                 continue
             height = values[i] * scale
-            left = x if look.is_stacked else x + j * width
+            left = x if style.is_stacked else x + j * width
             yield Bar(
                 x=round(left + gap / 2, 2),
-                y=round(floor - height, 2),
+                y=round(base - height, 2),
                 width=round(width - gap, 2),
                 height=round(height, 2),
                 series=j,
-                title=f"{span}: {values[i]:,}" + (f" {name}" if len(counts) > 1 else ""),
+                title=f"{label}: {values[i]:,}" + (f" {name}" if len(counts) > 1 else ""),
             )
-            if look.is_stacked:
-                floor -= height
+            if style.is_stacked:
+                base -= height
 
 
-def trim(edges: Sequence[float], counts: Sequence[Sequence[int]], look: Look) -> tuple[list[float], list[list[int]]]:
-    """Without empty bins at both ends, and with so many neighbours joined that MAX_BARS are enough."""
+def trim(edges: Sequence[float], counts: Sequence[Sequence[int]], style: Style) -> tuple[list[float], list[list[int]]]:
+    """Remove the empty bins at both ends, and merge neighbouring bins until there are at most MAX_BARS."""
     filled = [i for i, column in enumerate(zip(*counts, strict=True)) if any(column)]
     if not filled:
         return [], []
-    first, last = (0, len(edges) - 2) if look.is_full else (max(filled[0] - 1, 0), min(filled[-1] + 1, len(edges) - 2))
-    step = 1 if look.is_full else math.ceil((last - first + 1) / MAX_BARS)
+    first, last = max(filled[0] - 1, 0), min(filled[-1] + 1, len(edges) - 2)
+    if style.is_full_range:
+        first, last = 0, len(edges) - 2
+    step = 1 if style.is_full_range else math.ceil((last - first + 1) / MAX_BARS)
     first -= first % step
     starts = list(range(first, last + 1, step))
-    joined = [[sum(row[i : i + step]) for i in starts] for row in counts]
-    return [edges[i] for i in starts] + [edges[min(starts[-1] + step, len(edges) - 1)]], joined
+    merged = [[sum(row[i : i + step]) for i in starts] for row in counts]
+    return [edges[i] for i in starts] + [edges[min(starts[-1] + step, len(edges) - 1)]], merged
 
 
-def position(value: float, look: Look) -> float:
-    """A value as far along its axis as it is drawn, before the axis is scaled to the chart."""
-    return math.log2(value) if look.is_log else value
+def axis_position(value: float, style: Style) -> float:
+    """Return the position of a value on its linear or logarithmic axis, before scaling to the width of the chart."""
+    return math.log2(value) if style.is_log else value
 
 
-def x_ticks(edges: Sequence[float], look: Look, across: Across) -> list[tuple[float, str]]:
-    """About six labelled positions: whole numbers under the middle of their bar, powers of two, or round figures."""
-    if look.is_whole:
+def x_ticks(edges: Sequence[float], style: Style, to_x: ToX) -> list[tuple[float, str]]:
+    """Return about six ticks: integers below the centres of their bars, powers of two, or round numbers."""
+    if style.is_integer:
         step = math.ceil((len(edges) - 1) / 12)
-        return [((across(a) + across(b)) / 2, number(a)) for a, b in zip(edges[:-1:step], edges[1::step], strict=False)]
-    if look.is_log:
+        return [((to_x(a) + to_x(b)) / 2, number(a)) for a, b in zip(edges[:-1:step], edges[1::step], strict=False)]
+    if style.is_log:
         powers = range(math.ceil(math.log2(edges[0])), math.floor(math.log2(edges[-1])) + 1)
-        return [(across(2.0**p), number(2.0**p)) for p in powers]
+        return [(to_x(2.0**p), number(2.0**p)) for p in powers]
     step_ = round_step((edges[-1] - edges[0]) / 6)
     first, last = math.ceil(edges[0] / step_ - 1e-9), math.floor(edges[-1] / step_ + 1e-9)
-    return [(across(i * step_), number(i * step_)) for i in range(first, last + 1)]
+    return [(to_x(i * step_), number(i * step_)) for i in range(first, last + 1)]
 
 
 def nice_ticks(highest: int) -> list[int]:
-    """Whole numbers from 0 in equal steps to at least `highest`, four or five of them."""
+    """Return four or five integers, from 0 in equal steps to at least `highest`."""
     step = max(1, math.ceil(round_step(highest / 4)))
     return list(range(0, highest + step, step))
 
 
 def round_step(least: float) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that is at least `least`."""
+    """Return the smallest of 1, 2, 2.5 and 5 times a power of ten that is at least `least`."""
     power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
     return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= least * (1 - 1e-9))
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, thousands separated."""
+    """Format a number with three significant digits and a thousands separator; "-" for None."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def short(value: int) -> str:
-    """12,000 as 12k."""
+    """Format a count with a unit: 12k for 12,000."""
     for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if value >= size:
             return f"{value / size:g}{unit}"

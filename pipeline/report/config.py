@@ -7,19 +7,19 @@ from common.config import check_range
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig:
-    """How much report.html shows; stats.json always counts everything."""
+    """The amount of detail in report.html; stats.json always covers all rows."""
 
-    # pictures shown with their boxes
+    # number of sample images shown with their boxes
     pictures: int = 24
-    # dependency trees shown, for the first pictures whose caption is short enough to draw
+    # number of dependency trees, taken from those sample images whose caption is short enough to draw
     trees: int = 4
-    # dropped rows shown for each reason
+    # number of dropped rows shown for each reason
     examples: int = 3
-    # longest side of a picture, in pixels
+    # longest side of a sample image, in pixels
     thumbnail_px: int = 320
-    # random seed of the choice of pictures
+    # random seed of the choice of sample images
     seed: int = 0
-    # also print the statistics in the terminal when the job ends
+    # print the statistics in the terminal when the job ends
     summary: bool = True
 
     def __post_init__(self) -> None:

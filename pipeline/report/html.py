@@ -1,4 +1,4 @@
-"""report.html: one file that opens from disk, without scripts and without a network."""
+"""Write report.html: a single file without scripts, which a browser opens from disk without network access."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,46 +15,69 @@ from pipeline.report.charts import Chart, histogram_chart, number
 from pipeline.report.config import ReportConfig
 from pipeline.report.samples import Row, pick_examples, pick_pictures
 from pipeline.report.shards import read_manifests
-from pipeline.report.stats import STATS_FILE
 from pipeline.report.trees import draw_tree, is_drawable
 from pipeline.score.config import CLIP_SCORE_WEIGHT
 from pipeline.write.store import Store
+from schemas.files import REPORT_FILE, STATS_FILE
+from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, REASONS, STAGES
 
-REPORT_FILE: Final = "report.html"
 TEMPLATES: Final = Path(__file__).resolve().parent
 MAX_TEXT: Final = 160
-"""Characters of a URL or caption in a table."""
+"""Maximum length of a URL or caption in a table, in characters."""
 HINTS: Final = {
-    "dns_error": "many of these: run a caching resolver beside the workers, or lower the number of connections",
-    "timeout": "raise the time-out, or lower the number of connections a host",
-    "connection_error": "often a host that is gone; a later run with the same input may find it again",
-    "http_error": "404 and 410 are gone for good; 403 and 429 ask for fewer requests",
-    "opted_out": "the owner's wish; nothing to mend",
-    "private_address": "name hosts of your own in download.allowed_private_hosts",
-    "low_score": "the grounding threshold decides; the scores are stored, so another cut needs no GPU",
-    "low_clip_score": "the CLIP threshold decides; the cosines are stored, so another cut needs no GPU",
-    "box_too_small": "a larger stored image (download.resize) keeps more of them",
+    "dns_error": "If this is frequent: run a caching DNS resolver on the workers, or lower download.concurrency.",
+    "timeout": "Raise download.timeout_s, or lower download.concurrency_per_host.",
+    "connection_error": "The host may be gone. A later run with another output may reach it again.",
+    "http_error": "404 and 410: the image no longer exists. 403 and 429: lower download.concurrency_per_host.",
+    "opted_out": "The owner does not allow this use of the image. There is nothing to fix.",
+    "private_address": "Add the names of your own hosts to download.allowed_private_hosts.",
+    "low_score": "Depends on score.min_score. The scores are stored in arrow/, so another threshold needs no GPU.",
+    "low_clip_score": "Depends on score.min_clip_score. The cosines are stored in arrow/, so another threshold needs no GPU.",
+    "box_too_small": "Larger stored images (download.resize.size) keep more boxes above the limit.",
 }
-"""What the user can do about a reason."""
+"""Drop reason -> advice on the page."""
+TRUTH_COLUMNS: Final = {
+    "n_right": "correct boxes",
+    "n_predicted": "boxes",
+    "n_true": "true boxes",
+    "n_absent": "boxes of absent objects",
+    "n_abstract": "boxes of abstract nouns",
+}
+"""Count in the `truth` of stats.json -> column heading."""
 
 
 def write_report(output: str, config: ReportConfig | None = None) -> None:
-    """Write report.html from stats.json and the finished shards; without `config`, with that of the run.
+    """Write report.html to the folder or URL `output`, from its stats.json and finished shards.
 
-    Raises UserError without stats.json.
+    Without `config`, the report settings of the job are used. Raises UserError if there is no stats.json.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from pipeline.read.types import ShardPlan
+    >>> from pipeline.report.stats import build_stats
+    >>> from pipeline.write.config import WriteConfig
+    >>> from pipeline.write.stage import write_shard
+    >>> from schemas.rows import SCORED
+    >>> plan, provenance = ShardPlan(0, 0, 0, ()), {"config_hash": "0", "models": {"scorer": {"name": "miniature"}}}
+    >>> with TemporaryDirectory() as output:
+    ...     manifest = write_shard(SCORED.empty_table(), plan, WriteConfig(), output, provenance)
+    ...     stats = build_stats(output)
+    ...     write_report(output)
+    ...     (Path(output) / "report.html").is_file()
+    True
     """
     store = Store(output)
     content = store.read(STATS_FILE)
     if content is None:
-        raise UserError(f"{output} has no {STATS_FILE}: make it with `python -m pipeline.report {output}`")
-    stats = json.loads(content)
+        raise UserError(f"{output} has no {STATS_FILE}; create it with `python -m pipeline.report {output}`")
+    stats: Statistics = json.loads(content)
     config = config or ReportConfig(**stats["config"].get("report", {}))
     store.write(REPORT_FILE, render(stats, store, config))
 
 
-def render(stats: dict[str, Any], store: Store, config: ReportConfig) -> str:
-    """The page as text."""
+def render(stats: Statistics, store: Store, config: ReportConfig) -> str:
+    """Return the page as HTML."""
     manifests = read_manifests(store, set(stats["shards"]))
     pictures = pick_pictures(store, manifests, config)
     drawable = [picture.row for picture in pictures if is_drawable(picture.row)][: config.trees]
@@ -74,14 +97,15 @@ def render(stats: dict[str, Any], store: Store, config: ReportConfig) -> str:
         trees=[(row["key"], row["caption"], draw_tree(row, i)) for i, row in enumerate(drawable)],
         charts=list(make_charts(stats)),
         truth=list(truth_rows(stats.get("truth", {}), "")),
+        truth_columns=TRUTH_COLUMNS,
         meanings={**PHRASE_REMOVALS, **BOX_REMOVALS},
         config_text=OmegaConf.to_yaml(OmegaConf.create(stats["config"])),
         versions=list(flatten(stats["provenance"], "")),
     )
 
 
-def funnel(stats: Mapping[str, Any], examples: Mapping[tuple[str, str], list[Row]]) -> Iterator[dict[str, Any]]:
-    """For each stage how many rows entered and left it, and its reasons, the most frequent first."""
+def funnel(stats: Statistics, examples: Mapping[tuple[str, str], list[Row]]) -> Iterator[dict[str, Any]]:
+    """Yield, for each stage, the rows that entered and left it and its drop reasons, the most frequent first."""
     left = stats["rows"]["read"]
     for stage in STAGES:
         reasons = sorted(stats["rows"]["dropped"].get(stage, {}).items(), key=lambda item: (-item[1], item[0]))
@@ -103,8 +127,8 @@ def funnel(stats: Mapping[str, Any], examples: Mapping[tuple[str, str], list[Row
         }
 
 
-def make_charts(stats: Mapping[str, Any]) -> Iterator[Chart]:
-    """The histograms that counted something, with the thresholds that decided marked where they are on the axis."""
+def make_charts(stats: Statistics) -> Iterator[Chart]:
+    """Yield the charts of the histograms that are not empty, with the thresholds of the job marked on their axes."""
     thresholds = stats["provenance"].get("thresholds", {})
     clip_score = thresholds.get("min_clip_score")
     marks = {
@@ -118,7 +142,7 @@ def make_charts(stats: Mapping[str, Any]) -> Iterator[Chart]:
 
 
 def truth_rows(truth: Mapping[str, Any], path: str) -> Iterator[dict[str, Any]]:
-    """Every part of the truth that has a precision and a recall, named by the way to it."""
+    """Yield a table row for each part of `truth` that has a precision and a recall, named by its path in the tree."""
     if {"precision", "recall"} <= truth.keys():
         counts = {name: value for name, value in truth.items() if isinstance(value, int)}
         yield {"name": path or "all", "precision": truth["precision"], "recall": truth["recall"], "counts": counts}
@@ -128,7 +152,7 @@ def truth_rows(truth: Mapping[str, Any], path: str) -> Iterator[dict[str, Any]]:
 
 
 def flatten(tree: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:
-    """Leaves of a tree with their dotted names."""
+    """Yield the leaves of a tree with their dotted names."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{path}{name}.")
@@ -137,7 +161,7 @@ def flatten(tree: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:
 
 
 def shortened(text: str | None) -> str:
-    """At most MAX_TEXT characters; a dash for nothing."""
+    """Truncate a text to MAX_TEXT characters; return a dash for None or an empty text."""
     if not text:
         return "–"
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

@@ -1,4 +1,4 @@
-"""The rows a report shows: pictures with their boxes, and examples of every reason to drop a row. The same rows on every run."""
+"""Choose the rows that the page shows, sample images and dropped rows. The choice is the same in every run."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -11,14 +11,16 @@ import pyarrow.compute as pc
 from common.images import STORED, decode
 from pipeline.images import encode_jpeg, resize
 from pipeline.report.config import ReportConfig
-from pipeline.report.shards import Manifest, read_batches, read_images
+from pipeline.report.shards import read_batches, read_images
 from pipeline.write.store import Store
+from schemas.manifest import Manifest
 from schemas.status import KEPT
 
 Row = dict[str, Any]
+"""Some columns of one row of arrow/."""
 
 MAX_SHARDS: Final = 8
-"""Shards that pictures are taken from, spread evenly over the run: a tar has to be read up to the wanted image."""
+"""Maximum number of shards to take images from, since a tar has to be read up to the chosen image."""
 EXAMPLE_COLUMNS: Final = ("key", "url", "caption_original", "stage", "reason", "detail")
 PICTURE_COLUMNS: Final = (
     "key",
@@ -35,7 +37,7 @@ THUMBNAIL_QUALITY: Final = 82
 
 @dataclass(frozen=True)
 class Picture:
-    """A kept row (PICTURE_COLUMNS) with its image as a small JPEG."""
+    """A kept row, with PICTURE_COLUMNS, and its image as a small JPEG."""
 
     row: Row
     jpeg: bytes
@@ -44,7 +46,10 @@ class Picture:
 
 
 def pick_pictures(store: Store, manifests: Sequence[Manifest], config: ReportConfig) -> list[Picture]:
-    """`config.pictures` kept rows whose image is at hand, chosen by a hash of seed and key."""
+    """Choose `config.pictures` kept rows by a hash of the seed and their key; skip those whose image was not stored.
+
+    They are taken from at most MAX_SHARDS shards, spread evenly over the run.
+    """
     with_rows = [manifest for manifest in manifests if manifest["counts"]["kept"]]
     n = min(MAX_SHARDS, len(with_rows))
     shards = [with_rows[i * len(with_rows) // n] for i in range(n)]
@@ -56,7 +61,7 @@ def pick_pictures(store: Store, manifests: Sequence[Manifest], config: ReportCon
     chosen = sorted(ranked)[: config.pictures]
     found: dict[str, Picture] = {}
     for number, manifest in enumerate(shards):
-        keys = {key for _, key, of in chosen if of == number}
+        keys = {key for _, key, shard in chosen if shard == number}
         if keys:
             images = read_images(store, manifest, keys)
             for row in rows_with_keys(store, manifest, keys & images.keys()):
@@ -65,13 +70,13 @@ def pick_pictures(store: Store, manifests: Sequence[Manifest], config: ReportCon
 
 
 def rows_with_keys(store: Store, manifest: Manifest, keys: set[str]) -> Iterator[Row]:
-    """These rows of a shard with PICTURE_COLUMNS."""
+    """Yield the rows of a shard with these keys, with PICTURE_COLUMNS."""
     for batch in read_batches(store, manifest, PICTURE_COLUMNS):
         yield from batch.filter(pc.is_in(batch["key"], pa.array(sorted(keys), pa.string()))).to_pylist()
 
 
 def thumbnail(image: bytes, side_px: int) -> tuple[bytes, int, int]:
-    """A JPEG whose longest side is at most `side_px`, with its width and height."""
+    """Return a JPEG whose longest side is at most `side_px`, its width and its height."""
     pixels = decode(image, STORED)
     scale = min(1.0, side_px / max(pixels.shape[:2]))
     height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
@@ -79,11 +84,14 @@ def thumbnail(image: bytes, side_px: int) -> tuple[bytes, int, int]:
 
 
 def pick_examples(store: Store, manifests: Sequence[Manifest], n: int) -> dict[tuple[str, str], list[Row]]:
-    """(stage, reason) -> its first `n` rows with EXAMPLE_COLUMNS; only shards that have a missing example are read."""
+    """Return the first `n` rows dropped for each (stage, reason), with EXAMPLE_COLUMNS.
+
+    Only shards with a reason that still lacks examples are read.
+    """
     examples: dict[tuple[str, str], list[Row]] = {}
     for manifest in manifests:
-        here = {(stage, reason) for stage, reasons in manifest["counts"]["dropped"].items() for reason in reasons}
-        if all(len(examples.get(why, ())) >= n for why in here):
+        in_shard = {(stage, reason) for stage, reasons in manifest["counts"]["dropped"].items() for reason in reasons}
+        if all(len(examples.get(cause, ())) >= n for cause in in_shard):
             continue
         for batch in read_batches(store, manifest, EXAMPLE_COLUMNS):
             for row in batch.filter(pc.is_valid(batch["reason"])).to_pylist():

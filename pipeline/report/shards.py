@@ -1,45 +1,44 @@
-"""Reading finished shards: their manifests, the wanted columns of arrow/, and images."""
+"""Read finished shards: manifests, selected columns of arrow/, and images."""
 
 import json
 import tarfile
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import pyarrow as pa
 
 from common.errors import UserError
 from common.remote import map_concurrently
 from pipeline.write.store import Store
-from schemas.files import FILES, MANIFEST_FILE
+from schemas.files import FILES, GRIT_IMAGE, MANIFEST_FILE, MANIFEST_FOLDER
+from schemas.manifest import Manifest
 from schemas.rows import VERSION
-
-Manifest = dict[str, Any]
 
 
 def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Manifest]:
-    """Manifests of the finished shards (schemas.files.MANIFEST) in order; `only` these numbers, where given.
+    """Return the manifests of the finished shards, or of those with an index in `only`, in order.
 
-    Raises UserError if there is none, or one of another version of the schemas.
+    Raises UserError if there is none, or if one has another schema version.
     """
-    folder = MANIFEST_FILE.rsplit("/", 1)[0]
-    files = [f"{folder}/{name}" for name in store.names(folder) if name.endswith(".json")]
+    files = [f"{MANIFEST_FOLDER}/{name}" for name in store.names(MANIFEST_FOLDER) if name.endswith(".json")]
     if only is not None:
-        wanted = {MANIFEST_FILE.format(index) for index in only}
-        files = [file for file in files if file in wanted]
+        selected = {MANIFEST_FILE.format(index) for index in only}
+        files = [file for file in files if file in selected]
     contents = map_concurrently(store.read, files)
-    manifests = [json.loads(content) for content in contents if content is not None]
+    manifests: list[Manifest] = [json.loads(content) for content in contents if content is not None]
     if not manifests:
-        raise UserError(f"no finished shard in {store.root}: run the job with this output first")
+        raise UserError(f"no finished shard in {store.root}; run the job with this output first")
     old = next((manifest for manifest in manifests if manifest["schema"] != VERSION), None)
     if old:
         raise UserError(
-            f"shard {old['shard']} of {store.root} has schema {old['schema']}, this is {VERSION}: run the job again, which makes it anew"
+            f"shard {old['shard']} of {store.root} has schema {old['schema']}, but this version of HyperGRIT reads "
+            f"{VERSION}; run the job again to replace the shard"
         )
     return sorted(manifests, key=lambda manifest: manifest["shard"])
 
 
 def read_batches(store: Store, manifest: Manifest, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The shard's rows with these columns alone, batch by batch; nothing if the run wrote no arrow/."""
+    """Yield the rows of a shard in batches, with only these columns; nothing if the shard has no arrow/ file."""
     name = FILES["arrow"][0].format(manifest["shard"])
     if name not in manifest["files"]:
         return
@@ -53,7 +52,7 @@ def read_batches(store: Store, manifest: Manifest, columns: Sequence[str]) -> It
 
 
 def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict[str, bytes]:
-    """Stored images of these rows, as far as the run kept them: from arrow/, else from grit/."""
+    """Return the stored images of the rows with these keys, from arrow/ or grit/; rows without one are skipped."""
     images: dict[str, bytes] = {}
     for batch in read_batches(store, manifest, ("key", "image")):
         for key, image in zip(batch["key"].to_pylist(), batch["image"], strict=True):
@@ -66,8 +65,8 @@ def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict
             tarfile.open(fileobj=cast(BinaryIO, file), mode="r|") as tar,
         ):
             for member in tar:
-                key = member.name.removesuffix(".jpg")
-                if key in missing and member.name.endswith(".jpg") and (content := tar.extractfile(member)):
+                key, _, extension = member.name.partition(".")
+                if key in missing and extension == GRIT_IMAGE and (content := tar.extractfile(member)):
                     images[key] = content.read()
                     missing.remove(key)
                 if not missing:

@@ -1,76 +1,96 @@
-"""stats.json: what a run read, kept and dropped, merged from the files of all finished shards, so that it is right after a resume."""
+"""Compute stats.json from the files of all finished shards, including those that an earlier run finished."""
 
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final, cast
 
 from omegaconf import OmegaConf
 
+from common.config import RESOLVED_FILE
 from common.remote import map_concurrently
-from pipeline.report.shards import Manifest, read_batches, read_manifests
+from pipeline.report.shards import read_batches, read_manifests
 from pipeline.report.totals import COLUMNS, Totals
 from pipeline.write.store import Store
-from schemas.files import TIMINGS_FILE
+from schemas.files import RUN_TIMINGS_FILE, STATS_FILE, TIMINGS_FILE
+from schemas.manifest import Counts, Manifest, Timings
 from schemas.rows import VERSION
-from schemas.stats import Statistics
+from schemas.stats import HostFailures, RowStatistics, StageSpeed, Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, STAGES
 
-STATS_FILE: Final = "stats.json"
 TOP: Final = 30
-"""Length of the lists of most frequent phrases, heads and hosts."""
+"""Length of the lists of the most frequent phrases, head nouns and hosts."""
 
 
 def build_stats(output: str, truth: dict[str, Any] | None = None, shards: Collection[int] | None = None) -> Statistics:
-    """Count the finished shards of `output` (only `shards`, where given), write stats.json and return what it holds.
+    """Count the finished shards of the folder or URL `output`, write stats.json there and return its content.
 
-    `truth` is what is known of the boxes' precision and recall, stored as it is. Raises UserError if no shard is finished, ValueError
-    if a row is unaccounted for.
+    `shards` limits the count to shards with these indices. `truth` is stored unchanged: the precision and recall of the
+    boxes, if they are known.
+
+    Raises UserError if no shard is finished, ValueError if the counts of a shard do not add up.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from pipeline.read.types import ShardPlan
+    >>> from pipeline.write.config import WriteConfig
+    >>> from pipeline.write.stage import write_shard
+    >>> from schemas.rows import SCORED
+    >>> plan, provenance = ShardPlan(0, 0, 0, ()), {"config_hash": "0", "models": {"scorer": {"name": "miniature"}}}
+    >>> with TemporaryDirectory() as output:
+    ...     manifest = write_shard(SCORED.empty_table(), plan, WriteConfig(), output, provenance)
+    ...     build_stats(output)["rows"]
+    {'read': 0, 'kept': 0, 'dropped': {}}
     """
     store = Store(output)
     manifests = read_manifests(store, shards)
-    stats: dict[str, Any] = {
+    stats: Statistics = {
         "schema": VERSION,
         "shards": [manifest["shard"] for manifest in manifests],
         "without_rows": sum("arrow" not in manifest["formats"] for manifest in manifests),
         "rows": sum_rows(manifests),
-        **content_of(count_shards(store, manifests)),
+        **row_statistics(count_shards(store, manifests)),
         "stages": sum_timings(store, manifests),
-        "run": json.loads(store.read("_timings/run.json") or b"{}"),
+        "run": json.loads(store.read(RUN_TIMINGS_FILE) or b"{}"),
         "provenance": manifests[0]["provenance"],
-        "config": OmegaConf.to_container(OmegaConf.create((store.read("config.yaml") or b"{}").decode())),
+        "config": read_config(store),
     }
     if truth is not None:
         stats["truth"] = truth
     store.write(STATS_FILE, json.dumps(stats, ensure_ascii=False, indent=1))  # not sorted: stages keep their order
-    return cast(Statistics, stats)
+    return stats
 
 
-def content_of(totals: Totals) -> dict[str, Any]:
-    """What the rows hold: the parts of stats.json that are counted row by row."""
+def read_config(store: Store) -> dict[str, Any]:
+    """Return the resolved configuration of the job, {} if its file does not exist."""
+    text = (store.read(RESOLVED_FILE) or b"{}").decode()
+    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(text)))
+
+
+def row_statistics(totals: Totals) -> RowStatistics:
+    """Return the part of stats.json that is counted row by row."""
     return {
         "phrases": {
             "found": totals.chunks.total(),
-            "removed": ordered(totals.chunks, PHRASE_REMOVALS),
+            "removed": select(totals.chunks, PHRASE_REMOVALS),
             "given": totals.chunks[None],
             "grounded": totals.n_grounded,
         },
         "boxes": {
             "found": totals.boxes.total(),
-            "removed": ordered(totals.boxes, BOX_REMOVALS),
+            "removed": select(totals.boxes, BOX_REMOVALS),
             "kept": totals.boxes[None],
         },
         "duplicates": totals.duplicates(),
-        "top": {"phrases": most(totals.phrases), "heads": most(totals.heads)},
+        "top": {"phrases": most_frequent(totals.phrases), "heads": most_frequent(totals.heads)},
         "failures": failing_hosts(totals.hosts),
         "histograms": {name: histogram.to_json() for name, histogram in totals.histograms.items()},
     }
 
 
-def sum_rows(manifests: list[Manifest]) -> dict[str, Any]:
-    """`{"read", "kept", "dropped": {stage: {reason: n}}}` over all shards, stages in their order.
+def sum_rows(manifests: list[Manifest]) -> Counts:
+    """Add up the row counts of all shards; stages are in pipeline order, reasons are sorted.
 
-    Raises ValueError unless read = kept + dropped in each.
+    Raises ValueError if rows read and rows kept plus dropped differ in a shard.
     """
     read = kept = 0
     dropped: dict[str, Counter[str]] = {stage: Counter() for stage in STAGES}
@@ -79,7 +99,8 @@ def sum_rows(manifests: list[Manifest]) -> dict[str, Any]:
         n_dropped = sum(sum(reasons.values()) for reasons in counts["dropped"].values())
         if counts["read"] != counts["kept"] + n_dropped:
             raise ValueError(
-                f"shard {manifest['shard']}: {counts['read']} rows read, but {counts['kept']} kept and {n_dropped} dropped"
+                f"shard {manifest['shard']}: {counts['read']} rows read, but {counts['kept']} kept "
+                f"and {n_dropped} dropped"
             )
         read, kept = read + counts["read"], kept + counts["kept"]
         for stage, reasons in counts["dropped"].items():
@@ -88,7 +109,10 @@ def sum_rows(manifests: list[Manifest]) -> dict[str, Any]:
 
 
 def count_shards(store: Store, manifests: list[Manifest]) -> Totals:
-    """What the rows tell, or their manifest for a shard without arrow/. Raises ValueError where they disagree with their manifest."""
+    """Count the rows of all shards; a shard without arrow/ contributes only the counts of its manifest.
+
+    Raises ValueError if the rows of a shard and its manifest disagree.
+    """
     totals = Totals()
     for manifest in manifests:
         if "arrow" not in manifest["formats"]:
@@ -99,19 +123,25 @@ def count_shards(store: Store, manifests: list[Manifest]) -> Totals:
             totals.add(batch)
             has_rows = True
         counts = manifest["counts"]
-        found = totals.kept - kept, dict(totals.drops - drops)
-        told = counts["kept"], {(s, r): n for s, reasons in counts["dropped"].items() for r, n in reasons.items() if n}
-        if has_rows and found != told:
-            raise ValueError(f"shard {manifest['shard']}: its rows and its manifest disagree: {found}, {told}")
+        counted = totals.kept - kept, dict(totals.drops - drops)
+        recorded = (
+            counts["kept"],
+            {(s, r): n for s, reasons in counts["dropped"].items() for r, n in reasons.items() if n},
+        )
+        if has_rows and counted != recorded:
+            raise ValueError(
+                f"shard {manifest['shard']}: the counts of its rows and of its manifest disagree: {counted}, {recorded}"
+            )
     return totals
 
 
-def sum_timings(store: Store, manifests: list[Manifest]) -> dict[str, dict[str, float]]:
-    """Stage -> busy seconds, rows that entered it, and rows/s, over the shards whose timings are there."""
-    stages: dict[str, dict[str, float]] = {}
+def sum_timings(store: Store, manifests: list[Manifest]) -> dict[str, StageSpeed]:
+    """Add up the time of each stage over the shards that have a timings file."""
+    stages: dict[str, StageSpeed] = {}
     for content in map_concurrently(store.read, [TIMINGS_FILE.format(manifest["shard"]) for manifest in manifests]):
-        for stage, timing in json.loads(content or b"{}").items():
-            total = stages.setdefault(stage, {"seconds": 0.0, "rows": 0.0})
+        timings: Timings = json.loads(content or b"{}")
+        for stage, timing in timings.items():
+            total = stages.setdefault(stage, {"seconds": 0.0, "rows": 0.0, "rows_per_second": 0.0})
             total["seconds"] += timing["seconds"]
             total["rows"] += timing["rows"]
     for total in stages.values():
@@ -120,20 +150,20 @@ def sum_timings(store: Store, manifests: list[Manifest]) -> dict[str, dict[str, 
     return {stage: stages[stage] for stage in STAGES if stage in stages}
 
 
-def ordered(counter: Counter[str | None], names: Collection[str]) -> dict[str, int]:
-    """The non-zero counts of `names`, in their order."""
+def select(counter: Mapping[str | None, int], names: Collection[str]) -> dict[str, int]:
+    """Return the non-zero counts of `names`, in their order."""
     return {name: counter[name] for name in names if counter[name]}
 
 
-def most(counter: Counter[str]) -> list[tuple[str, int]]:
-    """The most frequent texts with their counts; ties in alphabetical order."""
+def most_frequent(counter: Counter[str]) -> list[tuple[str, int]]:
+    """Return the TOP most frequent texts with their counts; ties are in alphabetical order."""
     return sorted(counter.items(), key=lambda item: (-item[1], item[0]))[:TOP]
 
 
-def failing_hosts(hosts: Counter[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Hosts whose images did not arrive, those with most rows first: `{"host", "rows", "reasons": {reason: n}}`."""
+def failing_hosts(hosts: Counter[tuple[str, str]]) -> list[HostFailures]:
+    """Return the hosts with the most dropped rows, from counts by (host, reason)."""
     reasons: dict[str, dict[str, int]] = {}
     for (host, reason), n in sorted(hosts.items()):
         reasons.setdefault(host, {})[reason] = n
     totals = Counter({host: sum(counts.values()) for host, counts in reasons.items()})
-    return [{"host": host, "rows": n, "reasons": reasons[host]} for host, n in most(totals)]
+    return [{"host": host, "rows": n, "reasons": reasons[host]} for host, n in most_frequent(totals)]

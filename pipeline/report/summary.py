@@ -1,29 +1,46 @@
-"""The end of a run in a terminal: rows, boxes and phrases, speed by stage."""
+"""The summary of a run as text for the terminal: rows, phrases, boxes, and the speed of each stage."""
 
 from collections.abc import Mapping
-from typing import Any
+
+from schemas.manifest import Counts
+from schemas.stats import BoxCounts, PhraseCounts, StageSpeed, Statistics
 
 
-def summary_table(stats: Mapping[str, Any]) -> str:
-    """The figures of stats.json that one wants to see at once, as lines of text."""
+def summary_table(stats: Statistics) -> str:
+    """Return the main figures of stats.json as lines of text.
+
+    >>> counts = {"found": 3, "removed": {}, "grounded": 2, "kept": 2}
+    >>> rows = {"read": 2, "kept": 1, "dropped": {"download": {"http_error": 1}}}
+    >>> stats = {"rows": rows, "phrases": counts, "boxes": counts, "stages": {}, "run": {}, "shards": [0]}
+    >>> print(summary_table(stats))
+    rows read                                    2
+    rows kept                                    1   50.0%
+    rows dropped                                 1   50.0%
+      download: http_error                       1
+    <BLANKLINE>
+    phrases found                                3
+    phrases grounded                             2   66.7%
+    <BLANKLINE>
+    boxes found                                  3
+    boxes kept                                   2   66.7%
+    """
     lines = [
         *row_lines(stats["rows"]),
-        *found_lines("phrases", "grounded", stats["phrases"]),
-        *found_lines("boxes", "kept", stats["boxes"]),
+        *phrase_lines(stats["phrases"]),
+        *box_lines(stats["boxes"]),
         *stage_lines(stats["stages"]),
     ]
     if "wall_seconds" in stats["run"]:
-        lines.append(
-            f"last run: {stats['run']['shards']} of {len(stats['shards'])} shards in {stats['run']['wall_seconds']:,.1f} s"
-        )
+        run = stats["run"]
+        lines.append(f"last run: {run['shards']} of {len(stats['shards'])} shards in {run['wall_seconds']:,.1f} s")
     if "truth" in stats:
         known = [f"{name} {stats['truth'][name]:.3f}" for name in ("precision", "recall") if name in stats["truth"]]
-        lines += ["", f"boxes against the truth: {', '.join(known)}"]
+        lines += ["", f"boxes compared with the ground truth: {', '.join(known)}"]
     return "\n".join(lines)
 
 
-def row_lines(rows: Mapping[str, Any]) -> list[str]:
-    """Rows read, kept and dropped, the latter by stage and reason, the most frequent reasons first."""
+def row_lines(rows: Counts) -> list[str]:
+    """Return the rows read, kept and dropped; the most frequent drop reasons of each stage come first."""
     read, kept = rows["read"], rows["kept"]
     lines = [
         f"{'rows read':34}{read:>12,}",
@@ -31,23 +48,32 @@ def row_lines(rows: Mapping[str, Any]) -> list[str]:
         f"{'rows dropped':34}{read - kept:>12,}{share(read - kept, read)}",
     ]
     for stage, reasons in rows["dropped"].items():
-        often = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-        lines += [f"  {stage + ': ' + reason:32}{n:>12,}" for reason, n in often]
+        ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+        lines += [f"  {stage + ': ' + reason:32}{n:>12,}" for reason, n in ordered]
     return lines
 
 
-def found_lines(name: str, kept: str, counts: Mapping[str, Any]) -> list[str]:
-    """Phrases or boxes found, removed by reason, and left; `kept` is the word for the latter."""
+def phrase_lines(phrases: PhraseCounts) -> list[str]:
+    """Return the phrases found, removed and grounded."""
+    return _count_lines("phrases", phrases["found"], phrases["removed"], "grounded", phrases["grounded"])
+
+
+def box_lines(boxes: BoxCounts) -> list[str]:
+    """Return the boxes found, removed and kept."""
+    return _count_lines("boxes", boxes["found"], boxes["removed"], "kept", boxes["kept"])
+
+
+def _count_lines(name: str, found: int, removed: Mapping[str, int], result: str, n: int) -> list[str]:
     return [
         "",
-        f"{name + ' found':34}{counts['found']:>12,}",
-        *(f"  {'removed: ' + reason:32}{n:>12,}" for reason, n in counts["removed"].items()),
-        f"{name + ' ' + kept:34}{counts[kept]:>12,}{share(counts[kept], counts['found'])}",
+        f"{name + ' found':34}{found:>12,}",
+        *(f"  {'removed: ' + reason:32}{count:>12,}" for reason, count in removed.items()),
+        f"{name + ' ' + result:34}{n:>12,}{share(n, found)}",
     ]
 
 
-def stage_lines(stages: Mapping[str, Any]) -> list[str]:
-    """What each stage took; nothing where no timings are there."""
+def stage_lines(stages: Mapping[str, StageSpeed]) -> list[str]:
+    """Return a table of the time of each stage; no lines without timings."""
     if not stages:
         return []
     return [
@@ -60,5 +86,6 @@ def stage_lines(stages: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def share(part: int, whole: int) -> str:
-    return f"  {part / whole:6.1%}" if whole else ""
+def share(part: int, total: int) -> str:
+    """Format a percentage; empty if the total is 0."""
+    return f"  {part / total:6.1%}" if total else ""

@@ -1,7 +1,6 @@
-"""Counting over batches of arrow/: everything adds up in fixed memory, so that thousands of shards can be counted."""
+"""Count the rows of arrow/ batch by batch, in bounded memory, so that thousands of shards can be counted."""
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -10,6 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from schemas.manifest import Manifest
+from schemas.stats import DuplicateCounts, HistogramJson
 from schemas.status import KEPT
 
 Array = NDArray[Any]
@@ -19,11 +20,14 @@ COLUMNS: Final = (
     "caption", "tokens", "noun_chunks", "boxes", "box_scores", "clip_similarity",
 )  # fmt: skip
 MAX_TEXTS: Final = 500_000
-"""Distinct texts a counter holds; beyond, the rarest half goes, so that the counts of rare texts become lower bounds."""
+"""Maximum number of distinct texts in a counter.
+
+Beyond it, `prune` discards the rarer half, so that the counts of rare texts become lower bounds.
+"""
 
 
 class Histogram:
-    """Counts in fixed bins, for one or several series; what lies outside is counted in the outermost bin."""
+    """Counts in fixed bins, for one or several series. Values outside are counted in the outermost bins."""
 
     def __init__(self, edges: Array, *series: str) -> None:
         self.edges = edges
@@ -31,12 +35,14 @@ class Histogram:
         self.sums = dict.fromkeys(series, 0.0)
 
     def add(self, series: str, values: Array) -> None:
+        """Count `values`; non-finite ones are skipped."""
         values = values[np.isfinite(values)]
         bins = np.clip(np.searchsorted(self.edges, values, side="right") - 1, 0, len(self.edges) - 2)
         self.counts[series] += np.bincount(bins, minlength=len(self.edges) - 1)
         self.sums[series] += float(values.sum())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> HistogramJson:
+        """Return the histogram in the form of stats.json."""
         n = {name: int(counts.sum()) for name, counts in self.counts.items()}
         return {
             "edges": [round(float(edge), 4) for edge in self.edges],
@@ -47,7 +53,7 @@ class Histogram:
 
 
 def make_histograms() -> dict[str, Histogram]:
-    """Name -> empty histogram of everything that stats.json describes by one."""
+    """Return the empty histograms of stats.json by name."""
     sides = 2.0 ** np.arange(3, 14.25, 0.25)
     return {
         "box_area_ratio": Histogram(np.linspace(0, 1, 51), "kept", "removed"),
@@ -61,7 +67,7 @@ def make_histograms() -> dict[str, Histogram]:
 
 
 class Totals:
-    """What has been counted so far; `add` takes the next batch."""
+    """Running totals over the batches passed to `add` and the manifests passed to `add_manifest`."""
 
     def __init__(self) -> None:
         self.histograms = make_histograms()
@@ -70,13 +76,13 @@ class Totals:
         self.phrases: Counter[str] = Counter()
         self.heads: Counter[str] = Counter()
         self.hosts: Counter[tuple[str, str]] = Counter()
-        self.chunks: Counter[str | None] = Counter()  # by removal; None: given to the grounder
-        self.boxes: Counter[str | None] = Counter()  # by removal; None: kept
+        self.chunks: Counter[str | None] = Counter()  # by removal reason; None: not removed
+        self.boxes: Counter[str | None] = Counter()  # by removal reason; None: kept
         self.n_grounded = 0
         self._hashes: list[Array] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Count one batch with COLUMNS."""
+        """Count one batch, which has COLUMNS."""
         self._count_rows(batch)
         self._count_images(batch)
         captions = pc.utf8_length(batch["caption"].filter(pc.is_valid(batch["caption"])))
@@ -87,10 +93,12 @@ class Totals:
         for counter in (self.phrases, self.heads, self.hosts):
             prune(counter)
 
-    def add_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """Count the phrases and boxes of a shard whose rows are not at hand."""
-        self.chunks.update({None: manifest["asked"], **manifest["removed"]["phrases"]})
-        self.boxes.update({None: manifest["boxes"], **manifest["removed"]["boxes"]})
+    def add_manifest(self, manifest: Manifest) -> None:
+        """Count the phrases and boxes of a shard without arrow/."""
+        self.chunks[None] += manifest["asked"]
+        self.chunks.update(manifest["removed"]["phrases"])
+        self.boxes[None] += manifest["boxes"]
+        self.boxes.update(manifest["removed"]["boxes"])
         self.n_grounded += manifest["phrases"]
 
     def _count_rows(self, batch: pa.RecordBatch) -> None:
@@ -99,8 +107,8 @@ class Totals:
         self.drops.update(zip(dropped["stage"].to_pylist(), dropped["reason"].to_pylist(), strict=True))
         failed = dropped.filter(pc.equal(dropped["stage"], "download"))
         self.hosts.update(
-            (host_of(url), why)
-            for url, why in zip(failed["url"].to_pylist(), failed["reason"].to_pylist(), strict=True)
+            (host_of(url), reason)
+            for url, reason in zip(failed["url"].to_pylist(), failed["reason"].to_pylist(), strict=True)
         )
 
     def _count_images(self, batch: pa.RecordBatch) -> None:
@@ -111,17 +119,17 @@ class Totals:
         self._hashes.append(np.frombuffer(bytes.fromhex(digits), ">u8"))
 
     def _count_boxes(self, batch: pa.RecordBatch) -> None:
-        boxes, verdicts = pc.list_flatten(batch["boxes"]), pc.list_flatten(batch["box_scores"])
-        if len(boxes) != len(verdicts):
-            raise ValueError(f"{len(boxes)} boxes have {len(verdicts)} verdicts")
-        removed = verdicts.field("removed")
+        boxes, scores = pc.list_flatten(batch["boxes"]), pc.list_flatten(batch["box_scores"])
+        if len(boxes) != len(scores):
+            raise ValueError(f"{len(boxes)} boxes have {len(scores)} box_scores")
+        removed = scores.field("removed")
         self.boxes.update(removed.to_pylist())
         is_kept = removed.is_null().to_numpy(zero_copy_only=False)
         x_min, y_min, x_max, y_max = (floats(boxes.field(name)) for name in ("x_min", "y_min", "x_max", "y_max"))
         for name, values in (
             ("box_area_ratio", (x_max - x_min) * (y_max - y_min)),
             ("grounding_score", floats(boxes.field("score"))),
-            ("clip_cosine", floats(verdicts.field("clip_cosine"))),
+            ("clip_cosine", floats(scores.field("clip_cosine"))),
         ):
             self.histograms[name].add("kept", values[is_kept])
             self.histograms[name].add("removed", values[~is_kept])
@@ -131,38 +139,43 @@ class Totals:
         self._count_phrases(batch, rows, boxes.field("phrase").to_numpy()[is_kept])
 
     def _count_phrases(self, batch: pa.RecordBatch, rows: Array, phrases: Array) -> None:
-        """Texts and head nouns of the phrases that have a kept box, each phrase once."""
+        """Count the texts and head nouns of the phrases with a kept box, each phrase once.
+
+        `rows` and `phrases` hold the row and the noun chunk of each kept box.
+        """
         pairs = np.unique(np.stack([rows, phrases], axis=1), axis=0) if len(rows) else np.zeros((0, 2), np.int64)
         self.n_grounded += len(pairs)
         chunks, tokens = pc.list_flatten(batch["noun_chunks"]), pc.list_flatten(batch["tokens"])
-        taken = chunks.take(pa.array(first_items(batch["noun_chunks"])[pairs[:, 0]] + pairs[:, 1]))
+        grounded = chunks.take(pa.array(first_items(batch["noun_chunks"])[pairs[:, 0]] + pairs[:, 1]))
         captions = batch["caption"].to_pylist()
-        spans = zip(pairs[:, 0].tolist(), taken.field("start").to_pylist(), taken.field("end").to_pylist(), strict=True)
+        spans = zip(
+            pairs[:, 0].tolist(), grounded.field("start").to_pylist(), grounded.field("end").to_pylist(), strict=True
+        )
         self.phrases.update(captions[row][start:end].lower() for row, start, end in spans)
-        roots = taken.field("root").to_numpy()
+        roots = grounded.field("root").to_numpy()
         heads = (first_items(batch["tokens"])[pairs[:, 0]] + roots)[roots >= 0]
         self.heads.update(tokens.field("lemma").take(pa.array(heads)).to_pylist())
 
-    def duplicates(self) -> dict[str, int]:
-        """Images that arrived, how many of them are distinct by SHA-256, and how many repeat another one, in any shard."""
+    def duplicates(self) -> DuplicateCounts:
+        """Count all, distinct and repeated images by the first 8 bytes of their SHA-256."""
         hashes = np.concatenate([*self._hashes, np.zeros(0, ">u8")])
         distinct = len(np.unique(hashes))
         return {"images": len(hashes), "distinct": distinct, "repeated": len(hashes) - distinct}
 
 
 def floats(values: pa.Array) -> Array:
-    """As float64, null as NaN."""
+    """Convert to float64; null becomes NaN."""
     return values.cast(pa.float64()).to_numpy(zero_copy_only=False)
 
 
 def first_items(lists: pa.ListArray) -> Array:
-    """For each row, where its items begin in the flattened lists."""
+    """Return, for each row, the index of its first item in the flattened lists."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     return np.concatenate([[0], np.cumsum(lengths)])[:-1].astype(np.int64)
 
 
 def host_of(url: str | None) -> str:
-    """The host of an address, as far as it has one."""
+    """Return the host name of a URL, or "(no host)"."""
     try:
         return urlsplit(url or "").hostname or "(no host)"
     except ValueError:
@@ -170,7 +183,7 @@ def host_of(url: str | None) -> str:
 
 
 def prune(counter: Counter[Any]) -> None:
-    """Forget the rarest half of a counter that holds more than MAX_TEXTS."""
+    """Discard the rarer half of a counter that has more than MAX_TEXTS entries."""
     if len(counter) > MAX_TEXTS:
         kept = counter.most_common(MAX_TEXTS // 2)
         counter.clear()

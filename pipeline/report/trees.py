@@ -1,4 +1,4 @@
-"""Dependency trees of stored tokens, drawn by displaCy."""
+"""Draw the dependency trees of stored tokens with displaCy."""
 
 from typing import Any, Final
 
@@ -7,7 +7,7 @@ from markupsafe import Markup, escape
 from pipeline.report.samples import Row
 
 MAX_TOKENS: Final = 20
-"""More tokens make a tree wider than anyone scrolls."""
+"""Maximum number of tokens of a tree; wider ones do not fit on the page."""
 OPTIONS: Final = {
     "distance": 92,
     "word_spacing": 30,
@@ -22,12 +22,15 @@ OPTIONS: Final = {
 
 
 def is_drawable(row: Row) -> bool:
-    """Whether the row has a parse that is short enough."""
+    """True if the row has a parse with a suitable number of tokens."""
     return 2 <= len(row["tokens"] or ()) <= MAX_TOKENS
 
 
 def words_and_arcs(row: Row) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
-    """displaCy's manual form of a stored parse. displaCy escapes the words itself, but not tags and labels."""
+    """Return the words and arcs of a stored parse, in displaCy's manual format.
+
+    Tags and labels are escaped here; displaCy escapes only the words.
+    """
     tokens, caption = row["tokens"], row["caption"]
     words = [{"text": caption[token["start"] : token["end"]], "tag": str(escape(token["pos"]))} for token in tokens]
     arcs = [
@@ -44,11 +47,11 @@ def words_and_arcs(row: Row) -> tuple[list[dict[str, str]], list[dict[str, Any]]
 
 
 def draw_tree(row: Row, number: int) -> Markup:
-    """The SVG of one parse; `number` makes its ids unique on the page."""
-    # spaCy takes seconds to import, and the configuration imports this package.
+    """Return a parse as SVG; `number` makes its ids unique on the page."""
+    # Importing spaCy takes seconds, and loading the configuration imports this package.
     from spacy.displacy import DependencyRenderer
 
     words, arcs = words_and_arcs(row)
     svg = DependencyRenderer(OPTIONS).render_svg(f"tree-{number}", words, arcs)
-    # displaCy writes labels below their arc, where a short one squeezes the letters; above it they have room.
+    # displaCy puts labels below their arcs, where a short arc leaves too little space; this moves them above.
     return Markup(svg.replace('dy="1.25em"', 'dy="-0.4em"'))

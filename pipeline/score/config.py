@@ -7,7 +7,7 @@ from common.config import check_range, runtime
 from common.devices import check_device
 
 CLIP_SCORE_WEIGHT: Final = 2.5
-"""w of CLIPScore (Hessel et al. 2021, section 3)."""
+"""Factor w of CLIPScore (Hessel et al. 2021, section 3)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,15 +18,16 @@ class ScoreConfig:
     scorer: str = "miniature"
     # device of the model: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
-    # crops that pass through the model together
+    # maximum number of crops in a batch
     batch_size: int = runtime(256)
-    # smallest box, in pixels of the stored image; size_rule says which measure is compared with it
+    # smallest box, in pixels of the stored image; size_rule chooses the measure
     min_side_px: int = 32
     # area: compare the box's area with min_side_px squared; side: compare its width and its height with min_side_px
     size_rule: Literal["area", "side"] = "area"
-    # lowest grounding score of a kept box, 0 to 1; null: the grounder's own threshold, 0.65 for GLIP
+    # lowest grounding score of a kept box, 0 to 1; null: the calibrated threshold of the grounder, 0.65 without one
     min_score: float | None = None
-    # lowest CLIPScore, 2.5 * max(cosine, 0), of crop and phrase; null: the scorer's own threshold, 0.65 without one
+    # lowest CLIPScore of crop and phrase, which is 2.5 * max(cosine, 0); null: the calibrated threshold of the scorer,
+    # 0.65 without one
     min_clip_score: float | None = None
 
     def __post_init__(self) -> None:

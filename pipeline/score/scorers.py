@@ -1,4 +1,4 @@
-"""CLIP models behind one small interface: the miniature and other checkpoints of `trainer`, transformers, open_clip."""
+"""CLIP models behind one interface: checkpoints of the trainer, such as the miniature, transformers, and open_clip."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -17,23 +17,29 @@ from pipeline.model_folder import calibrated_threshold, read_config
 from pipeline.score.config import CLIP_SCORE_WEIGHT
 
 MINIATURE: Final = Path(__file__).parents[2] / "demo" / "weights" / "clip"
-CLIP_SCORE_THRESHOLD: Final = 0.65  # HyCoCLIP's appendix A, read as CLIPScore (Hessel et al. 2021): cosine 0.26
+CLIP_SCORE_THRESHOLD: Final = 0.65
+"""Threshold of a scorer without calibration: that of HyCoCLIP (appendix A), as a CLIPScore. It is a cosine of 0.26."""
 OPEN_CLIP: Final = "open_clip:"
 TEXT_BATCH: Final = 512
+
+ImageEncoder = Callable[[Sequence[Image]], Tensor]
+TextEncoder = Callable[[Sequence[str]], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
-    """A loaded CLIP. Images are RGB [h w 3] of any sizes; embeddings [n d] have unit length."""
+    """A loaded CLIP model. Images are RGB [h w 3], of any sizes; embeddings are [n d], of unit length, on the CPU."""
 
-    encode_images: Callable[[Sequence[Image]], Tensor]
-    encode_texts: Callable[[Sequence[str]], Tensor]
+    encode_images: ImageEncoder
+    encode_texts: TextEncoder
     batch_size: int
 
     def embed_images(self, images: Sequence[Image]) -> Tensor:
+        """Embed at least one image, in batches of `batch_size`."""
         return _in_batches(self.encode_images, images, self.batch_size)
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
+        """Embed at least one text."""
         return _in_batches(self.encode_texts, texts, TEXT_BATCH)
 
 
@@ -44,40 +50,40 @@ def _in_batches(encode: Callable[[Any], Tensor], items: Sequence[Any], size: int
 
 
 def scorer_path(scorer: str) -> str:
-    """Where the scorer's weights are; a hub's name stands for itself."""
+    """Return the path of the scorer's weights. Hub names and paths are returned unchanged."""
     return str(MINIATURE) if scorer == "miniature" else scorer
 
 
 def clip_score_threshold(scorer: str) -> float:
-    """CLIPScore from which on a crop shows its phrase: the model's own calibration, 0.65 without one."""
-    config, places = read_config(Path(scorer_path(scorer))), [("thresholds", "clip_score")]
+    """Return the lowest CLIPScore of a kept box: the scorer's calibrated threshold, 0.65 without one.
+
+    Raises UserError if the threshold in its config.json is not a number from 0 to 2.5.
+    """
+    config, keys = read_config(Path(scorer_path(scorer))), [("thresholds", "clip_score")]
     return calibrated_threshold(
-        config, places, otherwise=CLIP_SCORE_THRESHOLD, most=CLIP_SCORE_WEIGHT, model=f"scorer {scorer!r}"
+        config, keys, otherwise=CLIP_SCORE_THRESHOLD, most=CLIP_SCORE_WEIGHT, model=f"scorer {scorer!r}"
     )
 
 
 def load_scorer(scorer: str, device: str, batch_size: int) -> Scorer:
-    """The CLIP of this name or folder, in evaluation mode.
+    """Load the CLIP model that `score.scorer` names, in evaluation mode.
 
-    Raises UserError if it is not there.
+    Raises UserError if the model or the device does not exist, or if the model cannot be loaded.
     """
-    chosen = pick_device(device, key="score.device")
+    torch_device = pick_device(device, key="score.device")
     path = scorer_path(scorer)
     if scorer.startswith(OPEN_CLIP):
-        images, texts = _open_clip(scorer.removeprefix(OPEN_CLIP), chosen)
+        images, texts = _load_open_clip(scorer.removeprefix(OPEN_CLIP), torch_device)
     elif "format" in read_config(Path(path)) or scorer == "miniature":
-        images, texts = _trainer(path, chosen)
+        images, texts = _load_trainer_checkpoint(path, torch_device)
     else:
-        images, texts = _transformers(path, chosen)
+        images, texts = _load_transformers(path, torch_device)
     return Scorer(encode_images=images, encode_texts=texts, batch_size=batch_size)
 
 
-Encoders = tuple[Callable[[Sequence[Image]], Tensor], Callable[[Sequence[str]], Tensor]]
-
-
-def _trainer(path: str, device: torch.device) -> Encoders:
-    # The one place where the pipeline reaches into the trainer: a model that was trained on the pipeline's shards can
-    # score the next ones. Imported here, so that the pipeline runs without it.
+def _load_trainer_checkpoint(path: str, device: torch.device) -> tuple[ImageEncoder, TextEncoder]:
+    # The only import of the trainer in the pipeline: a model that was trained on shards can score the next ones. It is
+    # local, so that the pipeline runs without the trainer.
     from trainer.checkpoints.model import load_model
     from trainer.data.preprocess import fit, to_pixels
 
@@ -85,49 +91,56 @@ def _trainer(path: str, device: torch.device) -> Encoders:
         loaded = load_model(path)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"score.scorer: {path} cannot be loaded as a checkpoint of the trainer: {error}") from error
-    # Pooling and convolutions are faster with the channels last, on CPUs by a quarter of the tower's time.
+    # With channels last, pooling and convolutions are faster; the image tower takes three quarters of the time on CPUs.
     model = loaded.model.to(device).to(memory_format=torch.channels_last)
 
-    def images(batch: Sequence[Image]) -> Tensor:
+    def encode_images(batch: Sequence[Image]) -> Tensor:
         pixels = torch.stack([fit(image, loaded.preprocess) for image in batch]).to(device)
         return model.encode_image(to_pixels(pixels).contiguous(memory_format=torch.channels_last))
 
-    return images, lambda batch: model.encode_text(loaded.tokenizer(batch).to(device))
+    def encode_texts(batch: Sequence[str]) -> Tensor:
+        return model.encode_text(loaded.tokenizer(batch).to(device))
+
+    return encode_images, encode_texts
 
 
-def _transformers(path: str, device: torch.device) -> Encoders:
+def _load_transformers(path: str, device: torch.device) -> tuple[ImageEncoder, TextEncoder]:
     from transformers import AutoModel, AutoProcessor
 
     try:
-        # safetensors only: a pickle would be executed.
+        # safetensors only: a pickle could execute code.
         model = AutoModel.from_pretrained(path, use_safetensors=True).to(device).eval()
         processor = AutoProcessor.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"score.scorer={path!r} is no folder of a CLIP and cannot be fetched: {_line(error)}"
+            f"score.scorer={path!r} is neither a folder of a CLIP model nor a hub model that can be fetched: "
+            f"{_first_line(error)}"
         ) from error
     if not hasattr(model, "get_image_features"):
-        raise UserError(f"score.scorer={path!r} is a {type(model).__name__}, which embeds no images and texts")
+        raise UserError(
+            f"score.scorer={path!r} is a {type(model).__name__}, which does not embed both images and texts; "
+            "choose a CLIP or SigLIP model"
+        )
     # SigLIP was trained on texts padded to the full length; CLIP masks its padding.
     padding = "max_length" if "siglip" in model.config.model_type else True
 
-    def images(batch: Sequence[Image]) -> Tensor:
+    def encode_images(batch: Sequence[Image]) -> Tensor:
         inputs = processor(images=list(batch), return_tensors="pt", input_data_format="channels_last")
         return _pooled(model.get_image_features(**inputs.to(device)))
 
-    def texts(batch: Sequence[str]) -> Tensor:
+    def encode_texts(batch: Sequence[str]) -> Tensor:
         inputs = processor(text=list(batch), return_tensors="pt", padding=padding, truncation=True)
         return _pooled(model.get_text_features(**inputs.to(device)))
 
-    return images, texts
+    return encode_images, encode_texts
 
 
 def _pooled(output: Any) -> Tensor:
-    """transformers 5 wraps the features into an output object."""
+    """Return the pooled features. transformers 5 returns them inside an output object, earlier versions directly."""
     return output if isinstance(output, Tensor) else output.pooler_output
 
 
-def _open_clip(name: str, device: torch.device) -> Encoders:
+def _load_open_clip(name: str, device: torch.device) -> tuple[ImageEncoder, TextEncoder]:
     import open_clip
     from PIL import Image as PILImage
 
@@ -137,19 +150,24 @@ def _open_clip(name: str, device: torch.device) -> Encoders:
             f"score.scorer={OPEN_CLIP}{name}: write {OPEN_CLIP}ARCHITECTURE/WEIGHTS, such as ViT-B-32/laion2b_s34b_b79k"
         )
     if os.sep in weights and not Path(weights).is_file():
-        raise UserError(f"score.scorer={OPEN_CLIP}{name}: {weights} is not there")
+        raise UserError(f"score.scorer={OPEN_CLIP}{name}: the file {weights} does not exist")
     try:
         model, transform = open_clip.create_model_from_pretrained(architecture, weights, device=device)
         tokenizer = open_clip.get_tokenizer(architecture)
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"score.scorer={OPEN_CLIP}{name} cannot be loaded by open_clip: {_line(error)}") from error
+        raise UserError(
+            f"score.scorer={OPEN_CLIP}{name} cannot be loaded by open_clip: {_first_line(error)}"
+        ) from error
     model.eval()
 
-    def images(batch: Sequence[Image]) -> Tensor:
+    def encode_images(batch: Sequence[Image]) -> Tensor:
         return model.encode_image(torch.stack([transform(PILImage.fromarray(image)) for image in batch]).to(device))
 
-    return images, lambda batch: model.encode_text(tokenizer(list(batch)).to(device))
+    def encode_texts(batch: Sequence[str]) -> Tensor:
+        return model.encode_text(tokenizer(list(batch)).to(device))
+
+    return encode_images, encode_texts
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).split("\n", 1)[0][:300]

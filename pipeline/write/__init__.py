@@ -1,1 +1,1 @@
-"""The write stage: commits the files of a shard atomically."""
+"""The write stage: the output files of a shard, and the manifest that commits them."""

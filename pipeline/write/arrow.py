@@ -1,4 +1,4 @@
-"""arrow/: every input row with its status, parse, boxes and scores, as one Arrow IPC file (zstd) that maps into memory."""
+"""Write arrow/: every input row with all columns, as one Arrow IPC file with zstd buffers."""
 
 from collections.abc import Sequence
 from typing import IO, Final
@@ -12,10 +12,10 @@ BATCH_ROWS: Final = 1024
 
 
 def write_arrow(file: IO[bytes], rows: Sequence[Row], with_images: bool, metadata: dict[str, str]) -> None:
-    """`rows` in order, in batches.
+    """Write `rows` in order, in record batches of BATCH_ROWS.
 
-    They are built anew from plain values: an Arrow array may hold anything under its nulls and be cut into any chunks, and both
-    would show in the bytes.
+    The arrays are built from Python values, so that equal rows give equal bytes: an existing Arrow array may be split
+    into any chunks and contain any values under its nulls.
     """
     schema = SCORED.with_metadata(metadata)
     with pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:

@@ -10,13 +10,13 @@ from schemas.files import FILES
 
 @dataclass(frozen=True, kw_only=True)
 class WriteConfig:
-    """The files that a shard becomes: train/ for trainers, grit/ in img2dataset's form, arrow/ with every input row."""
+    """The output formats: train/ for training, grit/ in the layout of img2dataset, arrow/ with every input row."""
 
-    # one or more of train, grit and arrow
+    # formats to write: one or more of train, grit and arrow
     formats: tuple[str, ...] = ("train", "grit", "arrow")
-    # also store the images in arrow/; they are in grit/ in any case
+    # store the images in arrow/ too; grit/ always contains them
     image_bytes: bool = False
-    # all: every referring expression, as in the released GRIT; maximal: only those that lie inside no other
+    # referring expressions in train/ and grit/: all, as in the GRIT release; maximal: only those inside no other one
     ref_exps: Literal["all", "maximal"] = "all"
     # JPEG quality of the 224-pixel images in train/, 1 to 100; HyCoCLIP uses 95
     jpeg_quality: int = 95

@@ -1,6 +1,6 @@
-"""grit/: img2dataset's form (jpg, txt, json a sample, a parquet beside the tar) with the columns GRIT was released with.
+"""Write grit/: the layout of img2dataset (a tar and a parquet) with the columns of the GRIT release.
 
-Here, at the border, boxes are GRIT's positional lists again: [start, end, x_min, y_min, x_max, y_max, score].
+Boxes become GRIT's positional lists here: [start, end, x_min, y_min, x_max, y_max, score].
 """
 
 import json
@@ -12,21 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.write.samples import Row, grounded_phrases, shortest, to_json
-from schemas.files import grit_schema
+from schemas.files import GRIT_CAPTION, GRIT_IMAGE, GRIT_JSON, grit_schema
 from schemas.status import KEPT
 
 GRIT_SCORERS: Final = {"clip-vit-base-patch32": "vitb32", "clip-vit-large-patch14": "vitl14"}
-"""GRIT's own short names, for the checkpoints they stand for."""
+"""OpenAI's CLIP models -> their short names in GRIT's columns."""
 
 
 def similarity_column(scorer: str) -> str:
-    """GRIT's `clip_similarity_vitb32` for OpenAI's models, `clip_similarity_<name>` for others."""
+    """Return the name of the similarity column: `clip_similarity_vitb32`, as in GRIT, or `clip_similarity_<scorer>`."""
     name = scorer.rstrip("/").rsplit("/", 1)[-1].lower()
     return f"clip_similarity_{GRIT_SCORERS.get(name) or re.sub('[^a-z0-9]+', '_', name).strip('_')}"
 
 
 def grit_columns(row: Row, ref_exps: str, similarity: str) -> dict[str, Any]:
-    """One row's columns (schemas.files.grit_schema)."""
+    """Return the columns of one row (schemas.files.grit_schema); `similarity` is the name of the similarity column."""
     is_kept = row["status"] == KEPT
     spans: dict[str, list[list[float]]] = {"noun_chunk": [], "ref_exp": []}
     for phrase in grounded_phrases(row, ref_exps) if is_kept else ():
@@ -48,16 +48,22 @@ def grit_columns(row: Row, ref_exps: str, similarity: str) -> dict[str, Any]:
 
 
 def grit_sample(row: Row, columns: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """Members of the sample of one kept row; its JSON holds the input's other columns too, unless one of ours has that name."""
-    yield "jpg", row["image"]
-    yield "txt", row["caption"].encode()
-    ours = {name: value for name, value in columns.items() if name != "extra"}
-    yield "json", to_json({**json.loads(columns["extra"] or "{}"), **ours})
+    """Yield the members of a kept row's sample, as (extension, content).
+
+    The JSON also has the input's other columns; the GRIT column takes precedence over an input column of the same name.
+    """
+    yield GRIT_IMAGE, row["image"]
+    yield GRIT_CAPTION, row["caption"].encode()
+    values = {name: value for name, value in columns.items() if name != "extra"}
+    yield GRIT_JSON, to_json({**json.loads(columns["extra"] or "{}"), **values})
 
 
 def write_grit_parquet(
     file: IO[bytes], rows: Sequence[dict[str, Any]], similarity: str, metadata: dict[str, str]
 ) -> None:
-    """One row an input row, dropped ones with their status, as img2dataset does."""
+    """Write the parquet with one row per input row, with a status as in img2dataset.
+
+    `rows` are results of `grit_columns`.
+    """
     schema = grit_schema(similarity).with_metadata(metadata)
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), file, compression="zstd")

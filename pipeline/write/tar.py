@@ -1,7 +1,8 @@
-"""A tar writer for many small members: plain ustar headers from bytes, the same input always the same bytes.
+"""A fast tar writer for many small members; equal input gives equal bytes.
 
-`tarfile` makes an object, three dictionaries and several copies a member; a header is 512 bytes of which only name, size and checksum
-vary. Times and owners are zero. Names that do not fit ustar's 100 ASCII bytes get a pax header, which every reader knows.
+`tarfile` creates an object, three dictionaries and several copies per member. Here, a header is 512 bytes of which only
+name, size and checksum vary; times and owners are zero. A name that does not fit into the 100 ASCII bytes of the ustar
+format gets a pax header, which all common readers support.
 """
 
 from collections.abc import Iterable
@@ -15,19 +16,19 @@ MAX_MEMBER_BYTES: Final = 8**11 - 1  # eleven octal digits, 8 GiB
 _MODE_UID_GID: Final = b"0000644\0" + b"0000000\0" * 2
 _END_SIZE_MTIME: Final = b"\0" + b"00000000000\0"
 _LINK_MAGIC_OWNER: Final = bytes(100) + b"ustar\x0000" + bytes(64 + 16 + 155 + 12)
-# The checksum counts its own field as eight blanks.
+# The checksum is computed with eight blanks in its own field.
 _FIXED_SUM: Final = sum(_MODE_UID_GID + _END_SIZE_MTIME + _LINK_MAGIC_OWNER) + 8 * ord(" ")
 _PADDING: Final = tuple(bytes(-n % BLOCK) for n in range(BLOCK))
 
 
 class Sink(Protocol):
-    """All a tar needs of a file."""
+    """A file that TarWriter can write to."""
 
     def write(self, data: bytes, /) -> int: ...
 
 
 def header(name: bytes, size: int, kind: bytes = b"0") -> bytes:
-    """The 512-byte header of a member (POSIX ustar, times and owners zero)."""
+    """Return the 512-byte header of a member (POSIX ustar; times and owners are zero)."""
     digits = b"%011o" % size
     checksum = sum(name) + sum(digits) + ord(kind) + _FIXED_SUM
     return b"".join(
@@ -36,50 +37,50 @@ def header(name: bytes, size: int, kind: bytes = b"0") -> bytes:
 
 
 def pax_path(name: bytes) -> bytes:
-    """A pax extended header and its one record: the next member's true name."""
+    """Return a pax extended header with one record: the full name of the next member."""
     length = len(name) + len(b" path=\n")
     digits = len(str(length))
-    digits += len(str(length + digits)) > digits  # the record's length counts its own digits
+    digits += len(str(length + digits)) > digits  # the length of the record includes its digits
     record = b"%d path=%s\n" % (length + digits, name)
     return header(b"PaxHeader", len(record), b"x") + record + _PADDING[len(record) % BLOCK]
 
 
 class TarWriter:
-    """Appends members to a file; the file stays open, `close` ends the archive."""
+    """Write a tar archive to an open file; `close`, or leaving the `with` block, ends the archive but not the file."""
 
     def __init__(self, file: Sink) -> None:
         self._file = file
         self._parts: list[bytes] = []
-        self._waiting = 0
+        self._pending_bytes = 0
 
     def add(self, name: str, data: bytes) -> None:
-        """One member. Raises ValueError for 8 GiB and more."""
+        """Add a member. Raises ValueError if it has 8 GiB or more."""
         size = len(data)
         if size > MAX_MEMBER_BYTES:
-            raise ValueError(f"tar member {name!r} has {size} bytes; the format ends at {MAX_MEMBER_BYTES}")
+            raise ValueError(f"tar member {name!r} has {size} bytes; the maximum of the format is {MAX_MEMBER_BYTES}")
         raw = name.encode()
         if len(raw) > 100 or not raw.isascii():
             self._parts.append(pax_path(raw))
             raw = raw.decode("ascii", "replace").replace("\ufffd", "_").encode()[:100]
         self._parts += (header(raw, size), data, _PADDING[size % BLOCK])
-        self._waiting += size + 2 * BLOCK
-        if self._waiting >= BUFFER_BYTES:
+        self._pending_bytes += size + 2 * BLOCK
+        if self._pending_bytes >= BUFFER_BYTES:
             self._flush()
 
     def add_sample(self, key: str, members: Iterable[tuple[str, bytes]]) -> None:
-        """WebDataset's convention: every member is called `<key>.<extension>`."""
+        """Add the members (extension, content) of a WebDataset sample, each named `<key>.<extension>`."""
         for extension, data in members:
             self.add(f"{key}.{extension}", data)
 
     def close(self) -> None:
-        """End the archive: two empty blocks."""
+        """End the archive with two empty blocks."""
         self._parts.append(bytes(2 * BLOCK))
         self._flush()
 
     def _flush(self) -> None:
         self._file.write(b"".join(self._parts))
         self._parts.clear()
-        self._waiting = 0
+        self._pending_bytes = 0
 
     def __enter__(self) -> "TarWriter":
         return self

@@ -1,30 +1,42 @@
-"""train/: HyCoCLIP's processed samples (paper 003, appendix A), one a kept row, plus a JSON with boxes, parse and provenance.
+"""Write train/: one sample per kept row, in the layout of HyCoCLIP (arXiv 2410.06912, appendix A) with an added JSON.
 
-Its loader wants 224 x 224 JPEGs, padded to a square on white, and at least one parent. Noun chunks come first, then referring
-expressions; a text that was seen already is skipped, so each text has its best kept box.
+HyCoCLIP's loader expects 224 x 224 JPEGs, padded to a square on white, and at least one parent: a box with its phrase.
+The parents are the noun chunks, then the referring expressions. Each distinct text is written once, with its best box.
 """
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from common.images import STORED, Image, decode
 from pipeline.images import border_square, corners, crop_box, encode_jpeg
 from pipeline.write.config import WriteConfig
-from pipeline.write.samples import Phrase, Row, grounded_phrases, kept_boxes, shorten, shortest, to_json
+from pipeline.write.samples import GroundedPhrase, Row, grounded_phrases, kept_boxes, shorten, shortest, to_json
+from schemas.files import (
+    TRAIN_ANNOTATIONS,
+    TRAIN_BOX_IMAGE,
+    TRAIN_BOX_PHRASE,
+    TRAIN_CAPTION,
+    TRAIN_IMAGE,
+    TRAIN_N_PARENTS,
+    TrainAnnotations,
+)
 
 SIDE_PX: Final = 224
 
 
-def distinct_phrases(row: Row, ref_exps: str) -> list[Phrase]:
-    """The first phrase of each text, in HyCoCLIP's order."""
-    first: dict[str, Phrase] = {}
+def distinct_phrases(row: Row, ref_exps: str) -> list[GroundedPhrase]:
+    """Return the first phrase with each text, in HyCoCLIP's order."""
+    first: dict[str, GroundedPhrase] = {}
     for phrase in grounded_phrases(row, ref_exps):
         first.setdefault(row["caption"][phrase.start : phrase.end], phrase)
     return list(first.values())
 
 
 def train_sample(row: Row, config: WriteConfig, config_hash: str) -> Iterator[tuple[str, bytes]]:
-    """Members of the sample of one kept row (schemas.files.TRAIN_MEMBERS)."""
+    """Yield the members of a kept row's sample, as (name, content) (schemas.files.TRAIN_MEMBERS).
+
+    Raises ValueError if the row has no kept box, which is a bug.
+    """
     image = decode(row["image"], STORED)
     phrases = distinct_phrases(row, config.ref_exps)
     if not phrases:
@@ -33,20 +45,20 @@ def train_sample(row: Row, config: WriteConfig, config_hash: str) -> Iterator[tu
     def padded(pixels: Image) -> bytes:
         return encode_jpeg(border_square(pixels, SIDE_PX), config.jpeg_quality)
 
-    yield "child.jpg", padded(image)
-    yield "child.txt", row["caption"].encode()
-    yield "numparents.txt", b"%d" % len(phrases)
-    crops: dict[int, bytes] = {}  # a chunk and its expression share a box: cut and encode it once
+    yield TRAIN_IMAGE, padded(image)
+    yield TRAIN_CAPTION, row["caption"].encode()
+    yield TRAIN_N_PARENTS, b"%d" % len(phrases)
+    crops: dict[int, bytes] = {}  # a noun chunk and its expression share a box, which is cropped and encoded once
     for i, phrase in enumerate(phrases):
         if phrase.box not in crops:
             crops[phrase.box] = padded(crop_box(image, corners(row["boxes"][phrase.box])))
-        yield f"parent{i:03d}.jpg", crops[phrase.box]
-        yield f"parent{i:03d}.txt", row["caption"][phrase.start : phrase.end].encode()
-    yield "json", to_json(train_json(row, phrases, config_hash))
+        yield TRAIN_BOX_IMAGE.format(i), crops[phrase.box]
+        yield TRAIN_BOX_PHRASE.format(i), row["caption"][phrase.start : phrase.end].encode()
+    yield TRAIN_ANNOTATIONS, to_json(annotations(row, phrases, config_hash))
 
 
-def train_json(row: Row, phrases: list[Phrase], config_hash: str) -> dict[str, Any]:
-    """The sample's JSON (schemas.files.TRAIN_JSON); boxes are renumbered to the kept ones."""
+def annotations(row: Row, phrases: list[GroundedPhrase], config_hash: str) -> TrainAnnotations:
+    """Return the content of the sample's JSON . Box indices count kept boxes only."""
     kept = kept_boxes(row)
     number = {box: i for i, box in enumerate(kept)}
     boxes = [shorten(row["boxes"][i] | row["box_scores"][i]) for i in kept]
@@ -65,6 +77,10 @@ def train_json(row: Row, phrases: list[Phrase], config_hash: str) -> dict[str, A
         "height": row["height"],
         "provenance": {
             "config_hash": config_hash,
-            **{name: row[name] for name in ("source", "source_row", "id", "url", "sha256")},
+            "source": row["source"],
+            "source_row": row["source_row"],
+            "id": row["id"],
+            "url": row["url"],
+            "sha256": row["sha256"],
         },
     }

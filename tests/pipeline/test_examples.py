@@ -5,8 +5,23 @@ from importlib import import_module
 
 import pytest
 
+MODULES = (
+    "pipeline.read.plan",
+    "pipeline.read.stage",
+    "pipeline.download.stage",
+    "pipeline.captions.stage",
+    "pipeline.parse.stage",
+    "pipeline.ground.stage",
+    "pipeline.score.stage",
+    "pipeline.score.thresholds",
+    "pipeline.write.stage",
+    "pipeline.report.stats",
+    "pipeline.report.html",
+    "pipeline.report.summary",
+)
 
-@pytest.mark.parametrize("module", ["pipeline.read.plan", "pipeline.read.stage", "pipeline.download.stage"])
+
+@pytest.mark.parametrize("module", MODULES)
 def test_the_examples_in_docstrings_give_the_output_shown(module: str) -> None:
     result = doctest.testmod(import_module(module))
     assert result.attempted > 0

@@ -1,14 +1,14 @@
-"""Captions: what is mended, what is dropped, what stays."""
-
 import pyarrow as pa
 import pytest
 
+from pipeline.captions.cleaning import clean, clean_as_redcaps
 from pipeline.captions.config import CaptionsConfig
-from pipeline.captions.stage import clean, clean_as_redcaps, clean_captions
+from pipeline.captions.stage import clean_captions
 from schemas.rows import CAPTIONED, DOWNLOADED
 
 
-def captioned(*captions: str | None, config: CaptionsConfig | None = None) -> list[dict]:
+def run_stage(*captions: str | None, config: CaptionsConfig | None = None) -> list[dict]:
+    """Rows with these captions after the stage."""
     rows = [
         {"key": f"{i:012d}", "source": "a", "source_row": i, "status": "kept", "caption_original": caption}
         for i, caption in enumerate(captions)
@@ -29,32 +29,32 @@ def captioned(*captions: str | None, config: CaptionsConfig | None = None) -> li
         ("nul\x00 byte", "nul byte"),
     ],
 )
-def test_caption_is_mended(original: str, expected: str) -> None:
+def test_entities_mojibake_and_white_space_are_cleaned(original: str, expected: str) -> None:
     assert clean(original) == expected
 
 
-def test_original_caption_is_kept() -> None:
-    row = captioned("  A &lt;b&gt; dog ")[0]
+def test_original_caption_stays_beside_the_cleaned_one() -> None:
+    row = run_stage("  A &lt;b&gt; dog ")[0]
     assert (row["caption"], row["caption_original"], row["status"]) == ("A <b> dog", "  A &lt;b&gt; dog ", "kept")
 
 
 @pytest.mark.parametrize("caption", [None, "", " \n ", "&nbsp;"])
-def test_caption_of_nothing_is_dropped_as_empty(caption: str | None) -> None:
-    row = captioned("a dog", caption)[1]
+def test_caption_that_is_empty_after_cleaning_is_dropped(caption: str | None) -> None:
+    row = run_stage("a dog", caption)[1]
     assert (row["stage"], row["reason"]) == ("captions", "empty_caption")
 
 
-def test_long_caption_is_dropped_as_too_long() -> None:
-    rows = captioned("x" * 100, "x" * 101, "x" * 2_000_000, config=CaptionsConfig(max_characters=100))
+def test_caption_above_the_limit_is_dropped_as_too_long() -> None:
+    rows = run_stage("x" * 100, "x" * 101, "x" * 2_000_000, config=CaptionsConfig(max_characters=100))
     assert [row["reason"] for row in rows] == [None, "caption_too_long", "caption_too_long"]
     assert rows[1]["detail"] == "101 characters"
 
 
-def test_redcaps_lowers_and_removes_accents_brackets_and_handles() -> None:
+def test_redcaps_cleaning_removes_case_accents_brackets_and_handles() -> None:
     assert clean_as_redcaps("My Café (2019) [OC ((x))] by @some_one! Привет") == "my cafe by <usr>"
 
 
-def test_redcaps_is_an_option() -> None:
-    assert captioned("A Dog (big)")[0]["caption"] == "A Dog (big)"
-    assert captioned("A Dog (big)", config=CaptionsConfig(redcaps=True))[0]["caption"] == "a dog"
-    assert captioned("(only)", config=CaptionsConfig(redcaps=True))[0]["reason"] == "empty_caption"
+def test_redcaps_cleaning_is_optional() -> None:
+    assert run_stage("A Dog (big)")[0]["caption"] == "A Dog (big)"
+    assert run_stage("A Dog (big)", config=CaptionsConfig(redcaps=True))[0]["caption"] == "a dog"
+    assert run_stage("(only)", config=CaptionsConfig(redcaps=True))[0]["reason"] == "empty_caption"

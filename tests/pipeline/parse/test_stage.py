@@ -7,8 +7,11 @@ from common.errors import UserError
 from demo.world.scenes import corpus
 from demo.world.vocabulary import CATEGORY_NOUNS, CONCEPTS
 from pipeline.parse.config import ParseConfig
+from pipeline.parse.parser import CaptionParser
 from pipeline.parse.phrases import PhraseRules
-from pipeline.parse.stage import Parse, spacy_package
+from pipeline.parse.spacy_model import spacy_package
+from pipeline.parse.stage import Parse
+from pipeline.parse.types import CaptionParse, Token
 from tests.pipeline.rows import table_after
 
 WEB = [
@@ -25,47 +28,60 @@ def stage() -> Parse:
 
 
 @pytest.fixture(scope="module")
-def full() -> spacy.Language:
+def parser(stage: Parse) -> CaptionParser:
+    return stage.parser
+
+
+@pytest.fixture(scope="module")
+def full_pipeline() -> spacy.Language:
     return spacy.load(spacy_package("en_core_web_sm"))
 
 
-def phrases(stage: Parse, caption: str) -> dict[str, str | None]:
-    (parse,) = stage.parse([caption])
-    return {caption[start:end]: removed for start, end, _, removed in parse.chunks}
+def parse_one(parser: CaptionParser, caption: str) -> CaptionParse:
+    (parse,) = parser.parse([caption])
+    return parse
 
 
-def expressions(stage: Parse, caption: str) -> dict[str, bool]:
-    (parse,) = stage.parse([caption])
-    return {caption[start:end]: is_maximal for _, start, end, is_maximal in parse.ref_exps}
+def removals(parser: CaptionParser, caption: str) -> dict[str, str | None]:
+    """Text of each noun chunk -> reason of its removal."""
+    return {caption[chunk.start : chunk.end]: chunk.removed for chunk in parse_one(parser, caption).chunks}
 
 
-def test_parse_is_what_the_whole_spacy_pipeline_says(stage: Parse, full: spacy.Language) -> None:
+def expressions(parser: CaptionParser, caption: str) -> dict[str, bool]:
+    """Text of each referring expression -> is_maximal."""
+    return {caption[exp.start : exp.end]: exp.is_maximal for exp in parse_one(parser, caption).ref_exps}
+
+
+def noun(lemma: str) -> list[Token]:
+    return [Token(start=0, end=1, head=0, dep="ROOT", pos="NOUN", tag="NN", lemma=lemma)]
+
+
+def test_parse_equals_that_of_the_full_spacy_pipeline(parser: CaptionParser, full_pipeline: spacy.Language) -> None:
     captions = [*corpus(120), *WEB]
-    for doc, parse in zip(full.pipe(captions, batch_size=256), stage.parse(captions), strict=True):
+    for doc, parse in zip(full_pipeline.pipe(captions, batch_size=256), parser.parse(captions), strict=True):
         assert parse.tokens == [(t.idx, t.idx + len(t), t.head.i, t.dep_, t.pos_, t.tag_, t.lemma_) for t in doc], (
             doc.text
         )
-        assert [(c[0], c[1], c[2]) for c in parse.chunks] == [
-            (c.start_char, c.end_char, c.root.i) for c in doc.noun_chunks
+        assert [(chunk.start, chunk.end, chunk.root) for chunk in parse.chunks] == [
+            (chunk.start_char, chunk.end_char, chunk.root.i) for chunk in doc.noun_chunks
         ]
 
 
-def test_papers_example_gives_the_three_expressions_and_the_longest_is_maximal(stage: Parse) -> None:
-    assert expressions(stage, "a dog in a field of flowers") == {
+def test_example_of_the_paper_has_three_expressions_and_the_longest_is_maximal(parser: CaptionParser) -> None:
+    assert expressions(parser, "a dog in a field of flowers") == {
         "a dog in a field of flowers": True,
         "a field of flowers": False,
         "flowers": False,
     }
 
 
-def test_grit_example_holds_the_released_expression(stage: Parse) -> None:
-    caption = "a wire hanger with a paper cover that reads we heart our customers"
-    (parse,) = stage.parse([caption])
-    assert (19, 66) in {(start, end) for _, start, end, _ in parse.ref_exps}
+def test_example_of_grit_has_the_released_expression(parser: CaptionParser) -> None:
+    parse = parse_one(parser, "a wire hanger with a paper cover that reads we heart our customers")
+    assert (19, 66) in {(exp.start, exp.end) for exp in parse.ref_exps}
 
 
-def test_expression_stops_at_conjuncts_and_sheds_punctuation(stage: Parse) -> None:
-    found = expressions(stage, "A dog with a ball and a cat under a table.")
+def test_expression_stops_at_conjuncts_and_has_no_punctuation_at_its_ends(parser: CaptionParser) -> None:
+    found = expressions(parser, "A dog with a ball and a cat under a table.")
     assert "a cat under a table" in found
     assert not any(" and " in text or text.endswith(".") for text in found)
 
@@ -83,20 +99,22 @@ def test_expression_stops_at_conjuncts_and_sheds_punctuation(stage: Parse) -> No
         ("a dog in the upper left corner", "the upper left corner", "relational"),
     ],
 )
-def test_only_what_can_be_pointed_at_is_grounded(stage: Parse, caption: str, phrase: str, removed: str | None) -> None:
-    assert phrases(stage, caption)[phrase] == removed
+def test_only_phrases_that_name_something_visible_are_grounded(
+    parser: CaptionParser, caption: str, phrase: str, removed: str | None
+) -> None:
+    assert removals(parser, caption)[phrase] == removed
 
 
-def test_no_noun_of_the_demo_world_is_removed(stage: Parse) -> None:
-    nouns = [c.name for c in CONCEPTS] + [entry.noun for entry in CATEGORY_NOUNS]
-    kept = {noun: stage.rules.removal([(0, 1, 0, "ROOT", "NOUN", "NN", noun.split()[-1])], 0, 0) for noun in nouns}
-    assert [noun for noun, removed in kept.items() if removed] == []
+def test_no_noun_of_the_demo_world_is_removed(parser: CaptionParser) -> None:
+    names = [concept.name for concept in CONCEPTS] + [entry.noun for entry in CATEGORY_NOUNS]
+    removal = {name: parser.rules.removal(noun(name.split()[-1]), 0, 0) for name in names}
+    assert [name for name, removed in removal.items() if removed] == []
 
 
-def test_lists_can_be_extended_and_overruled() -> None:
+def test_word_lists_can_be_extended_and_overridden() -> None:
     rules = PhraseRules(abstract=frozenset({"blob"}), suffixes=("ness",), keep=frozenset({"photo", "harshness"}))
     removal = {
-        word: rules.removal([(0, 1, 0, "ROOT", "NOUN", "NN", word)], 0, 0)
+        word: rules.removal(noun(word), 0, 0)
         for word in ("blob", "photo", "view", "harshness", "kindness", "friendship")
     }
     assert removal == {
@@ -107,12 +125,12 @@ def test_lists_can_be_extended_and_overruled() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(text=st.text(st.sampled_from("ab dog é👩‍🚀🐶́𝔘中.,'\n"), min_size=1, max_size=60))
-def test_offsets_slice_the_caption_for_any_unicode(stage: Parse, text: str) -> None:
-    (parse,) = stage.parse([text])
-    (doc,) = [stage.nlp.make_doc(text)]
-    assert [text[start:end] for start, end, *_ in parse.tokens] == [token.text for token in doc]
-    for start, end, root, _ in parse.chunks:
-        assert start <= parse.tokens[root][0] < parse.tokens[root][1] == end <= len(text)
+def test_offsets_are_correct_for_any_unicode_text(parser: CaptionParser, text: str) -> None:
+    parse, doc = parse_one(parser, text), parser.nlp.make_doc(text)
+    assert [text[token.start : token.end] for token in parse.tokens] == [token.text for token in doc]
+    for chunk in parse.chunks:
+        root = parse.tokens[chunk.root]
+        assert chunk.start <= root.start < root.end == chunk.end <= len(text)
 
 
 def test_row_without_a_phrase_is_dropped_as_no_phrase(stage: Parse) -> None:
@@ -121,7 +139,7 @@ def test_row_without_a_phrase_is_dropped_as_no_phrase(stage: Parse) -> None:
     assert table["detail"][0].as_py() == "2 noun chunks, all removed"
 
 
-def test_equal_captions_get_equal_parses_and_dropped_rows_none(stage: Parse) -> None:
+def test_equal_captions_have_equal_parses_and_dropped_rows_have_none(stage: Parse) -> None:
     rows = [{"caption": "a dog in a hat"}, {"caption": "a cat"}, {"caption": "a dog in a hat"}]
     rows.append({"caption": None, "status": "dropped", "stage": "captions", "reason": "empty_caption"})
     columns = stage(table_after("captions", rows)).select(["tokens", "noun_chunks", "ref_exps"]).to_pylist()
@@ -133,7 +151,7 @@ def given_box(start: int, end: int, x: float = 0.1) -> dict[str, float]:
     return {"start": start, "end": end, "x_min": x, "y_min": 0.1, "x_max": 0.9, "y_max": 0.9, "score": 0.7}
 
 
-def test_given_phrases_move_with_the_cleaned_caption(stage: Parse) -> None:
+def test_given_phrases_are_moved_to_the_cleaned_caption(stage: Parse) -> None:
     original, caption = "  a dog  with a dog &amp; hat", "a dog with a dog & hat"
     row = {
         "caption": caption,
@@ -142,13 +160,14 @@ def test_given_phrases_move_with_the_cleaned_caption(stage: Parse) -> None:
         "given_ref_exps": [given_box(2, 19, 0.2), given_box(14, 19)],
     }
     (row,) = stage(table_after("captions", [row])).to_pylist()
-    assert [(c["start"], c["end"]) for c in row["noun_chunks"]] == [(0, 5), (11, 16)]  # "&amp; hat" is gone
-    assert [caption[r["start"] : r["end"]] for r in row["ref_exps"]] == ["a dog", "a dog"]  # "a dog  with" changed too
+    assert [(c["start"], c["end"]) for c in row["noun_chunks"]] == [(0, 5), (11, 16)]  # "&amp; hat" was changed
+    assert [caption[r["start"] : r["end"]] for r in row["ref_exps"]] == ["a dog", "a dog"]  # so was "a dog  with"
+    assert row["given_chunks"] == [1, 0, -1]
     assert row["tokens"][row["noun_chunks"][1]["root"]]["lemma"] == "dog"
     assert row["status"] == "kept"
 
 
-def test_given_expression_belongs_to_the_chunk_with_its_box(stage: Parse) -> None:
+def test_given_expression_belongs_to_the_chunk_with_the_same_box(stage: Parse) -> None:
     caption = "a wire hanger with a paper cover that reads we heart our customers"
     row = {
         "caption": caption,
@@ -162,6 +181,18 @@ def test_given_expression_belongs_to_the_chunk_with_its_box(stage: Parse) -> Non
     ]
 
 
-def test_unknown_model_is_named_with_the_mend() -> None:
+def test_rows_without_given_boxes_have_no_given_chunks(stage: Parse) -> None:
+    rows = [{"caption": "a dog"}, {"caption": "a cat", "given_noun_chunks": []}]
+    assert stage(table_after("captions", rows))["given_chunks"].to_pylist() == [None, None]
+
+
+def test_given_boxes_with_the_same_phrase_belong_to_the_same_chunk(stage: Parse) -> None:
+    boxes = [given_box(0, 5), given_box(10, 15), given_box(0, 5, 0.3)]
+    (row,) = stage(table_after("captions", [{"caption": "a dog and a cat", "given_noun_chunks": boxes}])).to_pylist()
+    assert [(c["start"], c["end"]) for c in row["noun_chunks"]] == [(0, 5), (10, 15)]
+    assert row["given_chunks"] == [0, 1, 0]
+
+
+def test_error_for_an_unknown_model_names_the_package_to_install() -> None:
     with pytest.raises(UserError, match=r"xx_no_such_model.*pip install"):
         Parse(ParseConfig(model="xx_no_such_model"))

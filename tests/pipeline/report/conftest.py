@@ -1,4 +1,4 @@
-"""One small finished run for all tests of the report."""
+"""A small finished run that all tests of the report share."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def tables() -> list[pa.Table]:
 
 @pytest.fixture(scope="session")
 def output(tables: list[pa.Table], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with stats.json and report.html."""
+    """The output folder of a run with stats.json and report.html. Tests must not change it."""
     folder = tmp_path_factory.mktemp("run")
     write_output(folder, tables)
     build_stats(str(folder), truth=TRUTH)

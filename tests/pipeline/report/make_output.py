@@ -1,6 +1,6 @@
-"""A finished run as the report finds it: scenes of the demo's world, the true boxes shaken a little, drops of every stage.
+"""Write the output of a run for tests of the report: demo scenes with slightly moved true boxes, and dropped rows.
 
-`python -m tests.pipeline.report.make_output FOLDER [ROWS]` leaves one to look at.
+`python -m tests.pipeline.report.make_output FOLDER [ROWS]` writes one with a report to look at.
 """
 
 import hashlib
@@ -59,11 +59,11 @@ DETAILS = {
     "opted_out": "X-Robots-Tag: noai",
     "too_many_bytes": "26 MB",
 }
-EARLY = [("read", "missing_url"), *(("download", r) for r in REASONS["download"]), ("captions", "empty_caption")]
+EARLY_DROPS = [("read", "missing_url"), *(("download", r) for r in REASONS["download"]), ("captions", "empty_caption")]
 
 
 def make_row(number: int, style: Style) -> tuple[dict[str, Any], Truth]:
-    """A row after `captions`, and the truth about it."""
+    """A row after `captions`, and its true boxes."""
     width, height = CANVASES[number % len(CANVASES)]
     scene = make_scene(TEST_SEEDS[number], style, WorldConfig(width=width, height=height))
     image = encode_jpeg(scene.image)
@@ -87,8 +87,8 @@ def make_row(number: int, style: Style) -> tuple[dict[str, Any], Truth]:
     return row, truth_of(scene)
 
 
-def boxes_of(row: dict[str, Any], truth: Truth, rng: Random) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Boxes and verdicts of a parsed row: the true ones shaken, some below a limit."""
+def scored_boxes(row: dict[str, Any], truth: Truth, rng: Random) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Boxes of a parsed row with their box_scores: the true boxes slightly moved, some of them removed by a filter."""
     found = []
     for index, chunk in enumerate(row["noun_chunks"]):
         phrase = phrase_of(chunk["start"], chunk["end"], truth)
@@ -108,40 +108,40 @@ def boxes_of(row: dict[str, Any], truth: Truth, rng: Random) -> list[tuple[dict[
                 else None
             )
             corners = {"x_min": x_min, "y_min": y_min, "x_max": x_max, "y_max": y_max}
-            verdict = {
+            box_score = {
                 "area_px": area,
                 "clip_cosine": None if removed in ("box_too_small", "low_score") else cosine,
                 "removed": removed,
             }
-            found.append(({"phrase": index, **corners, "score": score}, verdict))
+            found.append(({"phrase": index, **corners, "score": score}, box_score))
     return sorted(found, key=lambda pair: -pair[0]["score"])
 
 
 def make_table(first: int, n_rows: int, parse: Parse) -> pa.Table:
-    """A scored table: every fifth row is dropped before the parse, and those without a box after it."""
+    """A SCORED table. Every fifth row is dropped before parsing, and rows without a kept box after it."""
     made = [make_row(i, STYLES[i % len(STYLES)]) for i in range(first, first + n_rows)]
     table = pa.Table.from_pylist([row for row, _ in made], schema=CAPTIONED)
     rng = Random(f"drops {first}")
-    early = {i: rng.choice(EARLY) for i in range(2, n_rows, 5)}
+    early = {i: rng.choice(EARLY_DROPS) for i in range(2, n_rows, 5)}
     for stage in ("read", "download", "captions"):
         table = drop_rows(table, stage, {i: Drop(r, DETAILS.get(r, "")) for i, (s, r) in early.items() if s == stage})
     table = parse(table)
     values, late = {}, {}
     for i, row in enumerate(table.to_pylist()):
         if row["status"] == "kept":
-            found = boxes_of(row, made[i][1], rng)
-            boxes, verdicts = [box for box, _ in found], [verdict for _, verdict in found]
-            values[i] = {"boxes": boxes, "box_scores": verdicts, "clip_similarity": rng.gauss(0.3, 0.04)}
-            if not any(verdict["removed"] is None for verdict in verdicts):
-                late[i] = ("score", verdicts[-1]["removed"]) if verdicts else ("ground", "no_box")
+            found = scored_boxes(row, made[i][1], rng)
+            boxes, scores = [box for box, _ in found], [score for _, score in found]
+            values[i] = {"boxes": boxes, "box_scores": scores, "clip_similarity": rng.gauss(0.3, 0.04)}
+            if not any(score["removed"] is None for score in scores):
+                late[i] = ("score", scores[-1]["removed"]) if scores else ("ground", "no_box")
     table = add_columns(table, SCORED, values)
     for stage in ("ground", "score"):
         table = drop_rows(table, stage, {i: Drop(reason) for i, (s, reason) in late.items() if s == stage})
     return table
 
 
-def hurt(table: pa.Table) -> pa.Table:
-    """`table` with markup wherever text of others is shown: captions, an address, a detail, a label of the parse."""
+def with_markup(table: pa.Table) -> pa.Table:
+    """`table` with HTML markup in all texts that the page shows: captions, URLs, details and labels of the parse."""
     rows = table.to_pylist()
     for row in rows:
         row["url"], row["caption_original"] = f"http://example.org/{HOSTILE}", HOSTILE
@@ -156,7 +156,7 @@ def hurt(table: pa.Table) -> pa.Table:
 def write_output(
     folder: Path, tables: Sequence[pa.Table], config: WriteConfig | None = None, timings: bool = True
 ) -> str:
-    """Shards, timings and configuration of a run with these tables, without stats.json; returns the folder as text."""
+    """Write the shards, timings and configuration of a run with these tables, but no stats.json; return the folder."""
     first = 0
     for index, table in enumerate(tables):
         n = table.num_rows
@@ -179,7 +179,7 @@ def write_output(
 
 
 def make_tables(n_shards: int, rows_per_shard: int) -> list[pa.Table]:
-    """Scored tables of consecutive scenes."""
+    """SCORED tables of consecutive scenes."""
     parse = Parse(ParseConfig())
     return [make_table(i * rows_per_shard, rows_per_shard, parse) for i in range(n_shards)]
 

@@ -1,4 +1,4 @@
-"""The page in a real browser; skipped where there is none."""
+"""The page in a browser; skipped if no browser is installed."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_page_is_complete_and_quiet(browser: Any, output: Path, width: int, scheme: str) -> None:
+def test_page_is_complete_without_messages_or_requests(browser: Any, output: Path, width: int, scheme: str) -> None:
     messages, requests = [], []
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page.on("console", lambda message: messages.append(message.text))
@@ -42,17 +42,17 @@ def test_page_is_complete_and_quiet(browser: Any, output: Path, width: int, sche
     images = page.eval_on_selector_all("img", "all => all.map(i => i.complete && i.naturalWidth)")
     assert len(images) >= 10
     assert all(images)
-    for selector, least in (("svg[data-chart]", 7), ("svg.displacy", 4), (".frame svg", 10)):
+    for selector, minimum in (("svg[data-chart]", 7), ("svg.displacy", 4), (".frame svg", 10)):
         sizes = page.eval_on_selector_all(
             selector, "all => all.map(s => [s.getBoundingClientRect().width, s.getBoundingClientRect().height])"
         )
-        assert len(sizes) >= least
+        assert len(sizes) >= minimum
         assert all(w > 0 and h > 0 for w, h in sizes)
     page.close()
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_page_does_not_scroll_sideways(browser: Any, output: Path, width: int) -> None:
+def test_page_is_not_wider_than_the_window(browser: Any, output: Path, width: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900})
     page.goto(f"file://{os.path.abspath(output)}/report.html")
     page.eval_on_selector_all("details", "all => all.forEach(d => d.open = true)")
@@ -60,7 +60,7 @@ def test_page_does_not_scroll_sideways(browser: Any, output: Path, width: int) -
     page.close()
 
 
-def test_box_is_drawn_over_its_picture(browser: Any, output: Path) -> None:
+def test_boxes_are_drawn_over_their_image(browser: Any, output: Path) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(f"file://{os.path.abspath(output)}/report.html")
     pairs = page.eval_on_selector_all(

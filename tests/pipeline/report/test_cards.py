@@ -16,19 +16,19 @@ def box(phrase: int, x_min: float, score: float) -> dict[str, Any]:
     return {"phrase": phrase, "x_min": x_min, "y_min": 0.5, "x_max": x_min + 0.25, "y_max": 0.75, "score": score}
 
 
-def verdict(removed: str | None) -> dict[str, Any]:
+def box_score(removed: str | None) -> dict[str, Any]:
     return {"area_px": 2000.0, "clip_cosine": None if removed else 0.3, "removed": removed}
 
 
 def picture() -> Picture:
-    """'a dog' has the best box, 'a 🐈 cat' two, of which one was removed; 'the left' was not grounded."""
+    """'a dog' has the best box; 'a 🐈 cat' has two, one of them removed; 'the left' was not grounded."""
     row: dict[str, Any] = {
         "key": "0",
         "caption": CAPTION,
         "noun_chunks": [chunk("a 🐈 cat"), chunk("the left", "relational"), chunk("a dog")],
         "ref_exps": [{"chunk": 0, "start": 0, "end": len(CAPTION), "is_maximal": True}],
         "boxes": [box(2, 0.5, 0.9), box(0, 0.0, 0.8), box(0, 0.1, 0.4)],
-        "box_scores": [verdict(None), verdict(None), verdict("low_score")],
+        "box_scores": [box_score(None), box_score(None), box_score("low_score")],
         "clip_similarity": 0.3,
         "tokens": None,
     }
@@ -42,26 +42,26 @@ def test_phrases_are_numbered_in_the_order_of_the_caption() -> None:
     assert card.phrases[1].expression is None
 
 
-def test_pieces_join_to_the_caption_and_mark_its_phrases() -> None:
-    pieces = make_card(picture()).pieces
-    assert "".join(piece.text for piece in pieces) == CAPTION
-    marked = [(piece.text, piece.number, piece.removed) for piece in pieces if piece.number or piece.removed]
+def test_parts_form_the_caption_and_mark_its_phrases() -> None:
+    parts = make_card(picture()).parts
+    assert "".join(part.text for part in parts) == CAPTION
+    marked = [(part.text, part.number, part.removed) for part in parts if part.number or part.removed]
     assert marked == [("a 🐈 cat", 1, None), ("the left", None, "relational"), ("a dog", 2, None)]
 
 
-def test_box_lies_where_its_fractions_say_in_pixels_of_the_thumbnail() -> None:
+def test_box_fractions_become_pixels_of_the_thumbnail() -> None:
     first, second = make_card(picture()).boxes
     assert (first.number, first.x, first.y, first.width, first.height) == (1, 0, 50, 50, 25)
     assert (second.number, second.x) == (2, 100)
 
 
-def test_removed_box_is_told_but_not_drawn() -> None:
+def test_removed_box_is_listed_but_not_drawn() -> None:
     card = make_card(picture())
     assert len(card.boxes) == 2
     assert card.removed == [("a 🐈 cat", "low_score", 1)]
 
 
-def test_numbers_of_boxes_at_one_place_do_not_hide_each_other() -> None:
+def test_numbers_of_boxes_at_the_same_position_do_not_overlap() -> None:
     shown = picture()
     shown.row["boxes"][0] |= {"x_min": 0.0, "x_max": 0.25}
     first, second = make_card(shown).boxes
@@ -71,11 +71,11 @@ def test_numbers_of_boxes_at_one_place_do_not_hide_each_other() -> None:
 def test_chunk_inside_another_is_not_marked_twice() -> None:
     shown = picture()
     shown.row["noun_chunks"][1] = chunk("cat", "abstract")
-    pieces = make_card(shown).pieces
-    assert "".join(piece.text for piece in pieces) == CAPTION
+    parts = make_card(shown).parts
+    assert "".join(part.text for part in parts) == CAPTION
 
 
-def test_tree_draws_an_arc_from_each_head_but_the_root() -> None:
+def test_tree_has_an_arc_to_each_word_except_the_root() -> None:
     row = picture().row
     words = [("a", 2, "det"), ("🐈", 2, "nmod"), ("cat", 2, "ROOT")]
     row["tokens"] = [

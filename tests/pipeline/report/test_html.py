@@ -12,11 +12,11 @@ from pipeline.report.config import ReportConfig
 from pipeline.report.html import write_report
 from pipeline.report.stats import build_stats
 from pipeline.write.config import WriteConfig
-from tests.pipeline.report.make_output import hurt, write_output
+from tests.pipeline.report.make_output import with_markup, write_output
 
 
 class Elements(HTMLParser):
-    """Every start tag with its attributes."""
+    """The start tags of a page with their attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -31,25 +31,26 @@ def page(output: Path) -> str:
     return (output / "report.html").read_text("utf-8")
 
 
-def test_page_shows_pictures_trees_charts_truth_and_configuration(output: Path) -> None:
+def test_page_shows_images_trees_charts_accuracy_and_configuration(output: Path) -> None:
     text = page(output)
     assert text.count('<img src="data:image/jpeg;base64,') >= 10
     assert text.count('class="displacy"') == 4
     assert set(re.findall(r'data-chart="(\w+)"', text)) == {
-        "box_area_ratio", "boxes_per_image", "caption_length", "grounding_score", "clip_cosine", "clip_similarity", "image_side",
+        "box_area_ratio", "boxes_per_image", "caption_length", "grounding_score", "clip_cosine", "clip_similarity",
+        "image_side",
     }  # fmt: skip
     assert "styles · held out" in text
     assert "rows_per_shard: 48" in text
     assert len(text) < 2_000_000
 
 
-def test_score_charts_mark_the_thresholds_that_the_models_brought_along(output: Path) -> None:
+def test_score_charts_mark_the_thresholds_of_the_provenance(output: Path) -> None:
     text = page(output)
-    assert ">limit 0.62<" in text
-    assert ">limit 0.34<" in text  # a CLIP score of 0.85, as a cosine
+    assert ">min 0.62<" in text
+    assert ">min 0.34<" in text  # a CLIP score of 0.85, as a cosine
 
 
-def test_page_is_made_as_the_run_was_told(output: Path, tmp_path: Path) -> None:
+def test_page_follows_the_report_settings_of_the_run(output: Path, tmp_path: Path) -> None:
     copy = tmp_path / "out"
     shutil.copytree(output, copy)
     with (copy / "config.yaml").open("a") as file:
@@ -60,7 +61,7 @@ def test_page_is_made_as_the_run_was_told(output: Path, tmp_path: Path) -> None:
     assert page(copy).count('class="displacy"') == 1
 
 
-def test_page_asks_nothing_of_the_network_and_runs_no_script(output: Path) -> None:
+def test_page_has_no_scripts_and_no_external_resources(output: Path) -> None:
     elements = Elements(page(output)).found
     assert not {tag for tag, _ in elements} & {"script", "iframe", "object", "form"}
     for tag, attributes in elements:
@@ -68,12 +69,12 @@ def test_page_asks_nothing_of_the_network_and_runs_no_script(output: Path) -> No
             assert (attributes.get(name) or "#").startswith(("#", "data:")), (tag, attributes)
 
 
-def test_every_picture_has_a_description(output: Path) -> None:
+def test_every_image_has_an_alternative_text(output: Path) -> None:
     assert all(attributes.get("alt") for tag, attributes in Elements(page(output)).found if tag == "img")
 
 
-def test_hostile_texts_appear_as_text(tables: list[pa.Table], tmp_path: Path) -> None:
-    output = write_output(tmp_path, [hurt(table) for table in tables])
+def test_markup_in_captions_and_urls_is_escaped(tables: list[pa.Table], tmp_path: Path) -> None:
+    output = write_output(tmp_path, [with_markup(table) for table in tables])
     build_stats(output, truth={"<b>x</b>": {"precision": 1.0, "recall": 1.0}})
     write_report(output)
     elements = Elements(page(tmp_path)).found
@@ -82,13 +83,13 @@ def test_hostile_texts_appear_as_text(tables: list[pa.Table], tmp_path: Path) ->
     assert "&lt;script&gt;" in page(tmp_path)
 
 
-def test_same_shards_give_the_same_pictures(output: Path) -> None:
+def test_same_shards_give_the_same_images(output: Path) -> None:
     pictures = re.findall(r'src="(data:[^"]+)"', page(output))
     write_report(str(output))
     assert re.findall(r'src="(data:[^"]+)"', page(output)) == pictures
 
 
-def test_another_seed_and_number_show_other_pictures(tables: list[pa.Table], tmp_path: Path) -> None:
+def test_other_seed_shows_other_images(tables: list[pa.Table], tmp_path: Path) -> None:
     output = write_output(tmp_path, tables)
     build_stats(output)
     shown = []
@@ -103,7 +104,7 @@ def test_another_seed_and_number_show_other_pictures(tables: list[pa.Table], tmp
     ("formats", "image_bytes", "n_pictures"),
     [(("arrow",), True, 5), (("arrow",), False, 0), (("train", "grit"), False, 0)],
 )
-def test_pictures_come_from_wherever_the_run_kept_images(
+def test_images_are_read_from_any_format_that_contains_them(
     tables: list[pa.Table], tmp_path: Path, formats: tuple[str, ...], image_bytes: bool, n_pictures: int
 ) -> None:
     output = write_output(tmp_path, tables, WriteConfig(formats=formats, image_bytes=image_bytes), timings=False)
@@ -112,18 +113,24 @@ def test_pictures_come_from_wherever_the_run_kept_images(
     assert page(tmp_path).count("<img ") == n_pictures
 
 
-def test_page_without_arrow_says_what_it_lacks(output: Path, tables: list[pa.Table], tmp_path: Path) -> None:
+def test_page_of_a_run_without_arrow_explains_what_is_missing(
+    output: Path, tables: list[pa.Table], tmp_path: Path
+) -> None:
     folder = write_output(tmp_path, tables, WriteConfig(formats=("train", "grit")))
     build_stats(folder)
     write_report(folder)
     text = page(tmp_path)
     assert "2 of 2 shards were written without" in text
-    assert "Repeats" not in text
-    assert "Open a reason" not in text
+    assert "Repeated images" not in text
+    assert "Click on a reason" not in text
     assert "were written without" not in page(output)
+    assert "Repeated images" in page(output)
+    assert "Click on a reason" in page(output)
 
 
-def test_report_without_statistics_names_the_mend(tables: list[pa.Table], tmp_path: Path) -> None:
+def test_error_for_missing_statistics_names_the_command_that_creates_them(
+    tables: list[pa.Table], tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=r"python -m pipeline\.report"):
         write_report(write_output(tmp_path, tables[:1]))
 
@@ -140,7 +147,7 @@ def test_command_rebuilds_both_files_and_keeps_the_truth(
     assert "precision 0.950" in capsys.readouterr().out
 
 
-def test_command_explains_an_empty_folder(
+def test_command_fails_for_a_folder_without_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])

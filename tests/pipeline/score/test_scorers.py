@@ -61,43 +61,43 @@ def scorer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             return load_scorer("miniature", "cpu", 2)
 
 
-def test_embeddings_have_unit_length_one_row_an_input(scorer: Scorer, images: list[NDArray[np.uint8]]) -> None:
+def test_each_input_has_an_embedding_of_unit_length(scorer: Scorer, images: list[NDArray[np.uint8]]) -> None:
     for features in (scorer.embed_images(images), scorer.embed_texts(TEXTS)):
         assert features.shape[0] == 3
         assert torch.allclose(features.norm(dim=1), torch.ones(3), atol=1e-5)
 
 
-def test_embedding_does_not_depend_on_its_neighbours(scorer: Scorer, images: list[NDArray[np.uint8]]) -> None:
+def test_embedding_does_not_depend_on_the_other_inputs(scorer: Scorer, images: list[NDArray[np.uint8]]) -> None:
     for embed, items in ((scorer.embed_images, images), (scorer.embed_texts, TEXTS)):
         alone = torch.cat([embed([item]) for item in items])  # type: ignore[operator]
         assert torch.allclose(embed(items), alone, atol=1e-5)  # type: ignore[operator]
 
 
-def test_miniature_tells_a_drawn_dog_from_what_it_is_not(tmp_path: Path) -> None:
+def test_miniature_gives_matching_phrases_higher_cosines_than_others(tmp_path: Path) -> None:
     from demo.world.scenes import TEST_SEEDS, make_scene
 
-    scorer, right, wrong = load_scorer("miniature", "cpu", 64), [], []
+    scorer, matching, others = load_scorer("miniature", "cpu", 64), [], []
     for seed in range(TEST_SEEDS[0], TEST_SEEDS[0] + 12):
         scene = make_scene(seed, "openmoji")
         for phrase in scene.phrases:
             for thing in [scene.objects[i] for i in phrase.objects]:
                 x0, y0, x1, y1 = (round(v) for v in thing.box)
                 image = scorer.embed_images([scene.image[y0:y1, x0:x1]])
-                right.append(float(image @ scorer.embed_texts([scene.caption[phrase.start : phrase.end]]).T))
-                wrong.append(float(image @ scorer.embed_texts(["freedom and joy"]).T))
-    assert np.mean(right) > np.mean(wrong) + 0.2
+                matching.append(float(image @ scorer.embed_texts([scene.caption[phrase.start : phrase.end]]).T))
+                others.append(float(image @ scorer.embed_texts(["freedom and joy"]).T))
+    assert np.mean(matching) > np.mean(others) + 0.2
 
 
-def test_clip_score_threshold_is_the_models_own_where_it_has_one(tmp_path: Path) -> None:
+def test_clip_score_threshold_is_that_of_the_model_or_the_default(tmp_path: Path) -> None:
     assert clip_score_threshold(str(tmp_path)) == 0.65
     (tmp_path / "config.json").write_text('{"thresholds": {"clip_score": 0.8}}')
     assert clip_score_threshold(str(tmp_path)) == 0.8
 
 
 @pytest.mark.parametrize("content", ['{"thresholds": {"clip_score": "high"}}', '{"thresholds": {"clip_score": 3}}'])
-def test_a_clip_score_threshold_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+def test_clip_score_threshold_that_is_not_a_number_in_range_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(UserError, match=r"the config\.json of scorer .* as score threshold; from 0 to 2\.5 it must be"):
+    with pytest.raises(UserError, match=r"the config\.json of scorer .* score threshold.* 0 to 2\.5"):
         clip_score_threshold(str(tmp_path))
 
 
@@ -106,14 +106,14 @@ def test_a_clip_score_threshold_that_is_none_is_refused(tmp_path: Path, content:
     [
         ("/no/such/clip", "/no/such/clip"),
         ("open_clip:ViT-B-32", "ARCHITECTURE/WEIGHTS"),
-        ("open_clip:ViT-B-32//no/such/file.pt", "is not there"),
+        ("open_clip:ViT-B-32//no/such/file.pt", "does not exist"),
         ("open_clip:ViT-B-32/no_such_tag", "no_such_tag"),
     ],
 )
-def test_scorer_that_is_not_there_is_named(name: str, message: str) -> None:
+def test_error_for_a_scorer_that_cannot_be_loaded_names_it(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_scorer(name, "cpu", 1)
 
 
-def test_miniature_is_committed() -> None:
+def test_miniature_is_part_of_the_repository() -> None:
     assert (MINIATURE / "model.safetensors").stat().st_size < 8e6

@@ -1,4 +1,4 @@
-"""A small scored table for the tests of the write stage: four rows, three kept."""
+"""A small SCORED table with four rows, three of them kept, for tests of the write stage and of readers."""
 
 import io
 from typing import Any
@@ -23,6 +23,7 @@ def jpeg(width: int, height: int, color: tuple[int, int, int] = (200, 30, 30)) -
 
 
 def span(text: str, occurrence: int = 0) -> dict[str, int]:
+    """Span of an occurrence of `text` in CAPTION."""
     start = -1
     for _ in range(occurrence + 1):
         start = CAPTION.index(text, start + 1)
@@ -33,12 +34,15 @@ def box(phrase: int, x_min: float, score: float) -> dict[str, Any]:
     return {"phrase": phrase, "x_min": x_min, "y_min": 0.25, "x_max": 0.9, "y_max": 0.75, "score": score}
 
 
-def verdict(removed: str | None = None) -> dict[str, Any]:
+def box_score(removed: str | None = None) -> dict[str, Any]:
     return {"area_px": 5000.0, "clip_cosine": None if removed else 0.3, "removed": removed}
 
 
 def kept_row(number: int) -> dict[str, Any]:
-    """A row with chunks 'a café' (twice), 'a small dog' and '🐈 dog'; boxes 0 and 3 have one text, box 1 was removed."""
+    """A kept row with the chunks 'a café' (twice), 'a small dog' and '🐈 dog'.
+
+    Boxes 1, 3 and 4 belong to phrases with the same text. Box 1 is removed.
+    """
     return {
         "key": f"{number:012d}",
         "source": "in.jsonl",
@@ -72,17 +76,19 @@ def kept_row(number: int) -> dict[str, Any]:
             {"chunk": 1, **span("🐈 dog on a small dog"), "is_maximal": True},
             {"chunk": 2, **span("a small dog"), "is_maximal": False},
         ],
+        "given_chunks": None,
         "boxes": [box(2, 0.1, 0.9), box(0, 0.2, 0.8), box(1, 0.3, 0.7), box(0, 0.4, 0.65), box(3, 0.5, 0.6)],
-        "box_scores": [verdict(), verdict("low_clip_score"), verdict(), verdict(), verdict()],
+        "box_scores": [box_score(), box_score("low_clip_score"), box_score(), box_score(), box_score()],
         "clip_similarity": 0.31,
     }
 
 
 def dropped_row(number: int) -> dict[str, Any]:
-    lost = dict.fromkeys(SCORED.names)
+    """A row dropped by `download`."""
+    nulls = dict.fromkeys(SCORED.names)
     light = ("key", "source", "source_row", "url", "caption_original")
     status = {"status": "dropped", "stage": "download", "reason": "http_error", "detail": "404"}
-    return lost | {name: value for name, value in kept_row(number).items() if name in light} | status
+    return nulls | {name: value for name, value in kept_row(number).items() if name in light} | status
 
 
 def rows() -> list[dict[str, Any]]:
@@ -90,6 +96,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def table(values: list[dict[str, Any]] | None = None) -> pa.Table:
+    """A SCORED table of these rows; without any, of `rows()`."""
     return pa.Table.from_pylist(rows() if values is None else values, schema=SCORED)
 
 

@@ -1,4 +1,4 @@
-"""grit/: img2dataset's form with GRIT's columns."""
+"""grit/: the layout of img2dataset with the columns of GRIT."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def written(tmp_path: Path) -> Path:
     return tmp_path / "grit"
 
 
-def test_a_plain_webdataset_loop_reads_image_caption_and_grits_lists(written: Path) -> None:
+def test_webdataset_reads_image_caption_and_the_lists_of_grit(written: Path) -> None:
     found = list(webdataset.WebDataset(str(written / "00001.tar"), shardshuffle=False))
     assert [sample["__key__"] for sample in found] == [f"{i:012d}" for i in (10, 12, 13)]
     assert found[0]["jpg"] == kept_row(10)["image"]
@@ -38,13 +38,13 @@ def test_a_plain_webdataset_loop_reads_image_caption_and_grits_lists(written: Pa
     assert (meta["width"], meta["original_height"], meta["status"]) == (300, 400, "success")
 
 
-def test_the_inputs_other_columns_are_kept_but_never_replace_ours(written: Path) -> None:
+def test_other_columns_of_the_input_are_kept_but_do_not_replace_those_of_grit(written: Path) -> None:
     meta = json.loads(next(iter(webdataset.WebDataset(str(written / "00001.tar"), shardshuffle=False)))["json"])
     assert meta["licence"] == "none"
     assert meta["url"] == "http://example.org/10.jpg"
 
 
-def test_the_parquet_has_every_input_row_and_says_what_became_of_it(written: Path) -> None:
+def test_parquet_has_every_input_row_with_its_status(written: Path) -> None:
     found = pq.read_table(written / "00001.parquet")
     assert found.schema.equals(grit_schema("clip_similarity_miniature"))
     assert found["status"].to_pylist() == ["success", "failed_to_download", "success", "success"]
@@ -63,5 +63,5 @@ def test_the_parquet_has_every_input_row_and_says_what_became_of_it(written: Pat
         ("laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "clip_similarity_clip_vit_b_32_laion2b_s34b_b79k"),
     ],
 )
-def test_the_similarity_column_names_its_scorer(scorer: str, column: str) -> None:
+def test_similarity_column_names_its_scorer(scorer: str, column: str) -> None:
     assert similarity_column(scorer) == column

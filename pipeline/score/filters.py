@@ -1,0 +1,52 @@
+"""The filters of the score stage, and the reason why a row without a kept box is dropped."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.score.config import CLIP_SCORE_WEIGHT
+from pipeline.score.thresholds import Thresholds
+from schemas.status import BOX_REMOVALS
+from schemas.table import Drop
+
+BoxScore = dict[str, Any]
+"""The measurements of a box (schemas.rows.BOX_SCORE)."""
+
+
+def clip_score(cosine: float) -> float:
+    """CLIPScore, 2.5 * max(cosine, 0) (Hessel et al. 2021, section 3)."""
+    return CLIP_SCORE_WEIGHT * max(cosine, 0.0)
+
+
+def measure_box(box: dict[str, Any], width: int, height: int, thresholds: Thresholds) -> BoxScore:
+    """Measure a box, and apply the filters by size and by grounding score. `clip_cosine` is null at this point.
+
+    `width` and `height` are those of the image, in pixels.
+    """
+    box_width, box_height = (box["x_max"] - box["x_min"]) * width, (box["y_max"] - box["y_min"]) * height
+    side = thresholds.min_side_px
+    is_small = box_width * box_height < side**2 if thresholds.size_rule == "area" else min(box_width, box_height) < side
+    # Crops are rounded to pixels, so the crop of a thin box may be empty.
+    is_empty = any(int(box[f"{a}_max"] * n) <= int(box[f"{a}_min"] * n) for a, n in (("x", width), ("y", height)))
+    removed = None
+    if is_small or is_empty:
+        removed = "box_too_small"
+    elif box["score"] < float(np.float32(thresholds.min_score)):  # scores are stored as float32
+        removed = "low_score"
+    return {"area_px": box_width * box_height, "clip_cosine": None, "removed": removed}
+
+
+def why_dropped(boxes: Sequence[dict[str, Any]], scores: Sequence[BoxScore], thresholds: Thresholds) -> Drop:
+    """Return why a row without a kept box is dropped: the last filter that removed a box, and its best measurement."""
+    removed = {score["removed"] for score in scores}
+    reason = [name for name in BOX_REMOVALS if name in removed][-1]
+    match reason:
+        case "low_clip_score":
+            best = max(clip_score(score["clip_cosine"]) for score in scores if score["clip_cosine"] is not None)
+            return Drop(reason, f"best {best:.2f}, wanted {thresholds.min_clip_score:.2f}")
+        case "low_score":
+            best = max(box["score"] for box, score in zip(boxes, scores, strict=True) if score["removed"] == reason)
+            return Drop(reason, f"best {best:.2f}, wanted {thresholds.min_score:.2f}")
+        case _:
+            return Drop(reason, f"largest {max(score['area_px'] for score in scores):.0f} px")
