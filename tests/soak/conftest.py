@@ -1,6 +1,5 @@
 """Fixtures of the soak tests: input scenes, and uninterrupted runs to compare with."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,17 +10,10 @@ from pipeline import grit
 from pipeline.images import encode_jpeg
 from pipeline.write.tar import TarWriter
 from tests.soak.processes import run
+from tests.soak.runs import Reference, pipeline_arguments, training_arguments
 from trainer import train
 
 N_SCENES = 12
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The output of an uninterrupted run, and the seconds it took."""
-
-    output: Path
-    seconds: float
 
 
 @pytest.fixture(scope="session")
@@ -48,34 +40,3 @@ def training_reference(pipeline_reference: Reference, tmp_path_factory: pytest.T
     output = tmp_path_factory.mktemp("training") / "run"
     arguments = training_arguments(pipeline_reference.output / "train", output)
     return Reference(output, run(train.main, arguments, output.with_suffix(".log")))
-
-
-def pipeline_arguments(tars: Path, output: Path) -> list[str]:
-    """Arguments of a job of four shards with the miniature models, in one process and without network access."""
-    return [f"input={tars}", f"output={output}", "rows_per_shard=3", "ray.runner=local"]
-
-
-def training_arguments(shards: Path, output: Path) -> list[str]:
-    """Arguments of a run of 24 steps of a very small HyCoCLIP with a checkpoint every 6 steps."""
-    return [
-        "model_name=hycoclip",
-        f"shards={shards}",
-        f"output={output}",
-        "tokenizer=demo/weights/clip/merges.txt",
-        "device=cpu",
-        "precision=fp32",
-        "batch_size=4",
-        "data.workers=1",
-        "optim.steps=24",
-        "optim.warmup_steps=4",
-        "save.every=6",
-        "log.every=1",
-        "log.tensorboard=false",
-        "model.embed_dim=16",
-        "model.image.size_px=16",
-        "model.image.kwargs={embed_dim: 32, depth: 2, num_heads: 2, patch_size: 8}",
-        "model.text.vocab_size=1364",
-        "model.text.width=32",
-        "model.text.layers=2",
-        "model.text.heads=2",
-    ]

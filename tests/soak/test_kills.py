@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pipeline import grit
-from tests.soak.conftest import Reference, pipeline_arguments, training_arguments
 from tests.soak.processes import Main, run, run_until
+from tests.soak.runs import Reference, pipeline_arguments, training_arguments
 from trainer import train
 
 N_RUNS = 10
