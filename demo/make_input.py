@@ -1,6 +1,7 @@
 """Write the demo's input to out/demo_input/: `python -m demo.make_input`.
 
     pairs.parquet    url, caption, id: the input of the job; mostly scenes, plus rows with problems found on the web
+    pairs.csv        the same rows
     truth.json       {id: ground truth}: phrases and boxes of the rows that have a scene
     expected.json    {stage: {reason: n}}: rows that each early stage must drop, by reason
 
@@ -17,6 +18,7 @@ from random import Random
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 
 from demo.serve import HOST, PORT
@@ -190,10 +192,16 @@ def rows_without_image(base: str) -> Iterator[Row]:
         yield Row(id=f"bad-{name}", url=url, caption=caption, expected_drop=ExpectedDrop("download", reason))
 
 
-def make_rows(n_rows: int, port: int) -> list[Row]:
-    """Return all input rows. Special rows are spread evenly; all of them are included even if `n_rows` is smaller."""
+def make_rows(n_rows: int, port: int, only_good: bool = False) -> list[Row]:
+    """Return all input rows.
+
+    Special rows are spread evenly; all of them are included even if `n_rows` is smaller. With `only_good`, the rows are
+    `n_rows` ordinary scenes.
+    """
     base = f"http://{HOST}:{port}"
     scenes = iter(range(len(DEMO_SEEDS)))
+    if only_good:
+        return [scene_row(next(scenes), base) for _ in range(n_rows)]
     first = scene_row(next(scenes), base)
     head = [first, *repeated_rows(first)]
     special = [*unusual_rows(scenes, base), *dropped_rows(scenes, base)]
@@ -217,12 +225,13 @@ def expected_drops(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
     return counts
 
 
-def write_input(out: Path, n_rows: int, port: int) -> list[Row]:
-    """Write the three files to `out`. Returns the rows."""
-    rows = make_rows(n_rows, port)
+def write_input(out: Path, n_rows: int, port: int, only_good: bool = False) -> list[Row]:
+    """Write the files to `out`. Returns the rows."""
+    rows = make_rows(n_rows, port, only_good)
     out.mkdir(parents=True, exist_ok=True)
     columns = {name: pa.array([getattr(row, name) for row in rows], pa.string()) for name in ("url", "caption", "id")}
     pq.write_table(pa.table(columns), out / "pairs.parquet")
+    pyarrow.csv.write_csv(pa.table(columns), out / "pairs.csv")
     truth = {row.id: row.truth.to_json() for row in rows if row.truth}
     for name, value in (("truth.json", truth), ("expected.json", expected_drops(rows))):
         (out / name).write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
@@ -234,11 +243,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=INPUT, help="output folder")
     parser.add_argument(
-        "--rows", type=int, default=N_ROWS, help="number of rows; the 47 special rows are always included"
+        "--rows",
+        type=int,
+        default=N_ROWS,
+        help="number of rows; the 47 special rows are always included, unless --only-good is given",
     )
+    parser.add_argument("--only-good", action="store_true", help="write only ordinary scenes, no special rows")
     parser.add_argument("--port", type=int, default=PORT, help="port of demo.serve")
     options = parser.parse_args()
-    rows = write_input(options.out, options.rows, options.port)
+    rows = write_input(options.out, options.rows, options.port, options.only_good)
     print(f"{len(rows)} rows in {options.out}; serve their images with: python -m demo.serve --port {options.port}")
 
 

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -65,9 +66,12 @@ def test_files_contain_the_rows_and_are_reproducible(rows: list[Row], tmp_path: 
         write_input(out, 120, PORT)
     table = pq.read_table(tmp_path / "a" / "pairs.parquet").to_pydict()
     assert table == {name: [getattr(row, name) for row in rows] for name in ("url", "caption", "id")}
+    options = csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""])
+    parsing = csv.ParseOptions(newlines_in_values=True)
+    assert csv.read_csv(tmp_path / "a" / "pairs.csv", None, parsing, options).to_pydict() == table
     truth = json.loads((tmp_path / "a" / "truth.json").read_text("utf-8"))
     assert {id_: Truth.from_json(value) for id_, value in truth.items()} == {r.id: r.truth for r in rows if r.truth}
-    for name in ("pairs.parquet", "truth.json", "expected.json"):
+    for name in ("pairs.parquet", "pairs.csv", "truth.json", "expected.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
@@ -78,3 +82,9 @@ def test_expected_drops_are_counted_by_stage_and_reason(rows: list[Row]) -> None
     assert sum(n for reasons in expected.values() for n in reasons.values()) == sum(
         row.expected_drop is not None for row in rows
     )
+
+
+def test_only_good_input_consists_of_ordinary_scenes() -> None:
+    rows = make_rows(10, PORT, only_good=True)
+    assert [row.id for row in rows] == [f"scene-{i:04d}" for i in range(10)]
+    assert all(row.truth and row.url and not row.expected_drop for row in rows)
