@@ -97,6 +97,19 @@ def test_job_files_build_the_model(model: str, monkeypatch: pytest.MonkeyPatch) 
     assert sum(parameter.numel() for parameter in new_model(config).parameters()) < 3_000_000
 
 
+def test_job_files_are_the_base_and_the_overlay_of_the_models_settings() -> None:
+    overlays = {model: [Path(file).stem for file in job_files(model)] for model in MODELS}
+    cones, boxes = ["base", "cones"], ["base", "boxes"]
+    assert overlays == {
+        "clip": ["base"],
+        "meru": cones,
+        "hycoclip": boxes,
+        "phyclip": boxes,
+        "poinclip": cones,
+        "syntax_meru": cones,
+    }
+
+
 def test_table_shows_each_metric_beside_its_chance_level() -> None:
     metrics = {
         "zero_shot/zero_shot/accuracy": 0.5,
