@@ -36,11 +36,16 @@ def training_result(output: Path) -> tuple[str, list[dict[str, Any]]]:
     return hashlib.sha256(weights).hexdigest(), metrics
 
 
+def after(seconds: float) -> Callable[[], bool]:
+    """Return a function that returns true from `seconds` from now on."""
+    deadline = time.monotonic() + seconds
+    return lambda: time.monotonic() >= deadline
+
+
 def run_with_kills(main: Main, arguments: list[str], log: Path, reference: Reference, rng: Random) -> None:
     """Run `main` until it finishes. Up to `MAX_KILLS` times, kill it at a random moment of the reference's duration."""
     for _ in range(MAX_KILLS):
-        deadline = time.monotonic() + rng.uniform(0, reference.seconds)
-        if not run_until(main, arguments, log, lambda deadline=deadline: time.monotonic() >= deadline):  # type: ignore[misc]
+        if not run_until(main, arguments, log, after(rng.uniform(0, reference.seconds))):
             return
     run(main, arguments, log)
 
