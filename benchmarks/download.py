@@ -1,10 +1,11 @@
-"""Download, resize to 256 and write as tar: ours against img2dataset, the same URLs, in turn, on one core.
+"""Benchmark: download images, resize them to 256 px and write tars, compared with img2dataset on one core.
 
     python -m benchmarks.download [n_images]
 
-`jpeg_server.py`, on a core of its own, hands out 64 JPEGs (500 x 400, about 50 KB) from memory. img2dataset runs as its own
-shard loop (`Downloader`, 32 threads, webdataset, sha256, else its defaults), so its slow start does not count against it.
-`ratio` compares the CPU time of an image, which holds even on a core with other work; `ratio_wall` the clock.
+`jpeg_server.py` serves 64 JPEGs (500 x 400, about 50 KB) from memory on another core. Both sides download the same URLs in
+alternating rounds. img2dataset runs its shard loop directly (`Downloader`, 32 threads, webdataset, sha256, otherwise
+defaults), so its startup time is not included. `ratio` compares CPU time per image, which other load on the core hardly
+changes; `ratio_wall` compares wall time.
 """
 
 import json
@@ -29,8 +30,8 @@ ROUNDS = 3
 CONCURRENCY = 32
 
 
-def make_ours(urls: list[str], folder: Path) -> Callable[[], int]:
-    """Our stage and our tar writer; returns the number of images kept."""
+def build_ours(urls: list[str], folder: Path) -> Callable[[], int]:
+    """Return a function that runs our download stage and tar writer. It returns the number of kept images."""
     rows = [
         {"key": f"{i:012d}", "source": "", "source_row": i, "url": url, "caption_original": f"{i}", "status": "kept"}
         for i, url in enumerate(urls)
@@ -52,9 +53,9 @@ def make_ours(urls: list[str], folder: Path) -> Callable[[], int]:
     return run
 
 
-def make_theirs(urls: list[str], folder: Path) -> Callable[[], int]:
-    """img2dataset's shard loop; returns the number of images kept."""
-    os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # it asks the network when it is imported
+def build_img2dataset(urls: list[str], folder: Path) -> Callable[[], int]:
+    """Return a function that runs img2dataset's shard loop. It returns the number of kept images."""
+    os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # otherwise its import checks for updates over the network
     from img2dataset.downloader import Downloader
     from img2dataset.resizer import Resizer
     from img2dataset.writer import WebDatasetSampleWriter
@@ -81,7 +82,7 @@ def make_theirs(urls: list[str], folder: Path) -> Callable[[], int]:
     )
 
     def run() -> int:
-        # The loop deletes its input in the end.
+        # The loop deletes its input at the end.
         with pa.OSFile(str(shard), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
         downloader.download_shard((0, str(shard)))
@@ -92,8 +93,8 @@ def make_theirs(urls: list[str], folder: Path) -> Callable[[], int]:
 
 
 @contextmanager
-def served(n: int) -> Iterator[list[str]]:
-    """URLs of `n` images, handed out by a server on the last core; this process keeps to the first."""
+def served_urls(n: int) -> Iterator[list[str]]:
+    """Serve `n` image URLs from a process on the last core. Pins this process to the first core."""
     cores = sorted(os.sched_getaffinity(0))
     server = subprocess.Popen([sys.executable, "-m", "benchmarks.jpeg_server"], stdout=subprocess.PIPE, text=True)
     try:
@@ -107,8 +108,8 @@ def served(n: int) -> Iterator[list[str]]:
         server.wait()
 
 
-def in_turn(runs: dict[str, Callable[[], int]], n: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Median seconds an image of each, of the CPU and by the clock; a first round warms up."""
+def time_alternately(runs: dict[str, Callable[[], int]], n: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the median CPU and wall seconds per image of each side, after a warm-up round."""
     cpu: dict[str, list[float]] = {name: [] for name in runs}
     wall: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(ROUNDS + 1):
@@ -123,10 +124,11 @@ def in_turn(runs: dict[str, Callable[[], int]], n: int) -> tuple[dict[str, float
 
 
 def main() -> None:
+    """Run the command line."""
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 500
-    with served(n) as urls, tempfile.TemporaryDirectory() as folder:
-        runs = {"img2dataset": make_theirs(urls, Path(folder)), "ours": make_ours(urls, Path(folder))}
-        cpu_s, wall_s = in_turn(runs, n)
+    with served_urls(n) as urls, tempfile.TemporaryDirectory() as folder:
+        runs = {"img2dataset": build_img2dataset(urls, Path(folder)), "ours": build_ours(urls, Path(folder))}
+        cpu_s, wall_s = time_alternately(runs, n)
     print(f"{n} images, median of {ROUNDS} rounds, one core")
     print(f"{'downloader':<14}{'CPU us/image':>14}{'images/CPU-s':>14}{'images/s':>10}")
     for name in runs:

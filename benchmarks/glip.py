@@ -1,9 +1,12 @@
-"""How fast is GLIP on a CPU, and how much of grounding is not the network? `python -m benchmarks.glip`
+"""Benchmark of GLIP on a CPU: `python -m benchmarks.glip`.
 
-First, CPU seconds of GLIP-T (made-up weights: speed does not depend on them) on one image of 213 x 311, two threads: our form against
-the plain one in turn (prompt padded to 256 word pieces, torchvision's deformable convolution). The authors' code took 9 to 14 CPU
-seconds for the same on another machine. Second, the share of CPU time that is not the network (word pieces, positive maps, boxes,
-suppression), for the miniature, the cheapest network there is. `benchmarks.glip_throughput` asks the rest.
+1. CPU seconds of GLIP-T with random weights (which do not affect speed) on one image of 213 x 311 with two threads, compared
+   with a plain implementation: prompt padded to 256 word pieces and torchvision's deformable convolution. The authors' code
+   took 9 to 14 CPU seconds on another machine.
+2. The share of CPU time outside the network (word pieces, positive maps, boxes, NMS), for the miniature GLIP. Its network is
+   the cheapest, so this share is an upper bound.
+
+`benchmarks.glip_throughput` measures throughput and memory.
 """
 
 import json
@@ -32,27 +35,27 @@ REPEATS = 5
 
 
 def main() -> None:
-    """One JSON line a question."""
+    """Print one JSON line per measurement."""
     torch.set_num_threads(2)
     print(json.dumps({"name": "glip_t_cpu_forward", **forward()}), flush=True)
-    print(json.dumps({"name": "glip_outside_the_network", **outside()}))
+    print(json.dumps({"name": "glip_outside_the_network", **outside_the_network()}))
 
 
 def cpu_seconds(run: Callable[[], object]) -> float:
-    """Median CPU time of a call, threads included, after a first one that does not count."""
+    """Return the median CPU time of a call over all threads, after a warm-up call."""
     run()
-    spent = []
+    times = []
     for _ in range(REPEATS):
         before = resource.getrusage(resource.RUSAGE_SELF)
         run()
         after = resource.getrusage(resource.RUSAGE_SELF)
-        spent.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
-    return median(spent)
+        times.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    return median(times)
 
 
 @torch.inference_mode()
 def forward() -> dict[str, float]:
-    """CPU seconds of one forward pass, both forms in turn."""
+    """Measure one forward pass of our implementation and of the plain one."""
     model = Glip(CONFIGS["glip_t"]).eval()
     images = torch.randn(1, 3, 224, 320)  # 213 x 311, padded
     ids = torch.randint(1000, 2000, (1, 256))
@@ -64,22 +67,23 @@ def forward() -> dict[str, float]:
 
 
 def plain_deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
+    """Compute a modulated deformable convolution with torchvision."""
     return deform_conv2d(x, offset, weight, bias, stride=stride, padding=1, mask=mask)
 
 
-def outside() -> dict[str, float]:
-    """Share of CPU time of word pieces, positive maps, boxes and suppression, all but decoding and resizing."""
+def outside_the_network() -> dict[str, float]:
+    """Measure the share of CPU time outside the network. Decoding and resizing of images are excluded."""
     torch.set_num_threads(1)
     grounder = load_glip_grounder(WEIGHTS, torch.device("cpu"), 0.1, "caption")
     scenes = [make_scene(TEST_SEEDS.start + i, "fluent") for i in range(64)]
-    network = 0.0
+    network_s = 0.0
 
     def timed(call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any) -> Any:
-            nonlocal network
-            began = time.process_time()
+            nonlocal network_s
+            start = time.process_time()
             result = call(*arguments)
-            network += time.process_time() - began
+            network_s += time.process_time() - start
             return result
 
         return wrapped
@@ -91,16 +95,16 @@ def outside() -> dict[str, float]:
         patch.object(grounder.model, "ground", timed(ground)),
     ):
         for _ in range(REPEATS + 1):
-            network, began = 0.0, time.process_time()
-            for start in range(0, len(scenes), 8):
-                part = scenes[start : start + 8]
+            network_s, start = 0.0, time.process_time()
+            for first in range(0, len(scenes), 8):
+                part = scenes[first : first + 8]
                 spans = [[(phrase.start, phrase.end) for phrase in scene.phrases] for scene in part]
                 prepared = grounder.prepare([s.image for s in part], [s.caption for s in part], spans)
-                for answer in grounder.collect(grounder.forward(prepared)):
-                    select(answer.boxes, 0.1, 0.6)
-            whole = time.process_time() - began
-            shares.append(1 - network / whole)
-            speeds.append(len(scenes) / whole)
+                for grounded in grounder.collect(grounder.forward(prepared)):
+                    select(grounded.boxes, 0.1, 0.6)
+            total_s = time.process_time() - start
+            shares.append(1 - network_s / total_s)
+            speeds.append(len(scenes) / total_s)
     return {"ratio": median(shares[1:]), "images_per_cpu_s": median(speeds[1:])}
 
 

@@ -1,9 +1,11 @@
-"""What bounds GLIP: images per second and memory by batch size, and how long the network waits. `python -m benchmarks.glip_throughput`
+"""Benchmark of GLIP: throughput and memory by batch size, and idle time of the network. `python -m benchmarks.glip_throughput`
 
-Throughput at 800 x 1333 and at 480 x 640, with achieved TFLOP/s and peak memory, Grounding DINO tiny beside it; weights are made up,
-speed does not depend on them. Waiting: the grounding stage from JPEGs to boxes, and the share of its wall time in which the network
-has nothing to do. On a GPU both run GLIP-T in bfloat16, the first with its image tower compiled. `--tiny` asks the same of networks of
-a few thousand weights, to see that the command works. One JSON line a measurement.
+1. Throughput at 800 x 1333 and 480 x 640, with achieved TFLOP/s and peak memory, for GLIP-T and Grounding DINO tiny. The
+   weights are random, which does not affect speed.
+2. Waiting: the grounding stage from JPEGs to boxes, and the share of its wall time in which the network is idle.
+
+On a GPU, GLIP-T runs in bfloat16, and its image tower is compiled for the first part. `--tiny` replaces the networks by very
+small ones to test the command. Prints one JSON line per measurement.
 """
 
 import argparse
@@ -41,11 +43,11 @@ SMALL_SWIN = SwinConfig(embed_dim=16, depths=(2, 2, 2, 2), heads=(1, 2, 2, 4), w
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 16, 32])
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="torch device")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 16, 32], help="batch sizes to measure")
+    parser.add_argument("--tiny", action="store_true", help="use very small networks")
     options = parser.parse_args()
     for line in throughput(options):
         print(json.dumps({"name": "glip_throughput", "device": options.device, **line}), flush=True)
@@ -54,7 +56,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def throughput(options: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """Each network, size and batch size; batches that do not fit into memory end their row."""
+    """Measure each image size, network and batch size. A batch that does not fit into memory ends its series."""
     glip = (
         Glip(replace(MINIATURE, backbone=SMALL_SWIN) if options.tiny else CONFIGS["glip_t"]).eval().to(options.device)
     )
@@ -85,7 +87,7 @@ def dino_call(model: GroundingDinoForObjectDetection, images: Tensor, ids: Tenso
 
 
 def dino_config(tiny: bool) -> GroundingDinoConfig:
-    """Grounding DINO tiny, the released configuration; or a smaller one."""
+    """Return the released configuration of Grounding DINO tiny, or a smaller one for `--tiny`."""
     backbone = {"model_type": "swin", "out_features": ["stage2", "stage3", "stage4"], "window_size": 7}
     small = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "num_queries": 10, "encoder_ffn_dim": 16}
     small |= {"decoder_ffn_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
@@ -96,7 +98,7 @@ def dino_config(tiny: bool) -> GroundingDinoConfig:
 
 
 def speed(run: Callable[[], object], b: int, device: str, *, is_half: bool) -> dict[str, object]:
-    """Images per second, peak memory (of a GPU, else of the process) and achieved TFLOP/s."""
+    """Measure images per second, peak memory (of the GPU, or of the process on a CPU) and TFLOP/s."""
     is_cuda = torch.device(device).type == "cuda"
     with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=is_cuda and is_half):
         with (
@@ -106,16 +108,16 @@ def speed(run: Callable[[], object], b: int, device: str, *, is_half: bool) -> d
             ) as counter,
         ):
             run()
-        run()  # compiles
+        run()  # compile
         if is_cuda:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        began = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(REPEATS):
             run()
         if is_cuda:
             torch.cuda.synchronize()
-        seconds = (time.perf_counter() - began) / REPEATS
+        seconds = (time.perf_counter() - start) / REPEATS
     peak = torch.cuda.max_memory_allocated() if is_cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     tflops = counter.get_total_flops() / 1e12
     return {
@@ -124,13 +126,13 @@ def speed(run: Callable[[], object], b: int, device: str, *, is_half: bool) -> d
 
 
 def deform_flops(x: Any, weight: Any, offset: Any, *_: Any, **__: Any) -> int:
-    """Of the product alone, from shapes: 2 b o c 9 h w."""
+    """Return the FLOPs of a deformable convolution's matrix product from its shapes: 2 b o c kh kw h w."""
     (o, c, kh, kw), (b, _, height, width) = weight, offset
     return 2 * b * o * c * kh * kw * height * width
 
 
 def waiting(options: argparse.Namespace) -> dict[str, object]:
-    """The stage on JPEGs: GLIP-T at 480 px on a GPU, the miniature on a CPU."""
+    """Measure the idle share of the network in the grounding stage: GLIP-T at 480 px on a GPU, the miniature on a CPU."""
     use_miniature = options.tiny or options.device == "cpu"
     model = (
         load_glip_grounder(WEIGHTS, torch.device(options.device), 0.1, "caption").model
@@ -142,22 +144,22 @@ def waiting(options: argparse.Namespace) -> dict[str, object]:
     stage = Ground(GroundConfig(batch_size=options.batch_sizes[-1]), grounder)
     table = stage_table([make_scene(TEST_SEEDS.start + i, "fluent") for i in range(8 if options.tiny else 256)])
     stage(table)
-    with gpu_time(model, options.device) as in_network:
-        began = time.perf_counter()
+    with network_timer(model, options.device) as network_s:
+        start = time.perf_counter()
         stage(table)
-        whole = time.perf_counter() - began
-    return {"ratio": 1 - in_network() / whole, "images_per_s": table.num_rows / whole}
+        total_s = time.perf_counter() - start
+    return {"ratio": 1 - network_s() / total_s, "images_per_s": table.num_rows / total_s}
 
 
 def glip_t_at_480() -> Glip:
-    """GLIP-T with made-up weights that no vocabulary of the demo's overflows."""
+    """Return GLIP-T with random weights at 480 px. Its vocabulary is larger than the demo's."""
     config = CONFIGS["glip_t"]
     return Glip(replace(config, detect=replace(config.detect, short_side_px=480))).eval()
 
 
 @contextmanager
-def gpu_time(model: Glip, device: str) -> Iterator[Callable[[], float]]:
-    """Seconds that the network's two parts took, on the GPU's own clock or the CPU's."""
+def network_timer(model: Glip, device: str) -> Iterator[Callable[[], float]]:
+    """Yield a function that returns the seconds spent in the network so far, measured by GPU events or CPU time stamps."""
     marks: list[Any] = []
     is_cuda = torch.device(device).type == "cuda"
 
@@ -181,7 +183,7 @@ def gpu_time(model: Glip, device: str) -> Iterator[Callable[[], float]]:
 
 
 def stage_table(scenes: list[Scene]) -> pa.Table:
-    """Scenes as rows that `parse` has left."""
+    """Return scenes as a table in the schema after the parse stage."""
     rows = []
     for i, scene in enumerate(scenes):
         chunks = [{"start": p.start, "end": p.end, "root": -1, "removed": None} for p in scene.phrases]

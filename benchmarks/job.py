@@ -1,9 +1,9 @@
-"""How close the whole job comes to its busiest stage: `python -m benchmarks.job [shards]`.
+"""Benchmark: the full job on Ray compared with its most expensive stage alone. `python -m benchmarks.job [shards]`
 
-The same prepared shards go through the grounder alone, in as many processes as the job has model workers, and then the job runs them
-whole under Ray. Both rates are taken in the steady state, once every worker has passed its first shards. The last line is one JSON object;
-`ratio` is the job's wall time a row over the busiest stage's (1.0: the other stages cost nothing). `cpu_ratio` is the same of the CPU
-time of all processes, Ray's own among them, which another load on the machine disturbs less.
+First, the grounding stage processes prepared shards in as many processes as the job has model workers. Then the full job
+processes the same shards on Ray. Both are measured in the steady state, after every worker has finished its first shards. The
+last line is one JSON object. `ratio` is the job's wall time per row over that of the grounding stage (1.0: the other stages
+add nothing). `cpu_ratio` compares the CPU time of all processes, including Ray's, which other load affects less.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import torch
@@ -31,14 +31,18 @@ from pipeline.write.tar import TarWriter
 ROWS_PER_SHARD = 48
 WORKERS = 2
 WARM_SHARDS = 2 * WORKERS
-"""Finished shards that are not counted: workers start at different times and load their models first."""
+"""Finished shards that are not measured, because workers start at different times and load their models first."""
 
-End = tuple[float, float]
-"""When a shard was finished, and the CPU seconds used until then."""
+
+class ShardEnd(NamedTuple):
+    """The time at which a shard was finished, and the CPU seconds used until then."""
+
+    wall_s: float
+    cpu_s: float
 
 
 def make_input(folder: Path, n_rows: int) -> None:
-    """Scenes as one WebDataset tar, so that no network is timed."""
+    """Write scenes to a WebDataset tar, so that no downloads are measured."""
     with (folder / "00000.tar").open("wb") as file, TarWriter(file) as tar:
         for i in range(n_rows):
             scene = make_scene(TEST_SEEDS.start + i, "openmoji", WorldConfig(width=384, height=288))
@@ -46,28 +50,28 @@ def make_input(folder: Path, n_rows: int) -> None:
             tar.add_sample(f"{i:06d}", [("jpg", jpeg.tobytes()), ("txt", scene.caption.encode())])
 
 
-def ground_alone(plans: list[ShardPlan], config: PipelineConfig, ready: Any, ends: "mp.Queue[End]") -> None:
-    """Prepare everything, wait for the others, ground it shard by shard; puts each shard's end."""
+def ground_alone(plans: list[ShardPlan], config: PipelineConfig, ready: Any, ends: "mp.Queue[ShardEnd]") -> None:
+    """Prepare all shards, wait for the other processes, then ground shard by shard. Puts each shard's end into `ends`."""
     from pipeline.run import Infer, Prepare
 
-    torch.set_num_threads(1)  # as in the job: a worker a core
+    torch.set_num_threads(1)  # as in the job, which has one worker per core
     prepare, ground = Prepare(config), Infer(config).stages[0][1]
     tables = [prepare(plan)[0] for plan in plans]
     ready.wait()
     for table in tables:
         ground(table)
-        ends.put((time.monotonic(), time.process_time()))
+        ends.put(ShardEnd(time.monotonic(), time.process_time()))
 
 
-def per_row(ends: list[End], warm: int) -> tuple[float, float]:
-    """Wall and CPU seconds a row, from the end of shard number `warm` to the last end."""
+def per_row(ends: list[ShardEnd], n_warm: int) -> tuple[float, float]:
+    """Return wall and CPU seconds per row, without the first `n_warm` shards."""
     ends = sorted(ends)
-    n_rows = (len(ends) - warm) * ROWS_PER_SHARD
-    return (ends[-1][0] - ends[warm - 1][0]) / n_rows, (ends[-1][1] - ends[warm - 1][1]) / n_rows
+    first, last, n_rows = ends[n_warm - 1], ends[-1], (len(ends) - n_warm) * ROWS_PER_SHARD
+    return (last.wall_s - first.wall_s) / n_rows, (last.cpu_s - first.cpu_s) / n_rows
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of all that descend from it."""
+    """Return the CPU time of this process and its descendants."""
     ticks = 0
     for pid in (os.getpid(), *descendants(os.getpid())):
         fields = stat_fields(pid)
@@ -76,32 +80,33 @@ def cpu_seconds() -> float:
 
 
 def main() -> None:
+    """Run the command line."""
     n_shards = int(sys.argv[1]) if len(sys.argv) > 1 else 24
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         (folder / "in").mkdir()
         make_input(folder / "in", n_shards * ROWS_PER_SHARD)
         values = [f"input={folder / 'in'}", f"output={folder / 'out'}", f"rows_per_shard={ROWS_PER_SHARD}"]
         config = load_config([*values, f"ray.model_workers={WORKERS}"])
         plans = plan_shards(config.input, config.rows_per_shard, None, config.read)
-        alone_s, alone_cpu_s = _alone(plans, config)
-        ends = [(time.monotonic(), cpu_seconds()) for _ in run_on_ray(plans, config, make_provenance(config))]
+        alone_s, alone_cpu_s = measure_alone(plans, config)
+        ends = [ShardEnd(time.monotonic(), cpu_seconds()) for _ in run_on_ray(plans, config, make_provenance(config))]
         job_s, job_cpu_s = per_row(ends, WARM_SHARDS)
         timings = [json.loads(path.read_text()) for path in sorted((folder / "out" / "_timings").glob("0*.json"))]
     seconds = {stage: round(sum(timing[stage]["seconds"] for timing in timings), 2) for stage in timings[0]}
     print(f"{'stage':<10}{'seconds in all workers':>24}")
     for stage, total in seconds.items():
         print(f"{stage:<10}{total:>24.2f}")
-    print(f"{'':<22}{'rows/s':>8}{'CPU ms a row':>14}   {WORKERS} model workers")
-    print(f"{'grounding alone':<22}{1 / alone_s:>8.1f}{alone_cpu_s * 1000:>14.1f}")
-    print(f"{'the whole job':<22}{1 / job_s:>8.1f}{job_cpu_s * 1000:>14.1f}")
+    print(f"{'':<22}{'rows/s':>8}{'CPU ms per row':>16}   {WORKERS} model workers")
+    print(f"{'grounding alone':<22}{1 / alone_s:>8.1f}{alone_cpu_s * 1000:>16.1f}")
+    print(f"{'full job':<22}{1 / job_s:>8.1f}{job_cpu_s * 1000:>16.1f}")
     record: dict[str, Any] = {"name": "job", "ratio": round(job_s / alone_s, 3), "rows_per_s": round(1 / job_s, 2)}
     record |= {"busiest_rows_per_s": round(1 / alone_s, 2), "cpu_ratio": round(job_cpu_s / alone_cpu_s, 3)}
     print(json.dumps({**record, "stage_seconds": seconds}))
 
 
-def _alone(plans: list[ShardPlan], config: PipelineConfig) -> tuple[float, float]:
-    """Wall and CPU seconds a row of `WORKERS` processes that ground their share of the shards at the same time."""
+def measure_alone(plans: list[ShardPlan], config: PipelineConfig) -> tuple[float, float]:
+    """Return wall and CPU seconds per row of `WORKERS` processes that ground the shards concurrently."""
     context = mp.get_context("spawn")
     queues, ready = [context.Queue() for _ in range(WORKERS)], context.Barrier(WORKERS)
     workers = [
@@ -114,7 +119,7 @@ def _alone(plans: list[ShardPlan], config: PipelineConfig) -> tuple[float, float
     for worker in workers:
         worker.join()
     each = [per_row(times, WARM_SHARDS // WORKERS) for times in ends]
-    # The rates of processes side by side add up; a row costs what it costs in each of them.
+    # The rates of concurrent processes are summed; CPU seconds per row are averaged.
     return 1 / sum(1 / wall for wall, _ in each), sum(cpu for _, cpu in each) / WORKERS
 
 

@@ -1,4 +1,4 @@
-"""A web server on 127.0.0.1 that hands out 64 photograph-like JPEGs from memory. Prints its port."""
+"""Web server on 127.0.0.1 that serves 64 photograph-like JPEGs from memory. Prints its port."""
 
 import asyncio
 import io
@@ -10,7 +10,7 @@ from aiohttp import web
 
 
 def make_jpeg(seed: int) -> bytes:
-    """A 500 x 400 JPEG of about 50 KB: noise at three scales, as busy as a photograph."""
+    """Create a 500 x 400 JPEG of about 50 KB from noise at three scales, which compresses like a photograph."""
     rng = np.random.default_rng(seed)
     layers = [rng.normal(0, 1, (400 // k, 500 // k, 3)) for k in (20, 5, 2)]
     noise = sum(weight * cv2.resize(layer, (500, 400)) for weight, layer in zip((60, 25, 8), layers, strict=True))
@@ -20,14 +20,14 @@ def make_jpeg(seed: int) -> bytes:
 
 
 async def serve() -> None:
-    """Print the port, then answer /<number> until killed."""
+    """Print the port, then serve /NUMBER until killed."""
     images = [make_jpeg(i) for i in range(64)]
 
-    async def answer(request: web.Request) -> web.Response:
+    async def respond(request: web.Request) -> web.Response:
         return web.Response(body=images[int(request.match_info["i"]) % 64], content_type="image/jpeg")
 
     app = web.Application()
-    app.router.add_get("/{i}", answer)
+    app.router.add_get("/{i}", respond)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -1,16 +1,17 @@
-"""How fast samples become a batch: trainer.data against webdataset, Pillow and torchvision, on the same shards.
+"""Benchmark: the trainer's data loader compared with webdataset, Pillow and torchvision on the same shards.
 
     python -m benchmarks.loader [SHARDS]
 
-One process, one thread, CPU time. The other side is HyCoCLIP's mapper as its training is described: webdataset reads
-and shuffles the samples, Pillow decodes them, and the whole and one random box go through RandomResizedCrop(224,
-scale=(0.5, 1), bicubic) and ToTensor; both texts are tokenised, by our tokenizer on both sides.
+Measures CPU time in one process with one thread. The other side is HyCoCLIP's mapper as its paper describes it: webdataset
+reads and shuffles the samples, Pillow decodes them, and the full image and one random box are transformed by
+RandomResizedCrop(224, scale=(0.5, 1), bicubic) and ToTensor. Both sides tokenise both texts with our tokenizer.
 
-- `ratio` decodes only the two pictures that are used. What webdataset's own decoder costs, which decodes all pictures
-  of a sample, is `ratio_all_decoded`.
-- `ratio_pairs_768` is RedCaps' case: pictures of 1024 x 768 with captions, no boxes, where a reduced scale saves time.
+- `ratio`: the other side decodes only the two images that it uses.
+- `ratio_all_decoded`: it decodes all images of a sample, as webdataset's decoder does.
+- `ratio_pairs_768`: images of 1024 x 768 with captions and no boxes, as in RedCaps. Here our loader saves time by decoding
+  JPEGs at a reduced scale.
 
-Without SHARDS, samples in HyCoCLIP's format are made of the demo's world: 224 x 224, quality 95.
+Without SHARDS, samples in HyCoCLIP's format are generated from the demo's world: 224 x 224, quality 95.
 """
 
 import io
@@ -50,6 +51,7 @@ Batches = Iterator[Any]
 
 
 def main() -> None:
+    """Run the command line."""
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
     if hasattr(os, "sched_setaffinity"):
@@ -57,54 +59,56 @@ def main() -> None:
     tokenizer = openai_tokenizer()
     with tempfile.TemporaryDirectory() as folder:
         shards = sys.argv[1] if len(sys.argv) > 1 else write_train(Path(folder, "train"))
-        boxed = alternate(
+        boxed = time_alternately(
             {
                 "ours": iter(ours(shards, tokenizer, frozenset({"boxes"}))),
                 "two decoded": theirs(shards, tokenizer, two_decoded),
                 "all decoded": theirs(shards, tokenizer, all_decoded),
             }
         )
-        show("224 px, whole and box", boxed)
+        print_times("224 px, full image and box", boxed)
         pairs = write_pairs(Path(folder, "pairs"))
-        plain = alternate(
+        pairs_only = time_alternately(
             {"ours": iter(ours(pairs, tokenizer, frozenset())), "webdataset": theirs(pairs, tokenizer, pair_decoded)}
         )
-        show("1024 x 768 px, no box", plain)
+        print_times("1024 x 768 px, no box", pairs_only)
     result = {
         "name": "loader",
         "ratio": round(boxed["two decoded"] / boxed["ours"], 2),
         "ratio_all_decoded": round(boxed["all decoded"] / boxed["ours"], 2),
-        "ratio_pairs_768": round(plain["webdataset"] / plain["ours"], 2),
+        "ratio_pairs_768": round(pairs_only["webdataset"] / pairs_only["ours"], 2),
         "samples_per_s_per_core": round(1e6 / boxed["ours"]),
     }
     print(json.dumps(result))
 
 
-def alternate(sides: dict[str, Batches]) -> dict[str, float]:
-    """Median CPU time of a sample, in us; the sides take turns, a batch each."""
+def time_alternately(sides: dict[str, Batches]) -> dict[str, float]:
+    """Return the median CPU time per sample in us. The sides load batches alternately."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for round_ in range(ROUNDS + 1):
         for name, batches in sides.items():
             start = time.process_time()
             next(batches)
-            if round_:  # the first warms up
+            if round_:  # the first round is a warm-up
                 seconds[name].append(time.process_time() - start)
     return {name: 1e6 * statistics.median(values) / BATCH for name, values in seconds.items()}
 
 
-def show(title: str, median: dict[str, float]) -> None:
+def print_times(title: str, median: dict[str, float]) -> None:
+    """Print the CPU time per sample of each side."""
     print(f"{title}: CPU time, median of {ROUNDS} batches of {BATCH}")
     for name, value in median.items():
         print(f"  {name:<14}{value:>8.0f} us/sample{1e6 / value:>8.0f} samples/s{value / median['ours']:>8.2f}")
 
 
 def ours(shards: str, tokenizer: Tokenizer, needs: frozenset[str]) -> Loader:
+    """Return our loader without worker processes."""
     config = DataConfig(shards=shards, workers=0)
     return Loader(config, tokenizer=tokenizer, size_px=SIZE_PX, batch=BATCH, needs=needs)
 
 
 def theirs(shards: str, tokenizer: Tokenizer, decode: Callable[[dict[str, Any]], dict[str, Any]]) -> Batches:
-    """Batches as a webdataset pipeline makes them."""
+    """Yield batches of a webdataset pipeline."""
     crop = transforms.RandomResizedCrop(
         SIZE_PX, scale=(0.5, 1.0), interpolation=transforms.InterpolationMode.BICUBIC, antialias=True
     )
@@ -122,7 +126,7 @@ def theirs(shards: str, tokenizer: Tokenizer, decode: Callable[[dict[str, Any]],
 
 
 def two_decoded(sample: dict[str, Any]) -> dict[str, Any]:
-    """The whole and one box, in HyCoCLIP's keys."""
+    """Decode the full image and one random box."""
     number = random.randrange(int(sample["numparents.txt"]))
     return {
         "image": pillow(sample["child.jpg"]),
@@ -133,7 +137,7 @@ def two_decoded(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def all_decoded(sample: dict[str, Any]) -> dict[str, Any]:
-    """As webdataset's `decode("pil")` before a mapper: every picture of the sample."""
+    """Decode all images of the sample, like webdataset's `decode("pil")`, and select one random box."""
     decoded = {name: pillow(value) if name.endswith(".jpg") else value for name, value in sample.items()}
     number = random.randrange(int(sample["numparents.txt"]))
     return {
@@ -145,33 +149,35 @@ def all_decoded(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def pair_decoded(sample: dict[str, Any]) -> dict[str, Any]:
+    """Decode a sample without boxes."""
     return {"image": pillow(sample["jpg"]), "text": sample["txt"].decode()}
 
 
 def pillow(data: bytes) -> PIL.Image.Image:
+    """Decode an image with Pillow."""
     with PIL.Image.open(io.BytesIO(data)) as file:
         return file.convert("RGB")
 
 
 def write_train(folder: Path) -> str:
-    """Samples in HyCoCLIP's format: the whole, and each object of the scene as a box."""
+    """Write samples in HyCoCLIP's format, with the objects of a scene as boxes. Returns the folder."""
 
     def members(scene: Scene) -> Iterator[tuple[str, bytes]]:
         height, width = scene.image.shape[:2]
         yield "child.jpg", encode_jpeg(border_square(scene.image, SIZE_PX), 95)
         yield "child.txt", scene.caption.encode()
         yield "numparents.txt", b"%d" % len(scene.objects)
-        for i, thing in enumerate(scene.objects):
-            x0, y0, x1, y1 = thing.box
-            part = crop_box(scene.image, (x0 / width, y0 / height, x1 / width, y1 / height))
-            yield f"parent{i:03d}.jpg", encode_jpeg(border_square(part, SIZE_PX), 95)
-            yield f"parent{i:03d}.txt", thing.concept.encode()
+        for i, obj in enumerate(scene.objects):
+            x0, y0, x1, y1 = obj.box
+            crop = crop_box(scene.image, (x0 / width, y0 / height, x1 / width, y1 / height))
+            yield f"parent{i:03d}.jpg", encode_jpeg(border_square(crop, SIZE_PX), 95)
+            yield f"parent{i:03d}.txt", obj.concept.encode()
 
     return write(folder, members)
 
 
 def write_pairs(folder: Path) -> str:
-    """Scenes enlarged to 1024 x 768, with grain so that they compress as photographs do."""
+    """Write scenes enlarged to 1024 x 768, with noise so that they compress like photographs. Returns the folder."""
     grain = np.random.default_rng(0).normal(0, 6, (768, 1024, 3)).astype(np.float32)
 
     def members(scene: Scene) -> Iterator[tuple[str, bytes]]:
@@ -183,6 +189,7 @@ def write_pairs(folder: Path) -> str:
 
 
 def write(folder: Path, members: Callable[[Scene], Iterator[tuple[str, bytes]]]) -> str:
+    """Write a tar of `SAMPLES` scenes with the given members. Returns the folder."""
     folder.mkdir()
     with Path(folder, "00000.tar").open("wb", buffering=0) as file, TarWriter(file) as tar:
         for i, scene in enumerate(islice(scene_stream(SHARD_SEEDS[0], TRAIN_STYLES), SAMPLES)):

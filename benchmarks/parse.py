@@ -1,9 +1,10 @@
-"""Parsing speed against `nlp.pipe` with all components (batch 256), one thread, side by side.
+"""Benchmark: the parse stage compared with `nlp.pipe` with all components (batch 256), one thread.
 
     python -m benchmarks.parse [--captions 1000] [--rounds 3]
 
-Both sides give tokens, tree, labels, lemmas and noun chunks as Python lists. They take turns, so that a busy machine slows both alike;
-CPU seconds count. Ends with a JSON line whose `ratio` is the slowest case without repeated captions.
+Both sides return tokens, tree, labels, lemmas and noun chunks as Python lists. They run alternately, and CPU time is
+measured, so that other load affects both equally. The last line is one JSON object. Its `ratio` is the smallest speed-up of
+the cases without repeated captions.
 """
 
 import argparse
@@ -38,7 +39,7 @@ REMARKS = (
 
 
 def web_captions(n: int) -> list[str]:
-    """Longer captions in the web's manner: the world's sentences with captions' usual trimmings."""
+    """Return longer captions, similar to those of the web: sentences of the demo's world with typical additions."""
     rng = Random(0)
     return [
         f"{rng.choice(SHOTS).format(text)} {rng.choice(REMARKS)} {i}"
@@ -46,21 +47,22 @@ def web_captions(n: int) -> list[str]:
     ]
 
 
-def repeated(captions: Sequence[str], share: float) -> list[str]:
-    """As many captions, `share` of them repeats of the others."""
-    rng, kept = Random(1), list(captions[: round(len(captions) * (1 - share))])
-    out = kept + [rng.choice(kept) for _ in range(len(captions) - len(kept))]
-    rng.shuffle(out)
-    return out
+def with_repeats(captions: Sequence[str], share: float) -> list[str]:
+    """Replace a share of the captions by repeats of the others, and shuffle them."""
+    rng, distinct = Random(1), list(captions[: round(len(captions) * (1 - share))])
+    texts = distinct + [rng.choice(distinct) for _ in range(len(captions) - len(distinct))]
+    rng.shuffle(texts)
+    return texts
 
 
 def as_table(captions: Sequence[str]) -> pa.Table:
+    """Return captions as a table in the schema after the captions stage."""
     row = {"key": "0", "source": "benchmark", "source_row": 0, "status": "kept"}
     return pa.Table.from_pylist([{**row, "caption": caption} for caption in captions], CAPTIONED)
 
 
-def peer(nlp: spacy.Language, captions: Sequence[str]) -> list[object]:
-    """What a user of `nlp.pipe` writes to get the same columns."""
+def nlp_pipe(nlp: spacy.Language, captions: Sequence[str]) -> list[object]:
+    """Compute the same columns with `nlp.pipe`."""
     return [
         (
             [(t.idx, t.idx + len(t), t.head.i, t.dep_, t.pos_, t.tag_, t.lemma_) for t in doc],
@@ -71,34 +73,36 @@ def peer(nlp: spacy.Language, captions: Sequence[str]) -> list[object]:
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
+    """Return the CPU time of a call."""
     start = time.process_time()
     work()
     return time.process_time() - start
 
 
 def agreement(stage: Parse, nlp: spacy.Language, captions: Sequence[str]) -> float:
-    """Share of captions with the same tokens, tree, labels, lemmas and noun chunks."""
+    """Return the share of captions with the same tokens, tree, labels, lemmas and noun chunks."""
     ours = [(parse.tokens, [chunk[:3] for chunk in parse.chunks]) for parse in stage.parser.parse(captions)]
-    return sum(a == b for a, b in zip(ours, peer(nlp, captions), strict=True)) / len(captions)
+    return sum(a == b for a, b in zip(ours, nlp_pipe(nlp, captions), strict=True)) / len(captions)
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--captions", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--captions", type=int, default=1000, help="number of captions")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; the fastest counts")
     arguments = parser.parse_args()
     stage, nlp = Parse(ParseConfig()), spacy.load(spacy_package("en_core_web_sm"))
     world, web = list(corpus(arguments.captions)), web_captions(arguments.captions)
-    same = {"world": agreement(stage, nlp, world), "web-like": agreement(stage, nlp, web)}  # warms both up, too
+    same = {"world": agreement(stage, nlp, world), "web-like": agreement(stage, nlp, web)}  # also warms up both sides
     results = []
     print("captions   repeated  nlp.pipe/s   ours/s   ratio")
     for name, captions in (("world", world), ("web-like", web)):
         for share in (0.0, 0.2, 0.5):
-            texts = repeated(captions, share)
+            texts = with_repeats(captions, share)
             table = as_table(texts)
             theirs, ours = float("inf"), float("inf")
             for _ in range(arguments.rounds):
-                theirs = min(theirs, cpu_seconds(lambda texts=texts: peer(nlp, texts)))  # type: ignore[misc]
+                theirs = min(theirs, cpu_seconds(lambda texts=texts: nlp_pipe(nlp, texts)))  # type: ignore[misc]
                 ours = min(ours, cpu_seconds(lambda table=table: stage(table)))  # type: ignore[misc]
             results.append({"captions": name, "repeated": share, "ratio": round(theirs / ours, 2)})
             speeds = f"{len(texts) / theirs:10.0f} {len(texts) / ours:8.0f} {theirs / ours:7.2f}"

@@ -1,9 +1,10 @@
-"""Ray Data or Ray tasks: `python -m benchmarks.ray_data [shards]`, the measurement behind docs/architecture.md.
+"""Benchmark: Ray Data compared with the driver of pipeline/on_ray.py. `python -m benchmarks.ray_data [shards]`
 
-The same three steps, with sleeping in place of work (prepare 0.1 s and 20 MB, model 0.3 s, write 0.1 s a shard), go through Ray Data with a
-shard a row, and through the driver of pipeline/on_ray.py with actors. For each: wall seconds from the first prepared shard, share of that
-time the model workers stood idle, and how many prepared shards waited at most (back-pressure: each holds its images in memory).
-The last line is one JSON object; `ratio` is Ray Data's wall time over that of the actors.
+Both process the same three steps, which sleep instead of working: prepare (0.1 s, 20 MB), model (0.3 s) and write (0.1 s per
+shard). Ray Data gets one row per shard; the driver uses its actors. Reported are the wall time from the first prepared shard,
+the idle share of the model workers, and the maximum number of prepared shards that waited, which determines memory use. The
+last line is one JSON object. `ratio` is Ray Data's wall time over that of the driver. docs/architecture.md discusses the
+result.
 """
 
 import json
@@ -24,19 +25,19 @@ WORKERS = 2
 
 @dataclass(frozen=True)
 class Shard:
-    """All that the driver asks of a plan."""
+    """The part of a shard plan that the driver uses."""
 
     index: int
 
 
 def prepare() -> np.ndarray:
-    """A table's worth of bytes."""
+    """Sleep, and return as many bytes as a table has."""
     time.sleep(PREPARE_S)
     return np.zeros(SHARD_BYTES, np.uint8)
 
 
 class CpuWorker:
-    """Stands where on_ray.CpuWorker does; notes when each call began and ended."""
+    """Replaces on_ray.CpuWorker and records the times of its calls."""
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -50,46 +51,52 @@ class CpuWorker:
 
 
 class ModelWorker:
-    """Stands where on_ray.ModelWorker does."""
+    """Replaces on_ray.ModelWorker and records the times of its calls."""
 
     def __init__(self, *_: Any) -> None: ...
 
     @ray.method(num_returns=2)
     def infer(self, plan: Shard, table: np.ndarray, times: dict[str, float]) -> tuple[np.ndarray, dict[str, float]]:
-        begun = time.time()
+        started = time.time()
         time.sleep(MODEL_S)
-        return table, {**times, "begun": begun, "ended": time.time()}
+        return table, {**times, "started": started, "ended": time.time()}
 
 
 def with_actors(n: int) -> list[dict[str, float]]:
-    """The driver of the pipeline itself, with the workers above."""
+    """Run the pipeline's driver with the workers above. Returns the times of each shard."""
     on_ray.CpuWorker, on_ray.ModelWorker = CpuWorker, ModelWorker  # type: ignore[misc, assignment]
     config: Any = type("Config", (), {"ray": None})
-    crew = WorkerPlan(WORKERS, WORKERS, 0.5, 0.5, 0.0)
-    return list(on_ray.Driver([Shard(i) for i in range(n)], config, {}, crew).run())  # type: ignore[misc]
+    workers = WorkerPlan(WORKERS, WORKERS, 0.5, 0.5, 0.0)
+    return list(on_ray.Driver([Shard(i) for i in range(n)], config, {}, workers).run())  # type: ignore[misc]
 
 
 class Prepare:
+    """The prepare step for Ray Data."""
+
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         table = prepare()
         return {"table": table[None], "prepared": np.array([time.time()])}
 
 
 class Infer:
+    """The model step for Ray Data."""
+
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        begun = time.time()
+        started = time.time()
         time.sleep(MODEL_S)
-        return {**batch, "begun": np.array([begun]), "ended": np.array([time.time()])}
+        return {**batch, "started": np.array([started]), "ended": np.array([time.time()])}
 
 
 class Write:
+    """The write step for Ray Data."""
+
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         time.sleep(WRITE_S)
-        return {**{key: batch[key] for key in ("prepared", "begun", "ended")}, "written": np.array([time.time()])}
+        return {**{key: batch[key] for key in ("prepared", "started", "ended")}, "written": np.array([time.time()])}
 
 
 def with_ray_data(n: int) -> list[dict[str, float]]:
-    """A row a shard, three operators with a pool of actors each."""
+    """Run three operators with a pool of actors each, one row per shard. Returns the times of each shard."""
     import ray.data
 
     data = ray.data.from_items([{"shard": i} for i in range(n)], override_num_blocks=n)
@@ -99,11 +106,11 @@ def with_ray_data(n: int) -> list[dict[str, float]]:
     return data.take_all()
 
 
-def figures(times: list[dict[str, float]]) -> dict[str, float]:
-    """Wall seconds, idle share of the model workers, most prepared shards that waited at once."""
-    start, end = min(t["begun"] for t in times), max(t["ended"] for t in times)
-    busy = sum(t["ended"] - t["begun"] for t in times)
-    events = sorted([(t["prepared"], 1) for t in times] + [(t["begun"], -1) for t in times])
+def metrics(times: list[dict[str, float]]) -> dict[str, float]:
+    """Return wall time, idle share of the model workers, and the maximum number of waiting prepared shards."""
+    start, end = min(t["started"] for t in times), max(t["ended"] for t in times)
+    busy = sum(t["ended"] - t["started"] for t in times)
+    events = sorted([(t["prepared"], 1) for t in times] + [(t["started"], -1) for t in times])
     waiting = np.cumsum([change for _, change in events])
     wall = max(t["written"] for t in times) - min(t["prepared"] for t in times)
     idle = 1 - busy / (WORKERS * (end - start))
@@ -111,10 +118,11 @@ def figures(times: list[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
+    """Run the command line."""
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 40
-    # Four CPUs: Ray Data hangs when its actors fill every one. A Ray of its own, also where another runs on the machine.
+    # Four CPUs, because Ray Data hangs if its actors occupy all of them. "local" starts a separate Ray.
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    actors, data = figures(with_actors(n)), figures(with_ray_data(n))
+    actors, data = metrics(with_actors(n)), metrics(with_ray_data(n))
     ray.shutdown()
     for name, row in (("actors", actors), ("Ray Data", data)):
         print(f"{name:<10}" + "  ".join(f"{key} {value}" for key, value in row.items()))

@@ -27,6 +27,8 @@ Layer = tuple[DictConfig, str]
 
 RESOLVED_FILE = "config.yaml"
 """Name of the file in which a job or a training run saves its resolved configuration."""
+RESOLVED_FILES = (RESOLVED_FILE, "training.yaml")
+"""Names of all files with a resolved configuration; the second is of GLIP's training."""
 
 T = TypeVar("T")
 
@@ -70,6 +72,8 @@ class Keys:
                 OmegaConf.update(layer, new, _select(layer, old), force_add=True)
                 group, _, name = old.rpartition(".")
                 (_select(layer, group) if group else layer).pop(name)
+                if group and not len(_select(layer, group)):
+                    layer.pop(group)
         for key, replacements in self.revalued.items():
             if _has(layer, key) and _select(layer, key) in replacements:
                 OmegaConf.update(layer, key, replacements[_select(layer, key)])
@@ -247,7 +251,7 @@ def _load_yaml(path: str, keys: Keys) -> DictConfig:
         raise UserError(f"config file {path!r} cannot be read: {error}") from None
     if not isinstance(loaded, DictConfig):
         raise UserError(f"config file {path!r} must hold `key: value` lines")
-    if Path(path).name == RESOLVED_FILE and keys.is_of_earlier_version(loaded):
+    if Path(path).name in RESOLVED_FILES and keys.is_of_earlier_version(loaded):
         translated = OmegaConf.create(keys.translate(loaded))
         assert isinstance(translated, DictConfig)
         loaded = translated

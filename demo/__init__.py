@@ -1,1 +1,1 @@
-"""The miniature world, the models trained on it, and the demo that runs the pipeline over it."""
+"""A synthetic world, miniature models trained on it, and a demo that runs the pipeline over it."""

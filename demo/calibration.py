@@ -1,4 +1,4 @@
-"""Where to put the two thresholds: grounding score, and cosine of crop and phrase."""
+"""Choose the thresholds of the grounding score and of the cosine between crop and phrase."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ SHOWN_SCORES, SHOWN_COSINES = (0.30, 0.40, 0.50, 0.60), (-1.0, 0.10, 0.20, 0.30,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
-    """One image: its truth, the boxes that are large enough, and for each the cosine of its crop and its phrase."""
+class ScoredImage:
+    """The ground truth of one image, its predicted boxes of sufficient size, and the cosine of each box's crop and phrase."""
 
     truth: Truth
     boxes: tuple[Prediction, ...]
@@ -23,8 +23,8 @@ class Scored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """Precision and recall of what two thresholds leave."""
+class OperatingPoint:
+    """Two thresholds, and precision and recall of the boxes that pass both."""
 
     min_score: float
     min_cosine: float
@@ -32,60 +32,67 @@ class Point:
     recall: float
 
 
-def curve(images: Sequence[Scored], min_cosine: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Grounding scores of the boxes that pass `min_cosine`, highest first, and for each place how many boxes up to it are right.
+def score_curve(images: Sequence[ScoredImage], min_cosine: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the descending scores of the boxes that pass `min_cosine`, and the cumulative number of correct boxes.
 
-    So one call serves every score threshold. Boxes are matched with the truth in the order of their scores, hence a threshold only
-    cuts the end of the list off and changes no match before it.
+    One call serves all score thresholds: boxes are matched in descending order of their scores, so a threshold only
+    removes the end of the list and changes no earlier match.
     """
     found = []
     for image in images:
         passed = [box for box, cosine in zip(image.boxes, image.cosines, strict=True) if cosine >= min_cosine]
-        found += [(box.score, right) for box, _, right in matches(passed, image.truth)]
+        found += [(match.prediction.score, match.is_correct) for match in matches(passed, image.truth)]
     found.sort(key=lambda item: -item[0])
-    return np.array([score for score, _ in found]), np.cumsum([right for _, right in found], dtype=np.int64)
+    scores, correct = [score for score, _ in found], [is_correct for _, is_correct in found]
+    return np.array(scores), np.cumsum(correct, dtype=np.int64)
 
 
 def grid(
-    images: Sequence[Scored], scores: Sequence[float] = SCORE_GRID, cosines: Sequence[float] = COSINE_GRID
-) -> list[Point]:
-    """Every pair of thresholds, cosine by cosine."""
+    images: Sequence[ScoredImage], scores: Sequence[float] = SCORE_GRID, cosines: Sequence[float] = COSINE_GRID
+) -> list[OperatingPoint]:
+    """Return the operating points of all pairs of thresholds, ordered by cosine and then by score."""
     n_true = sum(len(phrase.boxes) for image in images for phrase in image.truth.phrases)
     points = []
     for min_cosine in cosines:
-        falling, n_right = curve(images, min_cosine)
+        descending, n_correct = score_curve(images, min_cosine)
         for min_score in scores:
-            k = int((falling >= min_score).sum())
-            right = int(n_right[k - 1]) if k else 0
+            k = int((descending >= min_score).sum())
+            correct = int(n_correct[k - 1]) if k else 0
             points.append(
-                Point(
+                OperatingPoint(
                     min_score=min_score,
                     min_cosine=min_cosine,
-                    precision=right / k if k else 0.0,
-                    recall=right / n_true if n_true else 0.0,
+                    precision=correct / k if k else 0.0,
+                    recall=correct / n_true if n_true else 0.0,
                 )
             )
     return points
 
 
-def choose(groups: Mapping[str, Sequence[Scored]], min_precision: Mapping[str, float]) -> dict[str, Point]:
-    """The pair of thresholds with the highest mean recall over the groups, of those precise enough in each.
+def choose_thresholds(
+    groups: Mapping[str, Sequence[ScoredImage]], min_precision: Mapping[str, float]
+) -> dict[str, OperatingPoint]:
+    """Return, per group, the operating point of the pair of thresholds that is best for all groups.
 
-    Where none is, the pair that falls short of the wanted precision by the least.
+    The best pair has the highest mean recall among those that reach the minimum precision in every group. If none does,
+    the pair with the smallest total shortfall of precision is chosen.
     """
-    rows = list(zip(*(grid(images) for images in groups.values()), strict=True))
-    wanted = [min_precision[name] for name in groups]
+    candidates = list(zip(*(grid(images) for images in groups.values()), strict=True))
+    required = [min_precision[name] for name in groups]
 
-    def short(row: tuple[Point, ...]) -> float:
-        return sum(max(w - point.precision, 0.0) for w, point in zip(wanted, row, strict=True))
+    def shortfall(points: tuple[OperatingPoint, ...]) -> float:
+        return sum(max(p - point.precision, 0.0) for p, point in zip(required, points, strict=True))
 
-    least = min(map(short, rows))
-    best = max((row for row in rows if short(row) <= least), key=lambda row: sum(point.recall for point in row))
+    least = min(map(shortfall, candidates))
+    best = max(
+        (points for points in candidates if shortfall(points) <= least),
+        key=lambda points: sum(point.recall for point in points),
+    )
     return dict(zip(groups, best, strict=True))
 
 
-def grid_table(images: Sequence[Scored]) -> list[str]:
-    """Markdown: precision / recall, a row for each grounding score and a column for each cosine."""
+def grid_table(images: Sequence[ScoredImage]) -> list[str]:
+    """Return a Markdown table of precision / recall, with a row per grounding score and a column per cosine."""
     points = {(p.min_score, p.min_cosine): p for p in grid(images, SHOWN_SCORES, SHOWN_COSINES)}
     heads = ["no CLIP filter" if cosine < 0 else f"cosine >= {cosine:.2f}" for cosine in SHOWN_COSINES]
     lines = [f"| grounding score | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]

@@ -1,4 +1,4 @@
-"""Scenes as the pipeline's tables, and the boxes of its tables as predictions."""
+"""Conversion of scenes to the pipeline's tables, and of the boxes in its tables to predictions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,21 +13,22 @@ from schemas.status import KEPT
 from schemas.table import set_column
 
 
-def captioned(scenes: Sequence[Scene]) -> pa.Table:
-    """Scenes as they are after `captions`: downloaded, nothing parsed."""
-    return pa.Table.from_pylist([row(index, scene) for index, scene in enumerate(scenes)], CAPTIONED)
+def caption_table(scenes: Sequence[Scene]) -> pa.Table:
+    """Return scenes as a table in the schema after the captions stage."""
+    return pa.Table.from_pylist([caption_row(index, scene) for index, scene in enumerate(scenes)], CAPTIONED)
 
 
-def listed(scenes: Sequence[Scene]) -> pa.Table:
-    """Scenes with list prompts as they are after `parse`, their phrases taken for noun chunks."""
+def prompt_table(scenes: Sequence[Scene]) -> pa.Table:
+    """Return scenes with list prompts as a table in the schema after the parse stage; phrases become noun chunks."""
     rows = []
     for index, scene in enumerate(scenes):
         chunks = [{"start": p.start, "end": p.end, "root": -1, "removed": None} for p in scene.phrases]
-        rows.append({**row(index, scene), "tokens": [], "noun_chunks": chunks, "ref_exps": []})
+        rows.append({**caption_row(index, scene), "tokens": [], "noun_chunks": chunks, "ref_exps": []})
     return pa.Table.from_pylist(rows, PARSED)
 
 
-def row(index: int, scene: Scene) -> dict[str, Any]:
+def caption_row(index: int, scene: Scene) -> dict[str, Any]:
+    """Return a scene as a row of `CAPTIONED`."""
     height, width = scene.image.shape[:2]
     return {
         "key": f"{index:012d}",
@@ -46,12 +47,12 @@ def row(index: int, scene: Scene) -> dict[str, Any]:
 
 
 def read_predictions(table: pa.Table) -> list[list[Prediction]]:
-    """The boxes of each row with the span of their phrase; none for a row that was dropped."""
-    light = table.select(["noun_chunks", "boxes"]).to_pylist()
-    return [[prediction_of(row["noun_chunks"][box["phrase"]], box) for box in row["boxes"] or []] for row in light]
+    """Return the boxes of each row with the spans of their phrases; an empty list for a dropped row."""
+    rows = table.select(["noun_chunks", "boxes"]).to_pylist()
+    return [[prediction_of(row["noun_chunks"][box["phrase"]], box) for box in row["boxes"] or []] for row in rows]
 
 
-def without_weak_boxes(table: pa.Table, floor: float) -> pa.Table:
-    """`table` as if the grounder had stored only boxes that score at least `floor`."""
+def filter_boxes(table: pa.Table, floor: float) -> pa.Table:
+    """Remove the boxes that score below `floor`, as the grounder does with its own floor."""
     boxes = [[box for box in row or [] if box["score"] >= floor] for row in table["boxes"].to_pylist()]
     return set_column(table, "boxes", pa.array(boxes, table.schema.field("boxes").type))

@@ -1,4 +1,4 @@
-"""Image files as the web holds them: odd ones that can be read, and broken or malicious ones that cannot."""
+"""Image files of the kinds found on the web: unusual but readable variants, and broken or malicious files."""
 
 import gzip
 import io
@@ -14,45 +14,45 @@ from PIL import Image
 from common.images import Image as Pixels
 
 EXIF_ORIENTATION = 0x0112
-TURN_RIGHT = 6  # EXIF: to be turned a quarter clockwise for display
+ROTATE_90_CW = 6  # EXIF orientation: rotate 90 degrees clockwise for display
 BOMB_SIDE_PX = 30_000
 OVERSIZED_BYTES = 24 << 20
 
 
 def encode(pixels: Pixels, format_: str, **options: Any) -> bytes:
-    """`pixels` [height width 3] as a file of Pillow's `format_`."""
+    """Encode `pixels` [height width 3] in a format of Pillow."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format_, **options)
     return buffer.getvalue()
 
 
 def cmyk_jpeg(pixels: Pixels) -> bytes:
-    """A JPEG for the printing press."""
+    """Encode a JPEG in CMYK, as used for printing."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).convert("CMYK").save(buffer, "JPEG", quality=92)
     return buffer.getvalue()
 
 
 def deep_png(pixels: Pixels) -> bytes:
-    """A PNG with 16 bits a channel."""
+    """Encode a PNG with 16 bits per channel."""
     return bytes(cv2.imencode(".png", pixels[..., ::-1].astype(np.uint16) * 257)[1])
 
 
 def alpha_png(pixels: Pixels) -> bytes:
-    """A PNG with a transparent frame 4 px wide."""
+    """Encode a PNG with a transparent frame of 4 px."""
     alpha = np.zeros(pixels.shape[:2], np.uint8)
     alpha[4:-4, 4:-4] = 255
     return encode(np.dstack([pixels, alpha]), "PNG")
 
 
-def turned_jpeg(pixels: Pixels) -> bytes:
-    """A JPEG as a camera held upright writes it: lying on its side, with the EXIF flag that says so."""
+def rotated_jpeg(pixels: Pixels) -> bytes:
+    """Encode a JPEG that is stored rotated, with the EXIF orientation that corrects it, as phones do."""
     exif = Image.Exif()
-    exif[EXIF_ORIENTATION] = TURN_RIGHT
+    exif[EXIF_ORIENTATION] = ROTATE_90_CW
     return encode(np.ascontiguousarray(np.rot90(pixels)), "JPEG", quality=92, exif=exif)
 
 
-FORMS: dict[str, Callable[[Pixels], bytes]] = {
+IMAGE_VARIANTS: dict[str, Callable[[Pixels], bytes]] = {
     "plain.jpg": lambda pixels: encode(pixels, "JPEG", quality=92),
     "plain.png": lambda pixels: encode(pixels, "PNG"),
     "plain.webp": lambda pixels: encode(pixels, "WEBP", quality=90),
@@ -60,13 +60,13 @@ FORMS: dict[str, Callable[[Pixels], bytes]] = {
     "cmyk.jpg": cmyk_jpeg,
     "deep.png": deep_png,
     "alpha.png": alpha_png,
-    "turned.jpg": turned_jpeg,
+    "turned.jpg": rotated_jpeg,
 }
-"""Ways to write one picture, by the file name they are served under; every one of them can be read."""
+"""Encoders of readable images, by the file name that the server uses for them."""
 
 
 def png(width: int, height: int, rows: bytes) -> bytes:
-    """A grey PNG whose header says `width` x `height`, whatever `rows` holds."""
+    """Encode a grey PNG whose header declares `width` x `height` independently of the size of `rows`."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -76,20 +76,21 @@ def png(width: int, height: int, rows: bytes) -> bytes:
 
 
 def grey(width: int, height: int) -> Pixels:
+    """Return a uniform grey image."""
     return np.full((height, width, 3), 128, np.uint8)
 
 
 def truncated_jpeg() -> bytes:
-    """The first 40 % of a JPEG of noise."""
+    """Return the first 40 % of a JPEG of noise."""
     noise = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
-    whole = encode(noise, "JPEG", quality=90)
-    return whole[: len(whole) * 2 // 5]
+    complete = encode(noise, "JPEG", quality=90)
+    return complete[: len(complete) * 2 // 5]
 
 
 HTML = b"<!DOCTYPE html><html><head><title>404</title></head><body>This image is no longer available.</body></html>"
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="300" height="300"><circle cx="150" cy="150" r="99"/></svg>'
 
-FILES: dict[str, Callable[[], bytes]] = {
+BROKEN_FILES: dict[str, Callable[[], bytes]] = {
     "truncated.jpg": truncated_jpeg,
     "page.jpg": lambda: HTML,
     "drawing.svg": lambda: SVG,
@@ -99,4 +100,4 @@ FILES: dict[str, Callable[[], bytes]] = {
     "packed.jpg": lambda: gzip.compress(bytes(OVERSIZED_BYTES)),
     "strip.png": lambda: encode(grey(2400, 64), "PNG"),
 }
-"""Bodies that are no usable image, by the file name they are served under."""
+"""Response bodies that are not usable images, by the file name that the server uses for them."""

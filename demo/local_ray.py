@@ -1,4 +1,4 @@
-"""A Ray of our own on this machine, and a job submitted to it; nothing of another Ray on the same host is touched."""
+"""Start a private Ray on this machine and submit a job to it, isolated from other Ray instances on the host."""
 
 import os
 import secrets
@@ -23,37 +23,37 @@ OBJECT_STORE_BYTES = 400_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRay:
-    """Where a Ray listens for jobs, and the environment its clients need."""
+    """The address of a Ray job server, and the environment variables that its clients need."""
 
     address: str
     env: dict[str, str]
 
 
 def free_ports(n: int) -> list[int]:
-    """`n` ports that nobody listens on, all different."""
+    """Return `n` different free ports."""
     sockets = [socket.socket() for _ in range(n)]
     try:
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
+        for sock in sockets:
+            sock.bind((HOST, 0))
+        return [sock.getsockname()[1] for sock in sockets]
     finally:
-        for one in sockets:
-            one.close()
+        for sock in sockets:
+            sock.close()
 
 
 @contextmanager
 def local_ray(n_cpus: int, log: Path) -> Iterator[LocalRay]:
-    """A Ray head with its job server, for as long as the context lasts; its own output goes to `log`.
+    """Run a Ray head with a job server until the context ends. Its output is written to `log`.
 
-    Raises RuntimeError with the end of that log when it does not come up.
+    Raises RuntimeError with the end of the log if Ray does not start.
     """
-    # A short path: Ray keeps Unix sockets below it, and their names may have 107 characters.
+    # Ray creates Unix sockets below this folder, whose paths are limited to 107 characters, so it must be short.
     home = Path(tempfile.mkdtemp(prefix="hg-", dir="/tmp" if os.access("/tmp", os.W_OK) else None))
     head_port, dashboard, agent, client, runtime_env, metrics = free_ports(6)
     env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    # Ray asks for a token by default. This one lives as long as this Ray; nobody else on the host can submit jobs.
+    # A random token per run: other users of the host cannot submit jobs.
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    # .rayignore and .gitignore name what is not uploaded; Ray's own list would warn of the same folders.
+    # .rayignore and .gitignore already exclude these folders from the upload; Ray's default list would only warn.
     env["RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES"] = ""
     command = [*ray_command(), "start", "--head", "--block", "--disable-usage-stats"]
     options: dict[str, object] = {
@@ -62,7 +62,7 @@ def local_ray(n_cpus: int, log: Path) -> Iterator[LocalRay]:
         "port": head_port,
         "dashboard-host": HOST,
         "dashboard-port": dashboard,
-        "dashboard-agent-listen-port": agent,  # fixed by default, so a second Ray on the host could not take jobs
+        "dashboard-agent-listen-port": agent,  # fixed by default, so a second Ray on the host could not run jobs
         "ray-client-server-port": client,
         "runtime-env-agent-port": runtime_env,
         "metrics-export-port": metrics,
@@ -76,20 +76,20 @@ def local_ray(n_cpus: int, log: Path) -> Iterator[LocalRay]:
         with log.open("wb") as out:
             head = subprocess.Popen(command, stdout=out, stderr=out, env=env, start_new_session=True)
         ray = LocalRay(address=f"http://{HOST}:{dashboard}", env=env)
-        # The job server answers once it has an agent to run jobs.
+        # The job server responds only after its agent is ready to run jobs.
         headers = {"Authorization": f"Bearer {env['RAY_AUTH_TOKEN']}"}
         wait_for_answer(urllib.request.Request(f"{ray.address}/api/jobs/", headers=headers), head, log, "Ray")
         yield ray
     finally:
-        with undisturbed():
+        with signals_blocked():
             if head:
-                stop(head)
+                stop_with_descendants(head)
             shutil.rmtree(home, ignore_errors=True)
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait until the context ends: an impatient second one must not leave half a Ray behind."""
+def signals_blocked() -> Iterator[None]:
+    """Delay SIGINT and SIGTERM until the context ends, so that a second Ctrl-C cannot interrupt the shutdown of Ray."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -98,12 +98,12 @@ def undisturbed() -> Iterator[None]:
 
 
 def ray_command() -> list[str]:
-    """Ray's command line by this very Python, whether or not the environment is activated."""
+    """Return the command of Ray's CLI with this Python, so that the environment need not be activated."""
     return [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
 
 
 def submit(ray: LocalRay, root: Path, entrypoint: Sequence[str]) -> int:
-    """`ray job submit --working-dir ROOT -- ENTRYPOINT`, its log on our output; returns the command's exit code."""
+    """Run `ray job submit --working-dir ROOT -- ENTRYPOINT` and print its log. Returns the exit code."""
     command = [
         *ray_command(),
         "--logging-level",
@@ -120,23 +120,23 @@ def submit(ray: LocalRay, root: Path, entrypoint: Sequence[str]) -> int:
     return subprocess.run(command, env=env, cwd=root, check=False).returncode
 
 
-def stop(head: "subprocess.Popen[bytes]") -> None:
-    """End a Ray head and every process that descends from it, by their ids."""
-    family = descendants(head.pid)
-    head.send_signal(signal.SIGTERM)  # `ray start --block` takes its daemons along
+def stop_with_descendants(head: "subprocess.Popen[bytes]") -> None:
+    """Terminate a Ray head and kill its remaining descendants, by process id."""
+    processes = descendants(head.pid)
+    head.send_signal(signal.SIGTERM)  # `ray start --block` also stops its daemons
     try:
         head.wait(STOP_S)
     except subprocess.TimeoutExpired:
         head.kill()
         head.wait()
-    for pid, started in family.items():
-        if started_at(pid) == started:  # still there, and not another process under its number
+    for pid, started in processes.items():
+        if started_at(pid) == started:  # the same process, not a new one with a reused id
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def stat_fields(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state on, None where there is no such process (or no /proc)."""
+    """Return the fields of /proc/PID/stat from the state on; None if the process (or /proc) does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -144,21 +144,21 @@ def stat_fields(pid: int) -> list[str] | None:
 
 
 def started_at(pid: int) -> str | None:
-    """When a process began, in clock ticks since boot: with its number, its identity."""
+    """Return the start time of a process in clock ticks since boot. Id and start time identify a process."""
     fields = stat_fields(pid)
     return fields[19] if fields else None
 
 
 def descendants(root: int) -> dict[int, str]:
-    """Process id -> start time of everything below `root`."""
+    """Return {process id: start time} of all descendants of `root`."""
     children: dict[int, list[tuple[int, str]]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         if fields := stat_fields(int(entry.name)):
             children.setdefault(int(fields[1]), []).append((int(entry.name), fields[19]))
     found: dict[int, str] = {}
-    todo = [root]
-    while todo:
-        for pid, started in children.get(todo.pop(), []):
+    pending = [root]
+    while pending:
+        for pid, started in children.get(pending.pop(), []):
             found[pid] = started
-            todo.append(pid)
+            pending.append(pid)
     return found

@@ -1,4 +1,4 @@
-"""The demo's web server as a process of its own."""
+"""Run the demo's web server in a separate process."""
 
 import socket
 import subprocess
@@ -17,7 +17,7 @@ READY_S = 120.0
 
 
 def usable_port() -> int:
-    """The demo's own port where it is free, so that a second run has the same addresses; else any free one."""
+    """Return the default port if it is free, so that repeated runs use the same URLs; otherwise any free port."""
     for port in (PORT, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -30,10 +30,12 @@ def usable_port() -> int:
 
 
 def wait_for_answer(request: urllib.request.Request, process: "subprocess.Popen[bytes]", log: Path, name: str) -> None:
-    """Return once the server that `process` runs answers. Raises RuntimeError with the end of its log if it ends or takes too long."""
-    direct = urllib.request.build_opener(
-        urllib.request.ProxyHandler({})
-    )  # a proxy cannot reach this machine's loopback
+    """Wait until the server in `process` responds.
+
+    Raises RuntimeError with the end of its log if it exits or does not respond within 120 s.
+    """
+    # A proxy cannot reach the loopback interface of this machine.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     end = time.monotonic() + READY_S
     while time.monotonic() < end and process.poll() is None:
         try:
@@ -42,12 +44,12 @@ def wait_for_answer(request: urllib.request.Request, process: "subprocess.Popen[
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
     tail = log.read_text("utf-8", "replace")[-2000:]
-    raise RuntimeError(f"{name} did not start within {READY_S:.0f} s; the end of {log}:\n{tail}")
+    raise RuntimeError(f"{name} did not start within {READY_S:.0f} s; end of {log}:\n{tail}")
 
 
 @contextmanager
 def server(port: int, log: Path) -> Iterator[None]:
-    """demo.serve as a process, answering, for as long as the context lasts."""
+    """Run demo.serve in a process until the context ends. Returns control once it responds."""
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "demo.serve", "--port", str(port)]
     with log.open("wb") as out:

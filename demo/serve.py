@@ -1,14 +1,15 @@
-"""The demo's piece of the web: `python -m demo.serve --port 8931`, on 127.0.0.1 alone.
+"""The demo's web server on 127.0.0.1: `python -m demo.serve --port 8931`.
 
-    /scene/STYLE/SEED/448x336/FORM    a scene drawn from its seed; FORM is a key of demo.hostile.FORMS
-    /flaky/scene/...                  500 at the first request, then the scene
+    /scene/STYLE/SEED/448x336/FILE    the scene of a seed; FILE is a key of demo.hostile.IMAGE_VARIANTS
+    /flaky/scene/...                  status 500 on the first request, then the scene
     /redirect/3/scene/...             three redirects, then the scene
     /robots/noai/scene/...            the scene with `X-Robots-Tag: noai`
-    /file/NAME                        a broken file (demo.hostile.FILES)
-    /status/503                       nothing but a status
-    /moved/NAME, /slow/NAME           redirects that lead nowhere good; answers without end
+    /file/NAME                        a broken file of demo.hostile.BROKEN_FILES
+    /status/503                       an empty response with this status
+    /moved/NAME                       a redirect to a forbidden target, or to itself
+    /slow/NAME                        a response that is too slow or too large
 
-Pictures are drawn when they are asked for; nothing is read from disk but the artwork.
+Images are generated per request; only the artwork is read from disk.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from typing import get_args
 
 from aiohttp import web
 
-from demo.hostile import FILES, FORMS, OVERSIZED_BYTES
+from demo.hostile import BROKEN_FILES, IMAGE_VARIANTS, OVERSIZED_BYTES
 from demo.world.layout import WorldConfig
 from demo.world.scenes import make_scene
 from demo.world.sprites import Style
@@ -31,35 +32,36 @@ MOVED = {
     "metadata.jpg": "http://169.254.169.254/latest/meta-data/",
     "file.jpg": "file:///etc/hostname",
 }
-"""Redirects and their targets: round in a circle, into a private network, to a cloud's keys, to a local file."""
+"""Redirect targets: the same URL, a private network, the metadata service of a cloud, a local file."""
 
 FLAKY_SEEN: web.AppKey[set[str]] = web.AppKey("flaky_seen", set)
-"""Addresses that have failed once and will not again."""
+"""Paths that have already failed once."""
 
 
 @lru_cache(maxsize=64)
-def draw(style: Style, seed: int, width: int, height: int, form: str) -> bytes:
-    """A scene as the bytes of an image file."""
-    return FORMS[form](make_scene(seed, style, WorldConfig(width=width, height=height)).image)
+def render(style: Style, seed: int, width: int, height: int, variant: str) -> bytes:
+    """Render a scene and encode it."""
+    return IMAGE_VARIANTS[variant](make_scene(seed, style, WorldConfig(width=width, height=height)).image)
 
 
 async def scene(request: web.Request) -> web.Response:
-    """The scene that the address names; 404 for one that cannot be."""
+    """Respond with the scene that the path describes; 404 if it cannot be rendered."""
     style: Style | None = next((s for s in get_args(Style) if s == request.match_info["style"]), None)
-    form = request.match_info["form"]
-    if style is None or form not in FORMS:
+    variant = request.match_info["variant"]
+    if style is None or variant not in IMAGE_VARIANTS:
         raise web.HTTPNotFound
     seed, width, height = (int(request.match_info[name]) for name in ("seed", "width", "height"))
     try:
-        body = await asyncio.to_thread(draw, style, seed, width, height, form)
-    except ValueError as error:  # a canvas the world does not draw
+        body = await asyncio.to_thread(render, style, seed, width, height, variant)
+    except ValueError as error:  # canvas size out of range
         raise web.HTTPNotFound(text=str(error)) from None
-    # Named by the form's ending, as servers do; "cmyk.jpg" is image/jpeg.
-    kind = {"jpg": "jpeg"}.get(form.rsplit(".", 1)[1], form.rsplit(".", 1)[1])
-    return web.Response(body=body, content_type=f"image/{kind}")
+    extension = variant.rsplit(".", 1)[1]
+    subtype = "jpeg" if extension == "jpg" else extension
+    return web.Response(body=body, content_type=f"image/{subtype}")
 
 
 async def flaky(request: web.Request) -> web.Response:
+    """Respond with status 500 to the first request of a path, then with the scene."""
     seen = request.app[FLAKY_SEEN]
     if request.path not in seen:
         seen.add(request.path)
@@ -68,32 +70,36 @@ async def flaky(request: web.Request) -> web.Response:
 
 
 async def redirect(request: web.Request) -> web.Response:
-    """`n` hops, each to the same place with one hop fewer."""
+    """Redirect `n` times before the scene."""
     n = int(request.match_info["n"])
     target = request.path.removeprefix(f"/redirect/{n}")
     raise web.HTTPFound(target if n <= 1 else f"/redirect/{n - 1}{target}")
 
 
 async def robots(request: web.Request) -> web.Response:
+    """Respond with the scene and an opt-out directive in the header."""
     response = await scene(request)
     response.headers["X-Robots-Tag"] = request.match_info["directive"]
     return response
 
 
 async def file(request: web.Request) -> web.Response:
+    """Respond with a broken file, labelled as a JPEG."""
     name = request.match_info["name"]
-    make = FILES.get(name)
-    if make is None:
+    create = BROKEN_FILES.get(name)
+    if create is None:
         raise web.HTTPNotFound
-    packed = {"Content-Encoding": "gzip"} if name == "packed.jpg" else None
-    return web.Response(body=make(), content_type="image/jpeg", headers=packed)
+    headers = {"Content-Encoding": "gzip"} if name == "packed.jpg" else None
+    return web.Response(body=create(), content_type="image/jpeg", headers=headers)
 
 
 async def status(request: web.Request) -> web.Response:
+    """Respond with the status of the path and no body."""
     return web.Response(status=int(request.match_info["code"]))
 
 
 async def moved(request: web.Request) -> web.Response:
+    """Redirect to a target of `MOVED`."""
     target = MOVED.get(request.match_info["name"])
     if target is None:
         raise web.HTTPNotFound
@@ -101,7 +107,7 @@ async def moved(request: web.Request) -> web.Response:
 
 
 async def slow(request: web.Request) -> web.StreamResponse:
-    """`silent.jpg` never answers; `endless.jpg` sends a byte now and then for ever; `huge.jpg` sends far too much."""
+    """Respond never (`silent.jpg`), with a byte every 0.2 s indefinitely (`endless.jpg`), or with 24 MiB (`huge.jpg`)."""
     name = request.match_info["name"]
     if name == "silent.jpg":
         await asyncio.sleep(3600)
@@ -116,27 +122,28 @@ async def slow(request: web.Request) -> web.StreamResponse:
             while True:
                 await response.write(b"\x00")
                 await asyncio.sleep(0.2)
-    except ConnectionError:  # the client had enough
+    except ConnectionError:  # the client closed the connection
         pass
     return response
 
 
 async def alive(_: web.Request) -> web.Response:
+    """Respond to health checks."""
     return web.Response(text="hypergrit demo\n")
 
 
 def make_app() -> web.Application:
-    """All addresses of the demo's web."""
+    """Build the web application with all routes."""
     app = web.Application()
     app[FLAKY_SEEN] = set()
-    place = r"/scene/{style}/{seed:\d+}/{width:\d+}x{height:\d+}/{form}"
+    path = r"/scene/{style}/{seed:\d+}/{width:\d+}x{height:\d+}/{variant}"
     app.add_routes(
         [
             web.get("/", alive),
-            web.get(place, scene),
-            web.get(f"/flaky{place}", flaky),
-            web.get(r"/redirect/{n:\d+}" + place, redirect),
-            web.get("/robots/{directive}" + place, robots),
+            web.get(path, scene),
+            web.get(f"/flaky{path}", flaky),
+            web.get(r"/redirect/{n:\d+}" + path, redirect),
+            web.get("/robots/{directive}" + path, robots),
             web.get("/file/{name}", file),
             web.get(r"/status/{code:[2-5]\d\d}", status),
             web.get("/moved/{name}", moved),
@@ -147,7 +154,7 @@ def make_app() -> web.Application:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--port", type=int, default=PORT)
     web.run_app(make_app(), host=HOST, port=parser.parse_args().port, shutdown_timeout=0.5, access_log=None, print=None)

@@ -1,6 +1,7 @@
-"""Train the miniature CLIP of the demo: `python -m demo.train_clip`, about ten minutes on two cores.
+"""Train the miniature CLIP on the demo's world: `python -m demo.train_clip`, about ten minutes on two cores.
 
-Every process makes its own scenes; gradients are averaged over the processes. The weights are a running average.
+Each process generates its own scenes. Gradients are averaged over the processes. The saved weights are an exponential
+moving average.
 """
 
 import argparse
@@ -36,7 +37,7 @@ from trainer.text.tokenizer import END_OF_WORD, WORD, Tokenizer, alphabet
 
 WEIGHTS = Path(__file__).parent / "weights" / "clip"
 
-# Shared with the miniature detector, whose image tower starts from this one's.
+# The miniature GLIP has the same image tower and is initialised from it.
 BACKBONE: dict[str, Any] = {
     "layers": [1, 1, 1, 1],
     "channels": [48, 96, 160, 192],
@@ -49,7 +50,7 @@ BACKBONE: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainClipConfig:
-    """The miniature and its schedule. `batch` is per process."""
+    """Training settings. `batch` is per process."""
 
     steps: int = 700
     batch: int = 256
@@ -61,7 +62,7 @@ class TrainClipConfig:
     scene_weight: float = 0.5
     seed: int = 0
     n_merges: int = 850
-    n_captions: int = 20_000  # that the merges are counted on
+    n_captions: int = 20_000  # captions that the tokenizer is trained on
     log_every: int = 50
     evaluation_scenes: int = 400
     data: DataConfig = field(default_factory=DataConfig)
@@ -69,7 +70,7 @@ class TrainClipConfig:
 
 
 def train_tokenizer(config: TrainClipConfig) -> Tokenizer:
-    """Merges counted on captions of training scenes, split into words as CLIP's tokenizer does."""
+    """Train a byte-pair encoding on captions of training scenes, split into words like CLIP's tokenizer."""
     model = tokenizers.Tokenizer(BPE(end_of_word_suffix=END_OF_WORD))
     words = Split(tokenizers.Regex(WORD.pattern), behavior="removed", invert=True)
     model.pre_tokenizer = Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -85,6 +86,7 @@ def train_tokenizer(config: TrainClipConfig) -> Tokenizer:
 
 
 def model_config(tokenizer: Tokenizer) -> ModelConfig:
+    """Return the configuration of the miniature CLIP."""
     return ModelConfig(
         image=ImageConfig(name="resnet10t", size_px=64, kwargs=BACKBONE),
         text=TextConfig(vocab_size=tokenizer.vocab_size, width=96, layers=2, heads=4),
@@ -93,7 +95,10 @@ def model_config(tokenizer: Tokenizer) -> ModelConfig:
 
 
 def loss_of(model: CLIP, tokenizer: Tokenizer, batch: Batch, config: TrainClipConfig, noise: torch.Generator) -> Tensor:
-    """Crops against texts both ways, boxes around nothing among the candidates; scenes against captions."""
+    """Return the contrastive losses of crops and texts and of scenes and captions, in both directions.
+
+    Background crops are additional negatives of the texts.
+    """
     b = len(batch.texts)
     crops = augment(to_pixels(batch.crops), noise, flip=True)
     scenes = augment(to_pixels(batch.scenes), noise, flip=False)
@@ -109,12 +114,13 @@ def loss_of(model: CLIP, tokenizer: Tokenizer, batch: Batch, config: TrainClipCo
 
 
 def update_average(average: CLIP, model: CLIP, decay: float) -> None:
-    """The running average of the weights, one step on."""
+    """Update the exponential moving average of the weights in place."""
     for mean, value in zip(average.parameters(), model.parameters(), strict=True):
         mean.lerp_(value.detach(), 1 - decay)
 
 
 def average_gradients(parameters: list[torch.nn.Parameter]) -> None:
+    """Average the gradients over all processes in place. Collective."""
     flat = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
@@ -123,16 +129,16 @@ def average_gradients(parameters: list[torch.nn.Parameter]) -> None:
 
 
 def learning_rate(step: int, config: TrainClipConfig) -> float:
-    """The learning rate of step 0, 1, ...: linear warm-up under half a cosine from the first step to a hundredth."""
+    """Return the learning rate of a step: linear warm-up times a cosine decay from the first step to 1 % of `lr`."""
     return config.lr * warmup_cosine(
         step, steps=config.steps, warmup_steps=config.warmup_steps, final_ratio=0.01, first_step=1, decay_start=0
     )
 
 
-def train(rank: int, meeting: str, config: TrainClipConfig, out: Path) -> None:
-    """One process; the first one reports, evaluates and saves."""
+def train(rank: int, rendezvous: str, config: TrainClipConfig, out: Path) -> None:
+    """Run one training process. Rank 0 logs, evaluates and saves."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=config.processes)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=config.processes)
     tokenizer = train_tokenizer(config)
     torch.manual_seed(config.seed)
     model = CLIP(model_config(tokenizer))
@@ -142,7 +148,7 @@ def train(rank: int, meeting: str, config: TrainClipConfig, out: Path) -> None:
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
     noise = torch.Generator().manual_seed(config.seed + rank)
     stream = batches(config.batch, config.data, config.preprocess, rank, config.processes)
-    log = progress(config)
+    log = progress_logger(config)
     for step in range(config.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config)
@@ -157,11 +163,12 @@ def train(rank: int, meeting: str, config: TrainClipConfig, out: Path) -> None:
         if rank == 0:
             log(step, loss.item())
     if rank == 0:
-        finish(average, tokenizer, config, out)
+        save_and_evaluate(average, tokenizer, config, out)
     dist.destroy_process_group()
 
 
-def progress(config: TrainClipConfig) -> Callable[[int, float], None]:
+def progress_logger(config: TrainClipConfig) -> Callable[[int, float], None]:
+    """Return a function that records the loss of a step and prints progress every `log_every` steps."""
     start, losses = time.monotonic(), []
 
     def log(step: int, loss: float) -> None:
@@ -170,18 +177,18 @@ def progress(config: TrainClipConfig) -> Callable[[int, float], None]:
             pairs = (step + 1) * config.batch * config.processes
             seconds = time.monotonic() - start
             mean = sum(losses[-config.log_every :]) / config.log_every
-            left = seconds / (step + 1) * (config.steps - step - 1)
+            remaining = seconds / (step + 1) * (config.steps - step - 1)
             print(
                 f"step {step + 1}/{config.steps}  loss {mean:.3f}  {pairs} pairs  {pairs / seconds:.0f} pairs/s  "
-                f"{left:.0f} s left",
+                f"{remaining:.0f} s left",
                 flush=True,
             )
 
     return log
 
 
-def finish(model: CLIP, tokenizer: Tokenizer, config: TrainClipConfig, out: Path) -> None:
-    """Save, evaluate what was saved, in the half precision of the file, and put the figures beside it."""
+def save_and_evaluate(model: CLIP, tokenizer: Tokenizer, config: TrainClipConfig, out: Path) -> None:
+    """Save the model, evaluate the saved half-precision weights, and record the metrics in config.json."""
     record: dict[str, Any] = {
         "command": "python -m demo.train_clip",
         "seed": config.seed,
@@ -200,16 +207,17 @@ def finish(model: CLIP, tokenizer: Tokenizer, config: TrainClipConfig, out: Path
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=WEIGHTS)
-    parser.add_argument("--steps", type=int, default=TrainClipConfig.steps)
-    parser.add_argument("--processes", type=int, default=TrainClipConfig.processes)
-    parser.add_argument("--seed", type=int, default=TrainClipConfig.seed)
+    parser.add_argument("--out", type=Path, default=WEIGHTS, help="output folder")
+    parser.add_argument("--steps", type=int, default=TrainClipConfig.steps, help="number of steps")
+    parser.add_argument("--processes", type=int, default=TrainClipConfig.processes, help="number of processes")
+    parser.add_argument("--seed", type=int, default=TrainClipConfig.seed, help="random seed")
     arguments = parser.parse_args()
     config = TrainClipConfig(steps=arguments.steps, processes=arguments.processes, seed=arguments.seed)
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(
-            train, args=(f"{folder}/meeting", config, arguments.out), nprocs=config.processes, join=True
+            train, args=(f"{folder}/rendezvous", config, arguments.out), nprocs=config.processes, join=True
         )
 
 

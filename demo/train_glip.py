@@ -1,7 +1,7 @@
 """Train the miniature GLIP on the demo's world: `python -m demo.train_glip --out demo/weights/glip`.
 
-Every scene is made when it is needed, from its seed: dense grids with list prompts first, then more and more real
-scenes with captions. Processes see different seeds and average their weights.
+Scenes are generated on the fly from their seeds. The share of dense grids with list prompts falls during training, and
+that of scenes with captions rises. Processes use different seeds and average their weights.
 """
 
 import argparse
@@ -33,23 +33,27 @@ from pipeline.ground.glip.training.vocabulary import write_vocabulary
 
 logger = logging.getLogger(__name__)
 
-N_CAPTIONS = 20_000  # the vocabulary is made from
-# glibc otherwise returns every large activation to the system and has its pages zeroed again at the next step.
+N_CAPTIONS = 20_000  # captions that the vocabulary is built from
+# Without these, glibc returns large activations to the system, which zeroes their pages again in the next step.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "16000000000"}
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder of the weights, the log and the checkpoint")
-    parser.add_argument("--steps", type=int, default=OptimConfig.steps, help="steps of each process")
-    parser.add_argument("--batch-size", type=int, default=GlipTrainConfig.batch_size, help="images a step and process")
-    parser.add_argument("--processes", type=int, default=2, help="processes of one thread each")
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--init-clip", type=Path, help="safetensors of a miniature CLIP whose image tower starts ours")
-    parser.add_argument("--styles", nargs="+", choices=get_args(Style), default=TRAIN_STYLES)
-    parser.add_argument("--plain", action="store_true", help="plain convolutions in place of the deformable ones")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    parser.add_argument("--out", type=Path, required=True, help="output folder of weights, log and checkpoint")
+    parser.add_argument("--steps", type=int, default=OptimConfig.steps, help="number of steps per process")
+    parser.add_argument(
+        "--batch-size", type=int, default=GlipTrainConfig.batch_size, help="images per step and process"
+    )
+    parser.add_argument("--processes", type=int, default=2, help="number of processes, each with one thread")
+    parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate")
+    parser.add_argument("--init-clip", type=Path, help="weights of a miniature CLIP that initialise the image tower")
+    parser.add_argument(
+        "--styles", nargs="+", choices=get_args(Style), default=TRAIN_STYLES, help="styles of the scenes"
+    )
+    parser.add_argument("--plain", action="store_true", help="use plain instead of deformable convolutions")
+    parser.add_argument("--resume", action="store_true", help="resume from the checkpoint in --out")
     options = parser.parse_args()
     config = GlipTrainConfig(
         shards="scenes of the demo's world",
@@ -60,7 +64,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     vocab = options.out / "vocab.txt"
     if not (options.resume and vocab.exists()):
-        make_vocabulary(vocab, MINIATURE.text.vocab_size)
+        build_vocabulary(vocab, MINIATURE.text.vocab_size)
     os.environ.update(KEEP_MEMORY)
     rendezvous = options.out.resolve() / f"rendezvous-{os.getpid()}"
     try:
@@ -70,7 +74,7 @@ def main() -> None:
 
 
 def run(rank: int, options: argparse.Namespace, config: GlipTrainConfig, vocab: Path, rendezvous: Path) -> None:
-    """One process of the training."""
+    """Run one training process."""
     logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -80,59 +84,60 @@ def run(rank: int, options: argparse.Namespace, config: GlipTrainConfig, vocab: 
     model = Glip(replace(MINIATURE, head=replace(MINIATURE.head, deformable=not options.plain)))
     if options.init_clip:
         n_copied = copy_image_tower(model, options.init_clip)
-        logger.info("%d tensors of the image tower copied from %s", n_copied, options.init_clip)
+        logger.info("copied %d tensors of the image tower from %s", n_copied, options.init_clip)
     first = next_step(options.out) if options.resume else 0
     n_seen = first * config.batch_size * options.processes
     n_scenes = config.optim.steps * config.batch_size * options.processes
     scenes = stream(n_seen + rank, options.processes, n_scenes, tuple(options.styles))
     data = batches(map(example, scenes), Prompter(vocab, model.config.text), model.config, config.batch_size)
     if dist.is_initialized():
-        dist.barrier()  # nobody may overwrite the checkpoint before all have read its step
+        dist.barrier()  # no process may overwrite the checkpoint before all have read its step
     train(model, data, vocab, config, resume=options.resume)
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def stream(start: int, step: int, n_scenes: int, styles: tuple[Style, ...]) -> Iterator[Scene]:
-    """Scenes from the `start`-th on; the share of dense grids falls over the whole run, also in a resumed one."""
-    whole = Curriculum(over=n_scenes)
-    rest = replace(whole, dense_first=whole.dense(start), over=max(n_scenes - start, 1))
-    return scene_stream(TRAIN_SEEDS.start + start, styles, step=step, curriculum=rest)
+    """Yield the scenes from index `start`. The share of dense grids continues the schedule of the full run."""
+    full = Curriculum(n_scenes=n_scenes)
+    remaining = replace(full, dense_first=full.dense_share(start), n_scenes=max(n_scenes - start, 1))
+    return scene_stream(TRAIN_SEEDS.start + start, styles, step=step, curriculum=remaining)
 
 
 def example(scene: Scene) -> Example:
-    """A scene as training reads it."""
+    """Convert a scene to a training example."""
     phrases = [LabelledPhrase(span=(phrase.start, phrase.end), boxes=phrase.objects) for phrase in scene.phrases]
-    return Example(
-        image=scene.image, caption=scene.caption, phrases=phrases, boxes=[thing.box for thing in scene.objects]
-    )
+    return Example(image=scene.image, caption=scene.caption, phrases=phrases, boxes=[obj.box for obj in scene.objects])
 
 
-def make_vocabulary(path: Path, size: int) -> None:
-    """Word pieces of the world's captions, one a line."""
+def build_vocabulary(path: Path, size: int) -> None:
+    """Write the word pieces of the world's captions, one per line."""
     captions = corpus(N_CAPTIONS, TRAIN_SEEDS.start)
     names = (text for concept in CONCEPTS for text in (concept.name, concept.plural))
     write_vocabulary(path, chain(captions, names), size)
 
 
 def copy_image_tower(model: Glip, clip: Path) -> int:
-    """Start the image tower from the weights of a CLIP whose tower is the same network of timm."""
+    """Initialise the image tower from a CLIP with the same timm network. Returns the number of tensors copied.
+
+    Raises ValueError if the CLIP has no such image tower, or if tensors are missing.
+    """
     tower = model.backbone.body
     assert isinstance(tower, ConvBackbone)
-    own = tower.model.state_dict()
-    anchor = "layer4.0.conv2.weight"  # a name that only the image tower holds
+    tower_state = tower.model.state_dict()
+    anchor = "layer4.0.conv2.weight"  # exists only in image towers; its key reveals the prefix
     weights = read_tensors(clip)
     prefix = next((key.removesuffix(anchor) for key in weights if key.endswith(anchor)), None)
     if prefix is None:
-        raise ValueError(f"{clip} holds no image tower: no key ends in {anchor}")
-    missing = [key for key in own if prefix + key not in weights]
+        raise ValueError(f"{clip}: no image tower found; no key ends in {anchor}")
+    missing = [key for key in tower_state if prefix + key not in weights]
     if missing:
-        raise ValueError(f"{clip}: the image tower lacks {', '.join(missing[:5])} ({len(missing)} in all)")
-    start = {key: weights[prefix + key] for key in own}
-    stem = next(key for key in own if own[key].ndim == 4)
-    start[stem] = start[stem].flip(1)  # CLIP reads RGB, GLIP BGR
-    tower.model.load_state_dict(start)
-    return len(own)
+        raise ValueError(f"{clip}: the image tower lacks {len(missing)} tensors: {', '.join(missing[:5])}")
+    initial = {key: weights[prefix + key] for key in tower_state}
+    stem = next(key for key in tower_state if tower_state[key].ndim == 4)
+    initial[stem] = initial[stem].flip(1)  # the input of CLIP is RGB, that of GLIP is BGR
+    tower.model.load_state_dict(initial)
+    return len(tower_state)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ KEYS: Final = Keys(
 
 @dataclass(frozen=True, kw_only=True)
 class RayConfig:
-    """How the work is distributed over a cluster (pipeline/on_ray.py)."""
+    """Distribution of the work over a cluster (pipeline/on_ray.py)."""
 
     # ray; or local: run the stages in a plain loop in this process
     runner: Literal["ray", "local"] = "ray"

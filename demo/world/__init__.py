@@ -1,1 +1,1 @@
-"""A world that is known completely: composed emoji scenes, their boxes, and captions that speak of them."""
+"""A synthetic world of emoji scenes with known boxes and captions."""

@@ -1,4 +1,4 @@
-"""Six families of backdrops, flat, gradient, soft noise, stripes, sky and ground, blobs."""
+"""Backgrounds of six families: flat, gradient, noise, stripes, landscape and blobs."""
 
 import colorsys
 from functools import cache
@@ -13,8 +13,8 @@ from common.images import Image
 FAMILIES = ("flat", "gradient", "noise", "stripes", "landscape", "blobs")
 
 
-def backdrop_colour(rng: Random) -> tuple[int, int, int]:
-    """Mostly pale, now and then deep: outlines and tints stand out against both."""
+def background_colour(rng: Random) -> tuple[int, int, int]:
+    """Draw an RGB colour, pale with 80 % probability and dark otherwise."""
     if rng.random() < 0.8:
         red, green, blue = colorsys.hsv_to_rgb(rng.random(), rng.uniform(0.02, 0.35), rng.uniform(0.82, 1.0))
     else:
@@ -22,21 +22,22 @@ def backdrop_colour(rng: Random) -> tuple[int, int, int]:
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
-def near_colour(colour: tuple[int, int, int], rng: Random, reach: int) -> tuple[int, int, int]:
-    red, green, blue = (min(max(channel + rng.randint(-reach, reach), 0), 255) for channel in colour)
+def near_colour(colour: tuple[int, int, int], rng: Random, max_change: int) -> tuple[int, int, int]:
+    """Draw an RGB colour whose channels differ from `colour` by at most `max_change`."""
+    red, green, blue = (min(max(channel + rng.randint(-max_change, max_change), 0), 255) for channel in colour)
     return red, green, blue
 
 
 def background(rng: Random, width: int, height: int) -> Image:
-    """RGB [height width 3]."""
-    base = backdrop_colour(rng)
+    """Draw a background [height width 3] in RGB."""
+    base = background_colour(rng)
     image = np.empty((height, width, 3), np.uint8)
     cv2.rectangle(image, (0, 0), (width, height), base, cv2.FILLED)
     match rng.choice(FAMILIES):
         case "flat":
             pass
         case "gradient":
-            image = stretch([[backdrop_colour(rng), backdrop_colour(rng)], [base, base]], width, height)
+            image = stretch([[background_colour(rng), background_colour(rng)], [base, base]], width, height)
         case "noise":
             rows, columns = rng.randint(3, 7), rng.randint(3, 7)
             image = stretch([[near_colour(base, rng, 36) for _ in range(columns)] for _ in range(rows)], width, height)
@@ -45,7 +46,7 @@ def background(rng: Random, width: int, height: int) -> Image:
             image = np.array([base, near_colour(base, rng, 34)], np.uint8)[stripes(period, angle, width, height)]
         case "landscape":
             horizon = round(height * rng.uniform(0.45, 0.8))
-            sky, ground = (rng.randint(150, 200), rng.randint(200, 230), rng.randint(235, 255)), backdrop_colour(rng)
+            sky, ground = (rng.randint(150, 200), rng.randint(200, 230), rng.randint(235, 255)), background_colour(rng)
             image[:horizon] = stretch([[sky], [near_colour(sky, rng, 30)]], width, horizon)
             image[horizon:] = ground
         case "blobs":
@@ -59,13 +60,13 @@ def background(rng: Random, width: int, height: int) -> Image:
 
 
 def stretch(grid: list[list[tuple[int, int, int]]], width: int, height: int) -> Image:
-    """A coarse grid of colours, blown up smoothly."""
+    """Interpolate a coarse grid of colours to an image [height width 3]."""
     return np.asarray(cv2.resize(np.array(grid, np.uint8), (width, height), interpolation=cv2.INTER_LINEAR), np.uint8)
 
 
 @cache
 def stripes(period: int, angle: int, width: int, height: int) -> NDArray[np.uint8]:
-    """[height width], 1 on every second stripe; there are few of these per canvas, so they are kept."""
+    """Return a mask [height width] that is 1 on every second stripe. Cached, as few combinations exist per canvas."""
     radians = np.deg2rad(angle)
     y, x = np.mgrid[:height, :width]
     return np.asarray((x * np.cos(radians) + y * np.sin(radians)) % period < period / 2, np.uint8)
@@ -73,12 +74,12 @@ def stripes(period: int, angle: int, width: int, height: int) -> NDArray[np.uint
 
 @cache
 def grain() -> Image:
-    """[1024 1024 3] of noise around 128. Each image cuts its own window out of it: far cheaper than drawing it anew."""
+    """Return noise [1024 1024 3] around 128. Images use random windows of it, which is far cheaper than new noise."""
     return np.clip(np.random.default_rng(0).normal(128, 24, (1024, 1024, 3)), 0, 255).astype(np.uint8)
 
 
-def finish(image: Image, rng: Random) -> Image:
-    """Brightness, sometimes a little blur, and pixel noise: what a camera or a JPEG would do."""
+def add_camera_effects(image: Image, rng: Random) -> Image:
+    """Change the brightness, blur 20 % of the images, and add pixel noise, similar to a camera or JPEG compression."""
     height, width = image.shape[:2]
     if rng.random() < 0.2:
         image = np.asarray(cv2.GaussianBlur(image, (3, 3), rng.uniform(0.4, 0.9)), np.uint8)

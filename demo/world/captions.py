@@ -1,4 +1,4 @@
-"""Captions in natural English for a layout, with the spans of what they speak of."""
+"""Captions in natural English for a layout, with the character spans of their phrases."""
 
 import re
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Literal
 
 from demo.world import grammar
 from demo.world.layout import Slot, WorldConfig
-from demo.world.relations import place_of, relations
+from demo.world.relations import position_of, relations
 from demo.world.vocabulary import CONCEPTS, category_nouns
 
 Kind = Literal["object", "count", "category", "contrast", "absent", "abstract"]
@@ -16,19 +16,19 @@ GROUNDED_KINDS: tuple[Kind, ...] = ("object", "count", "category", "contrast")  
 
 @dataclass(frozen=True, kw_only=True)
 class Phrase:
-    """A noun phrase of a caption. Spans are character offsets [start, end); the noun's is that of "palm tree"."""
+    """A noun phrase of a caption. Spans are character offsets [start, end); the noun's span covers compounds fully."""
 
     start: int
     end: int
     noun_start: int
     noun_end: int
     kind: Kind
-    objects: tuple[int, ...]  # indices into the scene's objects; none for "absent" and "abstract"
+    objects: tuple[int, ...]  # indices into the scene's objects; empty for "absent" and "abstract"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mention:
-    """Something to speak of: one object, several alike, or one that its colour tells from another."""
+    """A reference to one object, to several of one kind, or to one that its colour distinguishes from the others."""
 
     kind: Kind
     objects: tuple[int, ...]
@@ -37,21 +37,21 @@ class Mention:
     noun: str
 
     @property
-    def plural(self) -> bool:
+    def is_plural(self) -> bool:
         return self.kind == "count" or (self.determiner == "some" and self.noun.endswith("s"))
 
 
 @dataclass
 class Draft:
-    """A caption under way."""
+    """A caption under construction: its text and its phrases."""
 
     text: str = ""
     phrases: list[Phrase] = field(default_factory=list)
 
-    def say(self, words: str) -> None:
+    def add_text(self, words: str) -> None:
         self.text += words
 
-    def name(self, kind: Kind, objects: tuple[int, ...], before: str, noun: str) -> None:
+    def add_phrase(self, kind: Kind, objects: tuple[int, ...], before: str, noun: str) -> None:
         start = len(self.text)
         self.text += before + noun
         self.phrases.append(
@@ -67,12 +67,12 @@ class Draft:
 
 
 def article(words: str) -> str:
-    """Which of "a" and "an"; no word of the vocabulary begins with a vowel letter that sounds otherwise."""
+    """Return "a" or "an". The first letter suffices for all words of the vocabulary."""
     return "an" if words[0] in "aeiou" else "a"
 
 
-def mentions_of(slots: list[Slot], rng: Random, config: WorldConfig) -> list[Mention]:
-    """One mention for each thing there is to speak of."""
+def build_mentions(slots: list[Slot], rng: Random, config: WorldConfig) -> list[Mention]:
+    """Build a mention of each object, or one for all objects of the same concept and colour."""
     groups: dict[str, list[int]] = {}
     for index, slot in enumerate(slots):
         groups.setdefault(slot.concept.name, []).append(index)
@@ -87,6 +87,7 @@ def mentions_of(slots: list[Slot], rng: Random, config: WorldConfig) -> list[Men
 
 
 def count_mention(slots: list[Slot], members: list[int]) -> Mention:
+    """Build a mention such as "two red balloons"."""
     first = slots[members[0]]
     adjectives = f"{first.colour} " if first.colour else ""
     number = grammar.NUMBERS[len(members)]
@@ -95,134 +96,135 @@ def count_mention(slots: list[Slot], members: list[int]) -> Mention:
     )
 
 
-def single_mention(slots: list[Slot], index: int, contrast: bool, rng: Random, config: WorldConfig) -> Mention:
+def single_mention(slots: list[Slot], index: int, is_contrast: bool, rng: Random, config: WorldConfig) -> Mention:
+    """Build a mention of one object: by its noun, by a category noun, or with a size adjective."""
     slot = slots[index]
-    kind: Kind = "contrast" if contrast else "object"
+    kind: Kind = "contrast" if is_contrast else "object"
     noun, adjectives = slot.concept.noun, f"{slot.colour} " if slot.colour else ""
     others = [other.concept for other in slots if other is not slot]
     names = category_nouns(slot.concept, others)
-    # Half as often again, as a third of all objects have no category noun to choose.
-    if not contrast and names and rng.random() < 1.5 * config.category_share:
+    # The factor 1.5 compensates for the third of all objects that have no category noun.
+    if not is_contrast and names and rng.random() < 1.5 * config.category_share:
         kind, noun = "category", rng.choice(names)
-    elif not contrast and rng.random() < 0.2:
+    elif not is_contrast and rng.random() < 0.2:
         share = slot.side / min(config.width, config.height)
         if share < grammar.SMALL:
             adjectives = f"{rng.choice(grammar.SMALL_WORDS)} {adjectives}"
         elif share > grammar.LARGE:
             adjectives = f"{rng.choice(grammar.LARGE_WORDS)} {adjectives}"
-    determiner = article(adjectives + noun) if slot.concept.countable or kind == "category" else "some"
+    determiner = article(adjectives + noun) if slot.concept.is_countable or kind == "category" else "some"
     return Mention(kind=kind, objects=(index,), determiner=determiner, adjectives=adjectives, noun=noun)
 
 
 FIELD = re.compile(r"\{(\w+)\}")
-SHARED = "{ab} {b} and {c}"  # "next to a dog and a cat" claims that it is next to both
+SHARED_RELATION = "{ab} {b} and {c}"  # "next to a dog and a cat" implies that {a} is next to both
 
 
-class Teller:
-    """Fills templates for one scene: knows its mentions by letter, and which relations hold between them."""
+class CaptionWriter:
+    """Fills templates with the mentions of one scene and the relations between them."""
 
     def __init__(self, slots: list[Slot], mentions: list[Mention], rng: Random, config: WorldConfig) -> None:
         self.slots, self.rng, self.config = slots, rng, config
-        self.by_letter = dict(zip("abcd", mentions, strict=False))
+        self.mentions = dict(zip("abcd", mentions, strict=False))
         self.draft = Draft()
 
     def relations(self, pair: str) -> list[str]:
-        """Relations that hold between two letters' mentions, for all of their objects."""
-        first, second = ([self.slots[index] for index in self.by_letter[letter].objects] for letter in pair)
+        """Return the relations that hold between all objects of two mentions, given by their letters."""
+        first, second = ([self.slots[index] for index in self.mentions[letter].objects] for letter in pair)
         return relations(first, second, self.slots, self.config)
 
-    def fits(self, template: str) -> bool:
-        """Whether all that the template says is true."""
+    def is_true(self, template: str) -> bool:
+        """True if the picture satisfies every relation and position of the template."""
         for name in FIELD.findall(template):
             if name in ("ab", "ba", "bc", "ca", "cb", "cd", "dc") and not self.relations(name):
                 return False
-            if name.startswith("at_") and len(self.by_letter[name[3]].objects) > 1:
+            if name.startswith("at_") and len(self.mentions[name[3]].objects) > 1:
                 return False
-        return not template.endswith(SHARED) or bool(self.shared_relations())
+        return not template.endswith(SHARED_RELATION) or bool(self.shared_relations())
 
     def shared_relations(self) -> list[str]:
-        """What holds from the first to both the second and the third."""
+        """Return the relations that hold from {a} to both {b} and {c}."""
         return [name for name in self.relations("ab") if name in self.relations("ac")]
 
-    def tell(self, template: str) -> None:
-        """Append the template to the draft, its fields filled."""
+    def write(self, template: str) -> None:
+        """Append the template to the draft with its fields filled."""
         for part in re.split(r"(\{\w+\})", template):
             if part.startswith("{"):
-                self.fill(part[1:-1], shared=template.endswith(SHARED))
+                self.write_field(part[1:-1], is_shared=template.endswith(SHARED_RELATION))
             else:
-                self.draft.say(part)
+                self.draft.add_text(part)
 
-    def fill(self, name: str, shared: bool) -> None:
-        """Append what one field stands for; `shared` asks for a relation that also holds to the third mention."""
+    def write_field(self, name: str, is_shared: bool) -> None:
+        """Append the value of one field; with `is_shared`, a relation must also hold to the third mention."""
         draft, rng = self.draft, self.rng
-        if name in self.by_letter:
-            mention = self.by_letter[name]
-            draft.name(mention.kind, mention.objects, f"{mention.determiner} {mention.adjectives}", mention.noun)
+        if name in self.mentions:
+            mention = self.mentions[name]
+            draft.add_phrase(mention.kind, mention.objects, f"{mention.determiner} {mention.adjectives}", mention.noun)
             return
         match name.split("_"):
             case ["x"]:
-                self.name_absent()
+                self.write_absent()
             case ["z"]:
-                draft.name("abstract", (), "", rng.choice(grammar.ABSTRACT_NOUNS))
+                draft.add_phrase("abstract", (), "", rng.choice(grammar.ABSTRACT_NOUNS))
             case ["the", "z"]:
-                draft.name("abstract", (), "the ", rng.choice(grammar.ABSTRACT_NOUNS))
+                draft.add_phrase("abstract", (), "the ", rng.choice(grammar.ABSTRACT_NOUNS))
             case ["the", letter]:
-                mention = self.by_letter[letter]
+                mention = self.mentions[letter]
                 number = f"{mention.determiner} " if mention.kind == "count" else ""
-                draft.name(mention.kind, mention.objects, f"the {number}{mention.adjectives}", mention.noun)
+                draft.add_phrase(mention.kind, mention.objects, f"the {number}{mention.adjectives}", mention.noun)
             case ["is", letter]:
-                draft.say("are" if self.by_letter[letter].plural else "is")
+                draft.add_text("are" if self.mentions[letter].is_plural else "is")
             case ["it", letter]:
-                draft.say("them" if self.by_letter[letter].plural else "it")
+                draft.add_text("them" if self.mentions[letter].is_plural else "it")
             case ["at", letter]:
-                slot = self.slots[self.by_letter[letter].objects[0]]
-                draft.say(rng.choice(grammar.PLACES[place_of(slot, self.config)]))
+                slot = self.slots[self.mentions[letter].objects[0]]
+                draft.add_text(rng.choice(grammar.POSITIONS[position_of(slot, self.config)]))
             case [pair]:
-                names = self.shared_relations() if shared else self.relations(pair)
-                draft.say(rng.choice(grammar.RELATIONS[rng.choice(names)]))
+                names = self.shared_relations() if is_shared else self.relations(pair)
+                draft.add_text(rng.choice(grammar.RELATIONS[rng.choice(names)]))
 
-    def name_absent(self) -> None:
-        """Something drawable of a category that is not there. After "no" the determiner is already said."""
+    def write_absent(self) -> None:
+        """Append a concept whose category is absent from the scene. A preceding "no" becomes its determiner."""
         present = {slot.concept.category for slot in self.slots}
-        concept = self.rng.choice([c for c in CONCEPTS if c.category not in present and c.countable])
+        concept = self.rng.choice([c for c in CONCEPTS if c.category not in present and c.is_countable])
         if self.draft.text.endswith("no "):
             self.draft.text = self.draft.text[: -len("no ")]
-            self.draft.name("absent", (), "no ", concept.name)
+            self.draft.add_phrase("absent", (), "no ", concept.name)
         else:
-            self.draft.name("absent", (), f"{article(concept.name)} ", concept.name)
+            self.draft.add_phrase("absent", (), f"{article(concept.name)} ", concept.name)
 
 
-def tell(slots: list[Slot], rng: Random, config: WorldConfig) -> tuple[str, list[Phrase]]:
-    """A caption of the layout, and its phrases in the order of the text."""
-    mentions = mentions_of(slots, rng, config)
+def write_caption(slots: list[Slot], rng: Random, config: WorldConfig) -> tuple[str, list[Phrase]]:
+    """Write a caption of the layout. Returns it with its phrases in the order of the text."""
+    mentions = build_mentions(slots, rng, config)
     rng.shuffle(mentions)
     if len(mentions) > 2 and rng.random() < 0.15:
-        mentions = mentions[:-1]  # captions do not tell everything
-    teller = Teller(slots, mentions[:4], rng, config)
-    n = len(teller.by_letter)
+        mentions = mentions[:-1]  # real captions do not mention every object
+    writer = CaptionWriter(slots, mentions[:4], rng, config)
+    n = len(writer.mentions)
     as_sentence = rng.random() < 0.35
     templates = grammar.SENTENCES[n] if as_sentence else grammar.NOUN_PHRASES[n]
-    fitting = [template for template in templates if teller.fits(template)]
-    if not fitting:
-        as_sentence, fitting = False, [template for template in grammar.NOUN_PHRASES[n] if teller.fits(template)]
-    wants_absent, wants_abstract = rng.random() < config.absent_share, rng.random() < config.abstract_share
+    usable = [template for template in templates if writer.is_true(template)]
+    if not usable:
+        as_sentence, usable = False, [template for template in grammar.NOUN_PHRASES[n] if writer.is_true(template)]
+    add_absent, add_abstract = rng.random() < config.absent_share, rng.random() < config.abstract_share
     if not as_sentence:
-        openings = [opening for opening in grammar.OPENINGS if "{the_z}" not in opening or wants_abstract]
+        openings = [opening for opening in grammar.OPENINGS if "{the_z}" not in opening or add_abstract]
         opening = rng.choice(openings)
-        wants_abstract = wants_abstract and "{the_z}" not in opening
-        teller.tell(opening)
-    teller.tell(rng.choice(fitting))
-    if not wants_absent and rng.random() < 0.08:
-        teller.tell(rng.choice(grammar.TIME_TAILS))
-    if wants_abstract:
-        teller.tell(rng.choice(grammar.ABSTRACT_TAILS))
-    if wants_absent:
-        teller.tell(rng.choice(grammar.ABSENT_TAILS))
-    return polish(teller.draft, rng)
+        add_abstract = add_abstract and "{the_z}" not in opening
+        writer.write(opening)
+    writer.write(rng.choice(usable))
+    if not add_absent and rng.random() < 0.08:
+        writer.write(rng.choice(grammar.TIME_TAILS))
+    if add_abstract:
+        writer.write(rng.choice(grammar.ABSTRACT_TAILS))
+    if add_absent:
+        writer.write(rng.choice(grammar.ABSENT_TAILS))
+    return punctuate(writer.draft, rng)
 
 
-def polish(draft: Draft, rng: Random) -> tuple[str, list[Phrase]]:
-    """Capitals and a full stop, for some captions as on the web; none of it moves a character."""
+def punctuate(draft: Draft, rng: Random) -> tuple[str, list[Phrase]]:
+    """Add capitals and a full stop to some captions. No character moves, so the spans remain valid."""
     text = draft.text
     if ". " in text or rng.random() < 0.4:
         text = re.sub(r"(^|\. )([a-z])", lambda match: match[1] + match[2].upper(), text)

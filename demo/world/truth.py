@@ -1,13 +1,13 @@
-"""How right predicted boxes are, against the known truth of a scene.
+"""Ground truth of scenes, and precision, recall and AP of predicted boxes.
 
-A predicted box belongs to the phrase whose head noun its span covers, the leftmost where it covers several: English
-puts the head of "a red balloon to the left of a dog" first. It is right when it can be matched one to one, the most
-certain first, with an object of that phrase at IoU >= 0.5.
+A predicted box is assigned to the phrase whose head noun overlaps its span, and to the leftmost if several do: in "a red
+balloon to the left of a dog" the head comes first. Boxes are matched one to one with the objects of their phrase, in
+descending order of their scores. A box is correct if it is matched at IoU >= 0.5.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ MIN_IOU = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class TruePhrase:
-    """A phrase of the caption and the boxes of what it names; none for what is absent or abstract."""
+    """A phrase of a caption with the boxes of its objects; absent and abstract phrases have none."""
 
     start: int
     end: int
@@ -33,7 +33,7 @@ class TruePhrase:
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What is true of one image, ready for JSON."""
+    """The ground truth of one image, convertible to and from JSON."""
 
     seed: int
     style: str
@@ -54,7 +54,7 @@ class Truth:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """A box that a detector attached to the characters [start, end) of the caption."""
+    """A box predicted for the characters [start, end) of the caption."""
 
     start: int
     end: int
@@ -63,14 +63,17 @@ class Prediction:
 
 
 def prediction_of(chunk: Mapping[str, Any], box: Mapping[str, Any]) -> Prediction:
-    """A box of the pipeline's tables (schemas.rows.BOX) and the noun chunk that it was found for."""
+    """Convert a box of the pipeline's tables (`schemas.rows.BOX`) and its noun chunk to a prediction."""
     xyxy = (box["x_min"], box["y_min"], box["x_max"], box["y_max"])
     return Prediction(start=chunk["start"], end=chunk["end"], box=xyxy, score=box["score"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """Counts over images; they add up with `+`. `n_absent`, `n_abstract`: boxes predicted for what has none."""
+    """Counts over images, summed with `+`.
+
+    `n_right` counts correct boxes, `n_absent` and `n_abstract` boxes predicted for phrases that have none.
+    """
 
     n_right: int = 0
     n_predicted: int = 0
@@ -91,7 +94,7 @@ class Tally:
 
 
 def truth_of(scene: Scene) -> Truth:
-    """The scene's phrases with their boxes, normalised to [0, 1]."""
+    """Return the ground truth of a scene, its boxes normalised to [0, 1]."""
     height, width = scene.image.shape[:2]
     boxes = [(o.box[0] / width, o.box[1] / height, o.box[2] / width, o.box[3] / height) for o in scene.objects]
     phrases = tuple(
@@ -109,7 +112,7 @@ def truth_of(scene: Scene) -> Truth:
 
 
 def iou(a: Sequence[Box], b: Sequence[Box]) -> NDArray[np.float64]:
-    """Intersection over union of every box of `a` with every box of `b`: [a b]."""
+    """Return the IoU [a b] of all boxes of `a` with all boxes of `b`."""
     first = np.asarray(a, np.float64).reshape(-1, 1, 4)
     second = np.asarray(b, np.float64).reshape(1, -1, 4)
     sides = np.minimum(first[..., 2:], second[..., 2:]) - np.maximum(first[..., :2], second[..., :2])
@@ -120,36 +123,44 @@ def iou(a: Sequence[Box], b: Sequence[Box]) -> NDArray[np.float64]:
 
 
 def phrase_of(start: int, end: int, truth: Truth) -> int | None:
-    """Index of the phrase that the span [start, end) speaks of, or None ("this picture")."""
+    """Return the index of the phrase that the span [start, end) refers to, or None, as for "this picture"."""
     covered = [
         index for index, phrase in enumerate(truth.phrases) if start < phrase.noun_end and phrase.noun_start < end
     ]
     return min(covered, key=lambda index: truth.phrases[index].start, default=None)
 
 
-def matches(predictions: Sequence[Prediction], truth: Truth) -> list[tuple[Prediction, int | None, bool]]:
-    """Each prediction, the most certain first, with its phrase's index and whether it is right."""
-    free = {index: list(phrase.boxes) for index, phrase in enumerate(truth.phrases)}
+class Match(NamedTuple):
+    """A prediction, the index of its phrase (None: no phrase), and True if it is correct."""
+
+    prediction: Prediction
+    phrase: int | None
+    is_correct: bool
+
+
+def matches(predictions: Sequence[Prediction], truth: Truth) -> list[Match]:
+    """Match predictions with the true boxes of their phrases, in descending order of their scores."""
+    unmatched = {index: list(phrase.boxes) for index, phrase in enumerate(truth.phrases)}
     found = []
     for prediction in sorted(predictions, key=lambda p: -p.score):
         index = phrase_of(prediction.start, prediction.end, truth)
-        right = False
-        if index is not None and free[index]:
-            overlaps = iou([prediction.box], free[index])[0]
+        is_correct = False
+        if index is not None and unmatched[index]:
+            overlaps = iou([prediction.box], unmatched[index])[0]
             best = int(overlaps.argmax())
-            right = bool(overlaps[best] >= MIN_IOU)
-            if right:
-                free[index].pop(best)
-        found.append((prediction, index, right))
+            is_correct = bool(overlaps[best] >= MIN_IOU)
+            if is_correct:
+                unmatched[index].pop(best)
+        found.append(Match(prediction, index, is_correct))
     return found
 
 
 def tally(predictions: Sequence[Prediction], truth: Truth) -> Tally:
-    """Right, predicted and true (phrase, object) pairs of one image."""
+    """Count correct, predicted and true boxes of one image."""
     found = matches(predictions, truth)
-    kinds = [truth.phrases[index].kind for _, index, _ in found if index is not None]
+    kinds = [truth.phrases[match.phrase].kind for match in found if match.phrase is not None]
     return Tally(
-        n_right=sum(right for _, _, right in found),
+        n_right=sum(match.is_correct for match in found),
         n_predicted=len(found),
         n_true=sum(len(phrase.boxes) for phrase in truth.phrases),
         n_absent=kinds.count("absent"),
@@ -160,27 +171,26 @@ def tally(predictions: Sequence[Prediction], truth: Truth) -> Tally:
 def recall_at(
     k: int, predictions: Sequence[Prediction], truth: Truth, kinds: Iterable[Kind] = GROUNDED_KINDS
 ) -> list[bool]:
-    """For each phrase of these kinds: does one of its k most certain boxes hit one of its objects?"""
-    wanted = set(kinds)
+    """Return, for each phrase of these kinds, True if one of its k highest-scoring boxes overlaps one of its objects."""
+    included = set(kinds)
     hits = []
     for index, phrase in enumerate(truth.phrases):
-        if phrase.kind in wanted:
-            own = sorted((p for p in predictions if phrase_of(p.start, p.end, truth) == index), key=lambda p: -p.score)[
-                :k
-            ]
-            hits.append(bool(own) and bool((iou([p.box for p in own], phrase.boxes) >= MIN_IOU).any()))
+        if phrase.kind in included:
+            boxes = [p for p in predictions if phrase_of(p.start, p.end, truth) == index]
+            best = sorted(boxes, key=lambda p: -p.score)[:k]
+            hits.append(bool(best) and bool((iou([p.box for p in best], phrase.boxes) >= MIN_IOU).any()))
     return hits
 
 
 def average_precision(images: Iterable[tuple[Sequence[Prediction], Truth]]) -> float:
-    """AP at IoU 0.5 over all images and phrases: area under precision, made monotone, against recall."""
+    """Return AP at IoU 0.5 over all images and phrases: the area under the monotone precision-recall curve."""
     scored, n_true = [], 0
     for predictions, truth in images:
         n_true += sum(len(phrase.boxes) for phrase in truth.phrases)
-        scored += [(prediction.score, right) for prediction, _, right in matches(predictions, truth)]
+        scored += [(match.prediction.score, match.is_correct) for match in matches(predictions, truth)]
     if not n_true or not scored:
         return 0.0
-    right = np.array([hit for _, hit in sorted(scored, key=lambda pair: -pair[0])], np.float64)
-    precision = right.cumsum() / np.arange(1, len(right) + 1)
+    correct = np.array([is_correct for _, is_correct in sorted(scored, key=lambda pair: -pair[0])], np.float64)
+    precision = correct.cumsum() / np.arange(1, len(correct) + 1)
     envelope = np.maximum.accumulate(precision[::-1])[::-1]
-    return float((envelope * right).sum() / n_true)
+    return float((envelope * correct).sum() / n_true)

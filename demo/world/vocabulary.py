@@ -1,27 +1,27 @@
-"""The words of the world: what can be drawn, in which colours, and what a caption may call it.
+"""The vocabulary of the world: concepts that can be drawn, colours, and category nouns.
 
-`vocabulary.csv` holds 207 concepts with their plural, emoji code point, category and WordNet 3.0 hypernyms (WordNet
-3.0, Copyright 2006 by Princeton University; its licence permits redistribution with this notice).
+`vocabulary.csv` lists 207 concepts with plural, emoji code point, category and WordNet 3.0 hypernyms (WordNet 3.0,
+Copyright 2006 by Princeton University; its licence permits redistribution with this notice).
 """
 
 import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-# Left out: spaCy takes "rose" and "saw" for verbs and misses "teddy bear", "croissant", "mirror" and "clock" in plain
+# Excluded: spaCy tags "rose" and "saw" as verbs and misses "teddy bear", "croissant", "mirror" and "clock" in plain
 # sentences, so their phrases would never reach the detector.
 MISPARSED = frozenset({"rose", "croissant", "teddy bear", "mirror", "saw", "clock"})
 
-# Nouns that English does not count: "some cheese", never "two cheeses".
+# Uncountable nouns: "some cheese", never "two cheeses".
 MASS_NOUNS = frozenset({"broccoli", "cheese", "corn"})
 
-# One drawing of these shows several of them, so a caption says "some grapes" and never counts them.
+# One drawing of these concepts shows several items, so captions use "some grapes" and never count them.
 DRAWN_AS_SEVERAL = frozenset({"cherry", "grape"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Concept:
-    """One drawable thing. `hypernyms` run from the nearest to the most general WordNet synset."""
+    """A drawable concept. `hypernyms` are WordNet synsets, from the nearest to the most general."""
 
     name: str
     plural: str
@@ -31,7 +31,8 @@ class Concept:
     in_prototype: bool
 
     @property
-    def countable(self) -> bool:
+    def is_countable(self) -> bool:
+        """True if captions may count the concept or use "a" with it."""
         return self.name not in MASS_NOUNS and self.name not in DRAWN_AS_SEVERAL
 
     @property
@@ -41,6 +42,7 @@ class Concept:
 
 
 def read_concepts(path: Path) -> tuple[Concept, ...]:
+    """Read the concepts of a vocabulary CSV, in the order of the file."""
     with path.open(newline="", encoding="utf-8") as file:
         return tuple(
             Concept(
@@ -59,7 +61,7 @@ ALL_CONCEPTS = read_concepts(Path(__file__).parent / "vocabulary.csv")
 CONCEPTS = tuple(concept for concept in ALL_CONCEPTS if concept.in_prototype and concept.name not in MISPARSED)
 CONCEPT = {concept.name: concept for concept in CONCEPTS}
 
-# RGB of a tint's middle tone.
+# RGB of each tint at mid luminance.
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (214, 36, 42),
     "orange": (245, 130, 20),
@@ -72,69 +74,78 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "gray": (140, 142, 146),
 }
 
-# What else a concept may be called. `called` names concepts or whole categories; `blocked_by` names what must not be
-# anywhere else in the picture, so that "an animal" points at one thing. "Object" and "food" fit too much.
 ANIMALS = ("mammal", "bird", "reptile", "sea animal", "insect")
 EDIBLE = ("fruit", "vegetable", "food")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CategoryNoun:
+    """A general noun, such as "animal", and the conditions for its use.
+
+    `applies_to` and `excluded_by` list concepts or categories. A caption uses the noun for an object of `applies_to` if
+    no other object of the scene is in `excluded_by`, so that the noun refers to exactly one object.
+    """
+
     noun: str
-    called: tuple[str, ...]
-    blocked_by: tuple[str, ...]
+    applies_to: tuple[str, ...]
+    excluded_by: tuple[str, ...]
 
 
+# "Object" and "food" are missing because they apply to too many concepts.
 CATEGORY_NOUNS = (
-    CategoryNoun(noun="animal", called=("mammal", "reptile", "bird"), blocked_by=ANIMALS),
-    CategoryNoun(noun="bird", called=("bird",), blocked_by=("bird", "bat")),
-    CategoryNoun(noun="reptile", called=("reptile",), blocked_by=("reptile",)),
-    CategoryNoun(noun="sea creature", called=("sea animal",), blocked_by=("sea animal", "turtle", "penguin")),
-    CategoryNoun(noun="bug", called=("butterfly", "bee", "ladybug", "spider"), blocked_by=("insect",)),
-    CategoryNoun(noun="plant", called=("sunflower", "cactus", "palm tree"), blocked_by=("plant", *EDIBLE)),
+    CategoryNoun(noun="animal", applies_to=("mammal", "reptile", "bird"), excluded_by=ANIMALS),
+    CategoryNoun(noun="bird", applies_to=("bird",), excluded_by=("bird", "bat")),
+    CategoryNoun(noun="reptile", applies_to=("reptile",), excluded_by=("reptile",)),
+    CategoryNoun(noun="sea creature", applies_to=("sea animal",), excluded_by=("sea animal", "turtle", "penguin")),
+    CategoryNoun(noun="bug", applies_to=("butterfly", "bee", "ladybug", "spider"), excluded_by=("insect",)),
+    CategoryNoun(noun="plant", applies_to=("sunflower", "cactus", "palm tree"), excluded_by=("plant", *EDIBLE)),
     CategoryNoun(
         noun="fruit",
-        called=("apple", "banana", "lemon", "orange", "watermelon", "pineapple", "pear", "strawberry"),
-        blocked_by=("fruit", "vegetable"),
+        applies_to=("apple", "banana", "lemon", "orange", "watermelon", "pineapple", "pear", "strawberry"),
+        excluded_by=("fruit", "vegetable"),
     ),
     CategoryNoun(
-        noun="vegetable", called=("carrot", "eggplant", "pepper"), blocked_by=("fruit", "vegetable", "mushroom")
+        noun="vegetable", applies_to=("carrot", "eggplant", "pepper"), excluded_by=("fruit", "vegetable", "mushroom")
     ),
     CategoryNoun(
         noun="snack",
-        called=("hamburger", "pizza", "hotdog", "taco", "pretzel", "doughnut", "cupcake"),
-        blocked_by=EDIBLE,
+        applies_to=("hamburger", "pizza", "hotdog", "taco", "pretzel", "doughnut", "cupcake"),
+        excluded_by=EDIBLE,
     ),
-    CategoryNoun(noun="vehicle", called=("vehicle",), blocked_by=("vehicle",)),
-    CategoryNoun(noun="building", called=("house", "castle", "church", "factory", "mosque"), blocked_by=("building",)),
+    CategoryNoun(noun="vehicle", applies_to=("vehicle",), excluded_by=("vehicle",)),
+    CategoryNoun(
+        noun="building", applies_to=("house", "castle", "church", "factory", "mosque"), excluded_by=("building",)
+    ),
     CategoryNoun(
         noun="household item",
-        called=("furniture",),
-        blocked_by=("furniture", "device", "container", "tool", "candle", "umbrella"),
+        applies_to=("furniture",),
+        excluded_by=("furniture", "device", "container", "tool", "candle", "umbrella"),
     ),
     CategoryNoun(
         noun="tool",
-        called=("hammer", "axe", "wrench", "screwdriver"),
-        blocked_by=("tool", "device", "sword", "pencil", "ladder"),
+        applies_to=("hammer", "axe", "wrench", "screwdriver"),
+        excluded_by=("tool", "device", "sword", "pencil", "ladder"),
     ),
-    CategoryNoun(noun="musical instrument", called=("instrument",), blocked_by=("instrument", "bell")),
-    CategoryNoun(noun="garment", called=("dress", "shirt", "scarf"), blocked_by=("clothing",)),
-    CategoryNoun(noun="gadget", called=("camera", "laptop", "telephone", "television"), blocked_by=("device", "tool")),
-    CategoryNoun(noun="toy", called=("kite", "balloon"), blocked_by=("toy", "snowman", "rocket")),
-    CategoryNoun(noun="ball", called=("basketball", "football"), blocked_by=("basketball", "football")),
+    CategoryNoun(noun="musical instrument", applies_to=("instrument",), excluded_by=("instrument", "bell")),
+    CategoryNoun(noun="garment", applies_to=("dress", "shirt", "scarf"), excluded_by=("clothing",)),
+    CategoryNoun(
+        noun="gadget", applies_to=("camera", "laptop", "telephone", "television"), excluded_by=("device", "tool")
+    ),
+    CategoryNoun(noun="toy", applies_to=("kite", "balloon"), excluded_by=("toy", "snowman", "rocket")),
+    CategoryNoun(noun="ball", applies_to=("basketball", "football"), excluded_by=("basketball", "football")),
     CategoryNoun(
         noun="container",
-        called=("bottle", "teapot", "mug", "basket"),
-        blocked_by=("container", "bucket", "handbag", "backpack"),
+        applies_to=("bottle", "teapot", "mug", "basket"),
+        excluded_by=("container", "bucket", "handbag", "backpack"),
     ),
 )
 
 
 def category_nouns(concept: Concept, others: list[Concept]) -> list[str]:
-    """The category nouns that point at `concept` alone in a picture that also holds `others`."""
+    """Return the category nouns that refer to `concept` alone in a picture that also contains `others`."""
     return [
         entry.noun
         for entry in CATEGORY_NOUNS
-        if (concept.name in entry.called or concept.category in entry.called)
-        and not any(other.name in entry.blocked_by or other.category in entry.blocked_by for other in others)
+        if (concept.name in entry.applies_to or concept.category in entry.applies_to)
+        and not any(other.name in entry.excluded_by or other.category in entry.excluded_by for other in others)
     ]

@@ -1,11 +1,11 @@
-"""SQL over all shards, without loading them: python docs/examples/read_duckdb.py out/demo"""
+"""Query all shards with SQL, without loading them: python docs/examples/read_duckdb.py out/demo"""
 
 import sys
 
 import duckdb
 from pyarrow.dataset import dataset
 
-rows = dataset(f"{sys.argv[1]}/arrow", format="ipc")  # DuckDB finds this variable by its name
+rows = dataset(f"{sys.argv[1]}/arrow", format="ipc")  # DuckDB resolves the table name `rows` to this variable
 print(duckdb.sql("select stage, reason, count(*) as n from rows where status = 'dropped' group by all order by n desc"))
 print(
     duckdb.sql("""

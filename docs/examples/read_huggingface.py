@@ -1,4 +1,4 @@
-"""The images of grit/ with GRIT's columns, as a Hugging Face dataset: python docs/examples/read_huggingface.py out/demo"""
+"""Read grit/ as a Hugging Face dataset: python docs/examples/read_huggingface.py out/demo"""
 
 import sys
 

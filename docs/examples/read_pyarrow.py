@@ -1,4 +1,4 @@
-"""Every input row of arrow/ with its fate, parse, boxes and scores: python docs/examples/read_pyarrow.py out/demo"""
+"""Read all input rows of arrow/ with status, boxes and scores: python docs/examples/read_pyarrow.py out/demo"""
 
 import sys
 from pathlib import Path
@@ -11,8 +11,8 @@ for path in sorted(Path(sys.argv[1], "arrow").glob("*.arrow")):
             print(row["key"], "dropped by", row["stage"], row["reason"], row["detail"])
             continue
         print(row["key"], "kept:", row["caption"])
-        for box, verdict in zip(row["boxes"], row["box_scores"], strict=True):
+        for box, scores in zip(row["boxes"], row["box_scores"], strict=True):
             chunk = row["noun_chunks"][box["phrase"]]
             print(
-                f"   {row['caption'][chunk['start'] : chunk['end']]!r} {box['score']:.2f} {verdict['removed'] or 'kept'}"
+                f"   {row['caption'][chunk['start'] : chunk['end']]!r} {box['score']:.2f} {scores['removed'] or 'kept'}"
             )

@@ -1,4 +1,4 @@
-"""The samples of train/, each an image, its caption, and crops with their phrases: python docs/examples/read_webdataset.py out/demo"""
+"""Read train/ with webdataset: python docs/examples/read_webdataset.py out/demo"""
 
 import sys
 from pathlib import Path

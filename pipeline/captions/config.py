@@ -7,7 +7,7 @@ from common.config import check_range
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionsConfig:
-    """How captions are cleaned."""
+    """Cleaning of captions."""
 
     # also clean as RedCaps does: lower case, Latin letters only, no bracketed text, @handles as <usr>
     redcaps: bool = False

@@ -1,22 +1,22 @@
-"""Thresholds are put where they were asked to be put."""
+"""Tests of the choice of thresholds."""
 
 import pytest
 
-from demo.calibration import Scored, choose, grid, grid_table
+from demo.calibration import ScoredImage, choose_thresholds, grid, grid_table
 from demo.world.truth import Prediction, TruePhrase, Truth, tally
 
 BOXES = ((0.0, 0.0, 0.2, 0.2), (0.5, 0.5, 0.9, 0.9))
 FAR = (0.0, 0.8, 0.1, 0.9)
 
 
-def image(*found: tuple[int, tuple[float, float, float, float], float, float]) -> Scored:
-    """A dog and a cat, and boxes (phrase, xyxy, score, cosine)."""
+def image(*found: tuple[int, tuple[float, float, float, float], float, float]) -> ScoredImage:
+    """Build an image of a dog and a cat with boxes (phrase, xyxy, score, cosine)."""
     spans = ((0, 5), (10, 15))
     phrases = tuple(
         TruePhrase(start=a, end=b, noun_start=a + 2, noun_end=b, kind="object", boxes=(box,))
         for (a, b), box in zip(spans, BOXES, strict=True)
     )
-    return Scored(
+    return ScoredImage(
         truth=Truth(seed=0, style="fluent", caption="a dog and a cat", phrases=phrases),
         boxes=tuple(Prediction(start=spans[p][0], end=spans[p][1], box=box, score=s) for p, box, s, _ in found),
         cosines=tuple(cosine for *_, cosine in found),
@@ -29,39 +29,39 @@ IMAGES = [
 ]
 
 
-def test_grid_agrees_with_filtering_first_and_counting_then() -> None:
+def test_grid_equals_filtering_and_counting_for_each_pair_of_thresholds() -> None:
     for point in grid(IMAGES):
         counts = [
             tally(
                 [
                     box
-                    for box, cosine in zip(one.boxes, one.cosines, strict=True)
+                    for box, cosine in zip(img.boxes, img.cosines, strict=True)
                     if box.score >= point.min_score and cosine >= point.min_cosine
                 ],
-                one.truth,
+                img.truth,
             )
-            for one in IMAGES
+            for img in IMAGES
         ]
         total = counts[0] + counts[1]
         assert (point.precision, point.recall) == pytest.approx((total.precision, total.recall))
 
 
-def test_choice_has_the_highest_recall_that_is_precise_enough() -> None:
-    chosen = choose({"all": IMAGES}, {"all": 1.0})["all"]
+def test_chosen_thresholds_have_the_highest_recall_at_the_required_precision() -> None:
+    chosen = choose_thresholds({"all": IMAGES}, {"all": 1.0})["all"]
     assert (chosen.precision, chosen.recall) == (1.0, 0.75)
     assert chosen.min_score <= 0.3
     assert 0.3 < chosen.min_cosine <= 0.4
 
 
-def test_choice_is_the_least_bad_where_nothing_is_precise_enough() -> None:
-    hopeless = [image((0, FAR, 0.9, 0.9))]
-    chosen = choose({"good": IMAGES, "bad": hopeless}, {"good": 1.0, "bad": 0.9})
+def test_smallest_shortfall_is_chosen_if_no_pair_reaches_the_required_precision() -> None:
+    all_wrong = [image((0, FAR, 0.9, 0.9))]
+    chosen = choose_thresholds({"good": IMAGES, "bad": all_wrong}, {"good": 1.0, "bad": 0.9})
     assert chosen["bad"].precision == 0.0
     assert chosen["good"].precision == 1.0
     assert (chosen["good"].min_score, chosen["good"].min_cosine) == (chosen["bad"].min_score, chosen["bad"].min_cosine)
 
 
-def test_grid_table_has_a_cell_for_each_pair() -> None:
+def test_grid_table_has_a_cell_per_pair_of_thresholds() -> None:
     lines = grid_table(IMAGES)
     assert len({line.count("|") for line in lines}) == 1
-    assert lines[2].split("|")[2].strip() == "0.600 / 0.750"  # from score 0.30 on, without a CLIP filter: 3 of 5 right
+    assert lines[2].split("|")[2].strip() == "0.600 / 0.750"  # score 0.30, no CLIP filter: 3 of 5 boxes are correct

@@ -1,4 +1,4 @@
-"""The evaluation goes through the pipeline's tables, and writes where the pipeline reads."""
+"""Tests of the evaluation: its scenes, tables, thresholds and model card."""
 
 import json
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from common.images import Image, decode
-from demo.calibration import Point
+from demo.calibration import OperatingPoint
 from demo.eval import BEGIN, CALIBRATION_SEEDS, CARD, END, REPORT_SEEDS, scenes, write_card, write_thresholds
-from demo.eval_tables import captioned, listed, read_predictions, without_weak_boxes
+from demo.eval_tables import caption_table, filter_boxes, prompt_table, read_predictions
 from demo.world.scenes import DEMO_SEEDS, TRAIN_SEEDS, list_prompt
 from pipeline.ground.config import GroundConfig
 from pipeline.ground.grounder import Detection, Grounded, Span
@@ -18,25 +18,25 @@ from pipeline.ground.stage import Ground
 from pipeline.score.scorers import clip_score_threshold
 from schemas.rows import CAPTIONED, PARSED
 
-CHOSEN = Point(min_score=0.42, min_cosine=0.3, precision=0.95, recall=0.9)
+CHOSEN = OperatingPoint(min_score=0.42, min_cosine=0.3, precision=0.95, recall=0.9)
 
 
-def test_scenes_are_neither_trained_on_nor_shown_in_the_demo_and_calibrate_apart_from_the_report() -> None:
+def test_seeds_of_calibration_report_demo_and_training_are_disjoint() -> None:
     ranges = [CALIBRATION_SEEDS, REPORT_SEEDS, DEMO_SEEDS, TRAIN_SEEDS]
     assert all(a.stop <= b.start or b.stop <= a.start for i, a in enumerate(ranges) for b in ranges[:i])
 
 
-def test_tables_have_the_schemas_of_their_stages_and_the_scenes_pictures() -> None:
+def test_tables_have_the_schema_of_their_stage_and_the_images_of_the_scenes() -> None:
     items = scenes("fluent", REPORT_SEEDS, 2)
-    table = captioned(items)
+    table = caption_table(items)
     assert table.schema.equals(CAPTIONED)
     assert table["caption"].to_pylist() == [scene.caption for scene in items]
     assert decode(table["image"][0].as_py()).shape == items[0].image.shape
-    assert listed([list_prompt(scene) for scene in items]).schema.equals(PARSED)
+    assert prompt_table([list_prompt(scene) for scene in items]).schema.equals(PARSED)
 
 
-class Answers:
-    """A grounder that finds the same in every image."""
+class ConstantGrounder:
+    """A grounder that returns the same boxes for every image."""
 
     def __init__(self, found: list[Detection]) -> None:
         self.found = found
@@ -54,16 +54,16 @@ class Answers:
         return [Grounded(boxes=self.found) for _ in range(output)]
 
 
-def test_boxes_come_back_with_the_span_of_their_phrase_and_weak_ones_can_be_left_out() -> None:
+def test_predictions_have_the_spans_of_their_phrases_and_can_be_filtered_by_score() -> None:
     prompts = [list_prompt(scene) for scene in scenes("fluent", REPORT_SEEDS, 1)]
-    answer = [Detection(0, (0.0, 0.0, 0.5, 0.5), 0.9), Detection(1, (0.5, 0.5, 1.0, 1.0), 0.2)]
-    table = Ground(GroundConfig(floor=0.1), grounder=Answers(answer))(listed(prompts))
+    detections = [Detection(0, (0.0, 0.0, 0.5, 0.5), 0.9), Detection(1, (0.5, 0.5, 1.0, 1.0), 0.2)]
+    table = Ground(GroundConfig(floor=0.1), grounder=ConstantGrounder(detections))(prompt_table(prompts))
     (found,) = read_predictions(table)
     assert [(box.start, box.end) for box in found] == [(p.start, p.end) for p in prompts[0].phrases[:2]]
-    assert [len(boxes) for boxes in read_predictions(without_weak_boxes(table, 0.5))] == [1]
+    assert [len(boxes) for boxes in read_predictions(filter_boxes(table, 0.5))] == [1]
 
 
-def test_thresholds_are_written_where_the_pipeline_looks_for_them(tmp_path: Path) -> None:
+def test_written_thresholds_are_read_by_the_pipeline(tmp_path: Path) -> None:
     for name in ("glip", "clip"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"detect": {"nms_iou": 0.6}, "format": 1}))
@@ -73,19 +73,19 @@ def test_thresholds_are_written_where_the_pipeline_looks_for_them(tmp_path: Path
     assert json.loads((tmp_path / "glip" / "config.json").read_text())["detect"]["nms_iou"] == 0.6
 
 
-def test_card_keeps_its_prose_when_the_figures_are_replaced(tmp_path: Path) -> None:
+def test_replacing_the_figures_keeps_the_text_of_the_card(tmp_path: Path) -> None:
     card = tmp_path / "card.md"
     card.write_text(f"Above\n{BEGIN}\nold\n{END}\nbelow\n")
     write_card(card, ["new"])
     assert card.read_text() == f"Above\n{BEGIN}\n\nnew\n\n{END}\nbelow\n"
 
 
-def test_card_without_a_place_for_the_figures_is_an_error(tmp_path: Path) -> None:
+def test_card_without_marker_lines_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "card.md").write_text("prose")
-    with pytest.raises(ValueError, match="enclose the figures"):
+    with pytest.raises(ValueError, match=r"card\.md: the marker lines .* that enclose the figures are missing"):
         write_card(tmp_path / "card.md", ["new"])
 
 
-def test_the_projects_own_card_has_a_place_for_the_figures() -> None:
+def test_model_card_of_the_repository_has_the_marker_lines() -> None:
     text = CARD.read_text("utf-8")
     assert text.index(BEGIN) < text.index(END)

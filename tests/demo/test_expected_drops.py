@@ -1,4 +1,4 @@
-"""Every bad row of the demo's input is dropped by the stage and for the reason it was made for, and no other row is."""
+"""Tests that the early stages drop exactly the expected rows of the demo's input, for the expected reasons."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ DEMO = Path(__file__).resolve().parents[2] / "jobs" / "demo.yaml"
 
 @pytest.fixture(scope="module")
 def parsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Row], pa.Table, PipelineConfig]]:
-    """The special rows of the input, and what they are after `parse` under the demo's own configuration."""
+    """Return the special rows of the input, their table after `parse`, and the demo's configuration."""
     folder = tmp_path_factory.mktemp("input")
     (port,) = free_ports(1)
     rows = write_input(folder, 1, port)
@@ -34,14 +34,14 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Row]
         yield rows, Parse(config.parse)(table), config
 
 
-def test_each_row_meets_the_fate_it_was_made_for(parsed: tuple[list[Row], pa.Table, PipelineConfig]) -> None:
+def test_each_row_is_kept_or_dropped_as_expected(parsed: tuple[list[Row], pa.Table, PipelineConfig]) -> None:
     rows, table, _ = parsed
     ends = zip(table["stage"].to_pylist(), table["reason"].to_pylist(), strict=True)
     found = {row.id: None if end == (None, None) else end for row, end in zip(rows, ends, strict=True)}
-    assert found == {row.id: row.fate for row in rows}
+    assert found == {row.id: row.expected_drop for row in rows}
 
 
-def test_true_spans_count_in_the_cleaned_caption(parsed: tuple[list[Row], pa.Table, PipelineConfig]) -> None:
+def test_ground_truth_refers_to_the_cleaned_caption(parsed: tuple[list[Row], pa.Table, PipelineConfig]) -> None:
     rows, table, _ = parsed
     for row, caption in zip(rows, table["caption"].to_pylist(), strict=True):
         if row.truth:
@@ -57,5 +57,5 @@ def test_nearly_all_true_phrases_are_noun_chunks(parsed: tuple[list[Row], pa.Tab
     assert hits[True] > 0.9 * hits.total()
 
 
-def test_repeats_share_a_shard_under_the_demos_configuration() -> None:
+def test_repeated_rows_share_a_shard_under_the_demos_configuration() -> None:
     assert load_config([str(DEMO)]).rows_per_shard >= 4

@@ -1,9 +1,10 @@
-"""The demo's input says truly what it holds."""
+"""Tests of the demo's input: rows, ground truth and expected drops."""
 
 import json
 from collections import Counter
 from pathlib import Path
 
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -19,27 +20,27 @@ def rows() -> list[Row]:
     return make_rows(120, PORT)
 
 
-def test_there_are_as_many_rows_as_asked_for_and_no_id_twice(rows: list[Row]) -> None:
+def test_input_has_the_requested_number_of_rows_and_unique_ids(rows: list[Row]) -> None:
     assert len(rows) == len({row.id for row in rows}) == 120
 
 
-def test_a_small_input_still_holds_every_special_row(rows: list[Row]) -> None:
+def test_small_input_contains_all_special_rows(rows: list[Row]) -> None:
     special = {row.id for row in rows if not row.id.startswith("scene-")}
     assert special == {row.id for row in make_rows(1, PORT) if not row.id.startswith("scene-")}
-    assert sum(row.fate is not None for row in rows) >= 30
+    assert sum(row.expected_drop is not None for row in rows) >= 30
 
 
-def test_every_fate_is_on_the_closed_list(rows: list[Row]) -> None:
+def test_every_expected_drop_is_a_known_reason(rows: list[Row]) -> None:
     for row in rows:
-        if row.fate:
-            check_reason(*row.fate)
+        if row.expected_drop:
+            check_reason(*row.expected_drop)
 
 
-def test_a_row_has_either_a_truth_or_a_fate(rows: list[Row]) -> None:
-    assert all((row.truth is None) != (row.fate is None) for row in rows)
+def test_row_has_either_a_ground_truth_or_an_expected_drop(rows: list[Row]) -> None:
+    assert all((row.truth is None) != (row.expected_drop is None) for row in rows)
 
 
-def test_true_spans_hold_the_same_words_whatever_surrounds_the_caption(rows: list[Row]) -> None:
+def test_spans_are_adjusted_to_text_added_around_the_caption(rows: list[Row]) -> None:
     for row in rows:
         for phrase in row.truth.phrases if row.truth else ():
             text = row.truth.caption[phrase.start : phrase.end]
@@ -48,33 +49,42 @@ def test_true_spans_hold_the_same_words_whatever_surrounds_the_caption(rows: lis
             assert text.endswith(row.truth.caption[phrase.noun_start : phrase.noun_end])
 
 
-def test_repeated_rows_follow_their_original_within_the_demos_first_shard(rows: list[Row]) -> None:
+def test_repeated_rows_follow_their_original_in_the_first_shard(rows: list[Row]) -> None:
     assert [row.id for row in rows[:4]] == ["scene-0000", "repeat-exact-1", "repeat-exact-2", "repeat-other-caption"]
     assert len({row.url for row in rows[:4]}) == 1
     assert rows[0].caption == rows[1].caption == rows[2].caption != rows[3].caption
 
 
-def test_a_share_of_the_scenes_is_in_the_style_no_model_was_trained_on(rows: list[Row]) -> None:
+def test_about_a_quarter_of_the_scenes_uses_the_held_out_style(rows: list[Row]) -> None:
     styles = Counter(row.truth.style for row in rows if row.truth)
     assert 0.15 < styles[HELD_OUT_STYLE] / styles.total() < 0.35
     assert len(styles) == 4
 
 
-def test_files_hold_the_rows_and_are_the_same_every_time(rows: list[Row], tmp_path: Path) -> None:
+def test_files_contain_the_rows_and_are_reproducible(rows: list[Row], tmp_path: Path) -> None:
     for out in (tmp_path / "a", tmp_path / "b"):
         write_input(out, 120, PORT)
     table = pq.read_table(tmp_path / "a" / "pairs.parquet").to_pydict()
     assert table == {name: [getattr(row, name) for row in rows] for name in ("url", "caption", "id")}
+    options = csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""])
+    parsing = csv.ParseOptions(newlines_in_values=True)
+    assert csv.read_csv(tmp_path / "a" / "pairs.csv", None, parsing, options).to_pydict() == table
     truth = json.loads((tmp_path / "a" / "truth.json").read_text("utf-8"))
     assert {id_: Truth.from_json(value) for id_, value in truth.items()} == {r.id: r.truth for r in rows if r.truth}
-    for name in ("pairs.parquet", "truth.json", "expected.json"):
+    for name in ("pairs.parquet", "pairs.csv", "truth.json", "expected.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_expected_drops_count_the_fates(rows: list[Row]) -> None:
+def test_expected_drops_are_counted_by_stage_and_reason(rows: list[Row]) -> None:
     expected = expected_drops(rows)
     assert tuple(expected) == EARLY_STAGES
     assert expected["download"]["duplicate"] == 2
     assert sum(n for reasons in expected.values() for n in reasons.values()) == sum(
-        row.fate is not None for row in rows
+        row.expected_drop is not None for row in rows
     )
+
+
+def test_only_good_input_consists_of_ordinary_scenes() -> None:
+    rows = make_rows(10, PORT, only_good=True)
+    assert [row.id for row in rows] == [f"scene-{i:04d}" for i in range(10)]
+    assert all(row.truth and row.url and not row.expected_drop for row in rows)

@@ -1,4 +1,4 @@
-"""The trainer's demo: its data, its jobs, its table. Training itself is tested in tests/trainer."""
+"""Tests of the trainer's demo: data, job files and table. Training itself is tested in tests/trainer."""
 
 import io
 import itertools
@@ -8,14 +8,14 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
-from demo.train_demo import job_files, table
+from demo.train_demo import format_table, job_files
 from demo.train_demo_data import (
     DataConfig,
-    is_made,
+    is_current,
     make_data,
-    mark_made,
-    objects_of,
-    stamp,
+    object_pictures,
+    record_settings,
+    settings_path,
     write_pairs,
     write_pictures,
 )
@@ -28,75 +28,90 @@ from trainer.models.registry import MODELS
 ROOT = Path(__file__).parents[2]
 
 
-def test_seeds_of_no_two_purposes_meet() -> None:
+def test_seed_ranges_of_different_purposes_are_disjoint() -> None:
     ranges = sorted((TRAIN_SEEDS, TEST_SEEDS, DEMO_SEEDS, SHARD_SEEDS, HELD_OUT_SEEDS), key=lambda seeds: seeds.start)
     assert all(before.stop <= after.start for before, after in itertools.pairwise(ranges))
 
 
-def test_pairs_are_pictures_with_their_captions(tmp_path: Path) -> None:
+def test_pairs_are_images_with_their_captions(tmp_path: Path) -> None:
     write_pairs(tmp_path / "pairs.tar", 3, HELD_OUT_SEEDS, ("openmoji",))
     with tarfile.open(tmp_path / "pairs.tar") as tar:
         assert tar.getnames() == [f"{i:05d}.{kind}" for i in range(3) for kind in ("jpg", "txt")]
         image, text = tar.extractfile("00001.jpg"), tar.extractfile("00001.txt")
-        assert image and text  # noqa: PT018 (two halves of one sample)
+        assert image and text  # noqa: PT018 (one sample)
         assert text.read().decode() == make_scene(HELD_OUT_SEEDS[1], "openmoji").caption
         assert PIL.Image.open(io.BytesIO(image.read())).size == (224, 224)
 
 
-def test_there_is_a_square_picture_of_every_concept(tmp_path: Path) -> None:
+def test_every_concept_has_a_square_picture(tmp_path: Path) -> None:
     write_pictures(tmp_path, HELD_OUT_SEEDS[0], DataConfig(pictures=1, picture_px=32))
     found = sorted(tmp_path.glob("*/*.png"))
     assert [path.parent.name for path in found] == sorted(concept.name for concept in CONCEPTS)
     assert {PIL.Image.open(path).size for path in found} == {(32, 32)}
 
 
-def test_a_picture_shows_an_object_that_is_large_enough() -> None:
+def test_pictures_show_only_objects_of_the_minimum_size() -> None:
     config = DataConfig(min_side_px=60)
     scene = make_scene(HELD_OUT_SEEDS[5], "openmoji")
-    sides = {thing.concept: max(thing.box[2] - thing.box[0], thing.box[3] - thing.box[1]) for thing in scene.objects}
-    shown = [name for name, _ in objects_of(scene, config)]
+    sides = {obj.concept: max(obj.box[2] - obj.box[0], obj.box[3] - obj.box[1]) for obj in scene.objects}
+    shown = [name for name, _ in object_pictures(scene, config)]
     assert all(sides[name] >= 60 for name in shown)
     assert len(shown) < len(scene.objects)
 
 
-def test_what_was_made_with_other_settings_is_not_taken_for_made(tmp_path: Path) -> None:
-    place = tmp_path / "pairs.tar"
-    mark_made(place, {"rows": 3})
-    assert not is_made(place, {"rows": 3})  # the stamp alone is not enough
-    place.write_bytes(b"")
-    assert is_made(place, {"rows": 3})
-    assert not is_made(place, {"rows": 4})
+def test_output_of_other_settings_is_not_current(tmp_path: Path) -> None:
+    output = tmp_path / "pairs.tar"
+    record_settings(output, {"rows": 3})
+    assert not is_current(output, {"rows": 3})  # the settings file alone is not sufficient
+    output.write_bytes(b"")
+    assert is_current(output, {"rows": 3})
+    assert not is_current(output, {"rows": 4})
 
 
-def test_shards_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, made = DataConfig(train_rows=2, held_out_rows=1, pictures=1, picture_px=16), []
+def test_finished_shards_are_reused_and_interrupted_ones_generated_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, calls = DataConfig(train_rows=2, held_out_rows=1, pictures=1, picture_px=16), []
 
     def make_shards(pairs: Path, output: Path) -> None:
         output.mkdir(parents=True)
-        made.append(output.name)
+        calls.append(output.name)
 
     monkeypatch.setattr("demo.train_demo_data.make_shards", make_shards)
     make_data(tmp_path, config)
     make_data(tmp_path, config)
-    assert made == ["train", "held_out"]
+    assert calls == ["train", "held_out"]
     make_data(tmp_path, DataConfig(train_rows=3, held_out_rows=1, pictures=1, picture_px=16))
-    assert made == ["train", "held_out", "train"]
-    stamp(tmp_path / "shards" / "held_out").unlink()  # cut off
+    assert calls == ["train", "held_out", "train"]
+    settings_path(tmp_path / "shards" / "held_out").unlink()  # as after an interruption
     (tmp_path / "shards" / "held_out").rmdir()
     make_data(tmp_path, DataConfig(train_rows=3, held_out_rows=1, pictures=1, picture_px=16))
-    assert made[3:] == ["held_out"]
+    assert calls[3:] == ["held_out"]
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_job_builds_its_model(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_files_build_the_model(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     config = load_config([*job_files(model), f"model_name={model}"])
     assert build_tokenizer(config).vocab_size == config.model.text.vocab_size
     assert sum(parameter.numel() for parameter in new_model(config).parameters()) < 3_000_000
 
 
-def test_the_table_puts_each_figure_beside_its_chance() -> None:
-    figures = {
+def test_job_files_are_the_base_and_the_overlay_of_the_models_settings() -> None:
+    overlays = {model: [Path(file).stem for file in job_files(model)] for model in MODELS}
+    cones, boxes = ["base", "cones"], ["base", "boxes"]
+    assert overlays == {
+        "clip": ["base"],
+        "meru": cones,
+        "hycoclip": boxes,
+        "phyclip": boxes,
+        "poinclip": cones,
+        "syntax_meru": cones,
+    }
+
+
+def test_table_shows_each_metric_beside_its_chance_level() -> None:
+    metrics = {
         "zero_shot/zero_shot/accuracy": 0.5,
         "zero_shot/zero_shot/accuracy_micro": 0.4,
         "zero_shot/zero_shot/chance": 0.01,
@@ -107,7 +122,7 @@ def test_the_table_puts_each_figure_beside_its_chance() -> None:
         "entailment/cross_image/satisfied_plain": 0.8,
         "entailment/cross_image/chance_plain": 0.2,
     }
-    header, *rows = table("hycoclip", figures).splitlines()
+    header, *rows = format_table("hycoclip", metrics).splitlines()
     assert header.split() == ["hycoclip", "model", "chance"]
     assert [row.split()[-4:] for row in rows] == [
         ["50.0", "%", "1.0", "%"],

@@ -1,4 +1,4 @@
-"""Precision, recall and their kin, on a caption whose answers can be counted by hand."""
+"""Tests of precision, recall and AP on a caption whose results can be counted by hand."""
 
 import json
 
@@ -36,8 +36,8 @@ TRUTH = Truth(
 )
 
 
-def box(start: int, end: int, at: tuple[float, float, float, float], score: float = 0.5) -> Prediction:
-    return Prediction(start=start, end=end, box=at, score=score)
+def box(start: int, end: int, xyxy: tuple[float, float, float, float], score: float = 0.5) -> Prediction:
+    return Prediction(start=start, end=end, box=xyxy, score=score)
 
 
 def test_iou_of_known_boxes() -> None:
@@ -46,65 +46,65 @@ def test_iou_of_known_boxes() -> None:
     )
 
 
-def test_all_right_boxes_give_precision_and_recall_one() -> None:
+def test_correct_boxes_for_all_objects_have_precision_and_recall_one() -> None:
     counts = tally([box(0, 12, DOG_BOXES[0]), box(0, 12, DOG_BOXES[1]), box(28, 33, CAT_BOX)], TRUTH)
     assert (counts.precision, counts.recall, counts.n_true) == (1.0, 1.0, 3)
 
 
-def test_a_second_box_on_one_object_is_wrong() -> None:
+def test_second_box_of_an_object_is_wrong() -> None:
     counts = tally([box(0, 12, DOG_BOXES[0], 0.9), box(0, 12, DOG_BOXES[0], 0.8)], TRUTH)
     assert (counts.n_right, counts.n_predicted) == (1, 2)
 
 
-def test_the_more_certain_box_takes_the_object() -> None:
+def test_box_with_the_higher_score_is_matched_first() -> None:
     found = matches([box(28, 33, CAT_BOX, 0.2), box(28, 33, CAT_BOX, 0.7)], TRUTH)
-    assert [(prediction.score, right) for prediction, _, right in found] == [(0.7, True), (0.2, False)]
+    assert [(match.prediction.score, match.is_correct) for match in found] == [(0.7, True), (0.2, False)]
 
 
-def test_the_right_box_under_the_wrong_phrase_is_wrong() -> None:
+def test_box_of_an_object_is_wrong_for_another_phrase() -> None:
     assert tally([box(0, 12, CAT_BOX)], TRUTH).n_right == 0
 
 
-def test_a_box_for_what_is_absent_is_wrong_and_counted() -> None:
+def test_box_for_an_absent_phrase_is_wrong_and_counted() -> None:
     counts = tally([box(39, 45, CAT_BOX)], TRUTH)
     assert (counts.n_right, counts.n_predicted, counts.n_absent, counts.n_abstract) == (0, 1, 1, 0)
 
 
-def test_a_referring_expression_belongs_to_its_head() -> None:
+def test_referring_expression_is_assigned_to_its_head() -> None:
     assert phrase_of(0, 33, TRUTH) == 0
     assert phrase_of(8, 12, TRUTH) == 0
     assert phrase_of(16, 24, TRUTH) is None  # "the left"
 
 
-def test_a_box_on_no_phrase_costs_precision() -> None:
+def test_box_without_a_phrase_lowers_precision() -> None:
     assert tally([box(16, 24, CAT_BOX)], TRUTH).precision == 0.0
 
 
-def test_tallies_add_up() -> None:
+def test_tallies_are_summed() -> None:
     total = tally([box(28, 33, CAT_BOX)], TRUTH) + tally([], TRUTH)
     assert (total.precision, total.recall) == (1.0, pytest.approx(1 / 6))
     assert Tally().precision == Tally().recall == 0.0
 
 
-def test_recall_at_one_asks_each_phrase_for_its_best_box() -> None:
+def test_recall_at_k_uses_the_k_best_boxes_of_each_phrase() -> None:
     predictions = [box(0, 12, CAT_BOX, 0.9), box(0, 12, DOG_BOXES[1], 0.8), box(28, 33, CAT_BOX, 0.1)]
     assert recall_at(1, predictions, TRUTH) == [False, True]
     assert recall_at(2, predictions, TRUTH) == [True, True]
     assert recall_at(1, predictions, TRUTH, kinds=["object"]) == [True]
 
 
-def test_average_precision_of_a_hand_counted_ranking() -> None:
-    # right, wrong, right of three true pairs: (1/1 + 2/3) / 3
+def test_average_precision_of_a_ranking_counted_by_hand() -> None:
+    # correct, wrong, correct; three true pairs: (1/1 + 2/3) / 3
     predictions = [box(0, 12, DOG_BOXES[0], 0.9), box(39, 45, CAT_BOX, 0.8), box(28, 33, CAT_BOX, 0.7)]
     assert average_precision([(predictions, TRUTH)]) == pytest.approx((1 + 2 / 3) / 3)
     assert average_precision([([], TRUTH)]) == 0.0
 
 
-def test_truth_survives_json_and_scores_itself_perfectly() -> None:
+def test_ground_truth_round_trips_through_json_and_scores_perfectly() -> None:
     for seed in range(20):
         truth = truth_of(make_scene(seed, "fluent"))
         assert Truth.from_json(json.loads(json.dumps(truth.to_json()))) == truth
-        own = [box(phrase.start, phrase.end, each) for phrase in truth.phrases for each in phrase.boxes]
-        counts = tally(own, truth)
+        exact = [box(phrase.start, phrase.end, each) for phrase in truth.phrases for each in phrase.boxes]
+        counts = tally(exact, truth)
         assert (counts.precision, counts.recall) == (1.0, 1.0)
-        assert all(0 <= side <= 1 for prediction in own for side in prediction.box)
+        assert all(0 <= side <= 1 for prediction in exact for side in prediction.box)

@@ -1,4 +1,4 @@
-"""The miniature world tells the truth: about its boxes, its captions, its seeds and its artwork."""
+"""Tests of the miniature world: boxes, captions, seeds and artwork."""
 
 import re
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from demo.world import backgrounds, grammar
 from demo.world.artwork import __file__ as artwork_file
 from demo.world.captions import GROUNDED_KINDS
 from demo.world.layout import WorldConfig
-from demo.world.relations import place_of, relations
+from demo.world.relations import position_of, relations
 from demo.world.scenes import (
     DEMO_SEEDS,
     HELD_OUT_SEEDS,
@@ -42,7 +42,7 @@ def scenes() -> list[Scene]:
     return [make_scene(seed, STYLES[seed % 4]) for seed in SEEDS]
 
 
-def test_vocabulary_keeps_out_what_spacy_misparses() -> None:
+def test_vocabulary_excludes_words_that_spacy_misparses() -> None:
     assert len(CONCEPTS) == 141
     assert MISPARSED.isdisjoint(CONCEPT)
 
@@ -58,21 +58,21 @@ def test_every_style_draws_every_concept(style: Style) -> None:
 
 
 @pytest.mark.parametrize("colour", COLOURS)
-def test_a_tinted_drawing_is_nearest_to_its_own_colour(colour: str) -> None:
+def test_tinted_drawing_is_closest_to_its_tint(colour: str) -> None:
     rgb, alpha = draw_sprite("fluent", "balloon", colour, 80, 0, False)
     typical = np.median(rgb[alpha >= 128], axis=0)
     nearest = min(COLOURS, key=lambda name: float(np.abs(typical - COLOURS[name]).sum()))
     assert nearest == colour
 
 
-def test_licence_and_credit_of_each_style_are_there() -> None:
+def test_every_style_has_a_licence_and_a_credit() -> None:
     licences = (Path(artwork_file).parent / "LICENSES.md").read_text(encoding="utf-8")
     for text, licence in zip(CREDITS.values(), ("CC BY-SA 4.0", "CC BY 4.0", "MIT", "Apache 2.0"), strict=True):
         assert licence in text
         assert licence in licences
 
 
-def test_no_model_trains_on_the_held_out_style() -> None:
+def test_held_out_style_is_not_a_training_style() -> None:
     assert HELD_OUT_STYLE not in TRAIN_STYLES
     assert set(STYLES) == {*TRAIN_STYLES, HELD_OUT_STYLE} == set(CREDITS)
 
@@ -84,7 +84,7 @@ def test_seed_ranges_are_disjoint() -> None:
 
 
 @pytest.mark.parametrize("make", [make_scene, make_grid])
-def test_a_seed_gives_the_same_scene_every_time(make: Callable[[int, Style], Scene]) -> None:
+def test_seed_determines_the_scene(make: Callable[[int, Style], Scene]) -> None:
     first, second = make(7, "twemoji"), make(7, "twemoji")
     assert np.array_equal(first.image, second.image)
     assert (first.caption, first.phrases, first.objects) == (second.caption, second.phrases, second.objects)
@@ -101,18 +101,18 @@ def test_styles_share_layout_caption_and_background(seed: int) -> None:
         side = max(a.box[2] - a.box[0], a.box[3] - a.box[1])
         assert abs(a.box[0] + a.box[2] - b.box[0] - b.box[2]) / 2 < 0.5 * side
     untouched = np.ones(one.image.shape[:2], bool)
-    for thing in (*one.objects, *other.objects):
-        x0, y0, x1, y1 = (int(v) for v in thing.box)
+    for obj in (*one.objects, *other.objects):
+        x0, y0, x1, y1 = (int(v) for v in obj.box)
         untouched[max(y0 - 3, 0) : y1 + 3, max(x0 - 3, 0) : x1 + 3] = False
     assert np.array_equal(one.image[untouched], other.image[untouched])
 
 
 @pytest.mark.parametrize("config", [WorldConfig(), WIDE])
-def test_boxes_are_tight_around_what_is_visible(config: WorldConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A plain white picture without grain shows each drawing's true extent.
+def test_boxes_are_tight_around_the_visible_part(config: WorldConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a white background without noise, the extent of a drawing can be measured.
     white = np.full((config.height, config.width, 3), 255, np.uint8)
     monkeypatch.setattr("demo.world.scenes.background", lambda rng, width, height: white.copy())
-    monkeypatch.setattr("demo.world.scenes.finish", lambda image, rng: image)
+    monkeypatch.setattr("demo.world.scenes.add_camera_effects", lambda image, rng: image)
     n_checked = 0
     for seed in SEEDS:
         scene = make_scene(seed, "openmoji", config)
@@ -126,9 +126,9 @@ def test_boxes_are_tight_around_what_is_visible(config: WorldConfig, monkeypatch
     assert n_checked >= 4
 
 
-def test_boxes_lie_in_the_picture_and_have_the_configured_sizes(scenes: list[Scene]) -> None:
-    for thing in (thing for scene in scenes for thing in scene.objects):
-        x0, y0, x1, y1 = thing.box
+def test_boxes_are_inside_the_picture_and_have_the_configured_sizes(scenes: list[Scene]) -> None:
+    for obj in (obj for scene in scenes for obj in scene.objects):
+        x0, y0, x1, y1 = obj.box
         assert 0 <= x0 < x1 <= 224
         assert 0 <= y0 < y1 <= 224
         assert 20 <= max(x1 - x0, y1 - y0) <= 146
@@ -137,15 +137,15 @@ def test_boxes_lie_in_the_picture_and_have_the_configured_sizes(scenes: list[Sce
 def test_no_object_hides_more_than_a_third_of_another(scenes: list[Scene]) -> None:
     for scene in scenes:
         for index, a in enumerate(scene.objects):
-            for b in scene.objects[index + 1 :]:  # drawn later, so over it
+            for b in scene.objects[index + 1 :]:  # drawn later, on top
                 w = min(a.box[2], b.box[2]) - max(a.box[0], b.box[0])
                 h = min(a.box[3], b.box[3]) - max(a.box[1], b.box[1])
                 area = (a.box[2] - a.box[0]) * (a.box[3] - a.box[1])
-                # 0.30 by construction, a little more through rounding to pixels.
+                # 0.30 by construction, slightly more after rounding to pixels.
                 assert max(w, 0) * max(h, 0) / area <= 0.34, (scene.seed, a, b)
 
 
-def test_spans_cut_out_phrases_that_end_in_their_noun(scenes: list[Scene]) -> None:
+def test_phrase_spans_end_with_their_noun(scenes: list[Scene]) -> None:
     for scene in scenes:
         for phrase in scene.phrases:
             text = scene.caption[phrase.start : phrase.end]
@@ -158,28 +158,28 @@ def test_spans_cut_out_phrases_that_end_in_their_noun(scenes: list[Scene]) -> No
                 assert noun == CONCEPT[scene.objects[phrase.objects[0]].concept].plural
 
 
-def test_phrases_point_at_what_they_name(scenes: list[Scene]) -> None:
+def test_phrases_refer_to_matching_objects(scenes: list[Scene]) -> None:
     for scene in scenes:
         for phrase in scene.phrases:
-            things = [scene.objects[index] for index in phrase.objects]
-            assert bool(things) == (phrase.kind in GROUNDED_KINDS)
+            objects = [scene.objects[index] for index in phrase.objects]
+            assert bool(objects) == (phrase.kind in GROUNDED_KINDS)
             words = scene.caption[phrase.start : phrase.end].lower().split()
-            for thing in things:
-                assert thing.colour is None or thing.colour in words
+            for obj in objects:
+                assert obj.colour is None or obj.colour in words
             if phrase.kind == "count":
                 number = words[1] if words[0] == "the" else words[0]
-                assert grammar.NUMBERS[len(things)] == number
-                assert len({(thing.concept, thing.colour) for thing in things}) == 1
+                assert grammar.NUMBERS[len(objects)] == number
+                assert len({(obj.concept, obj.colour) for obj in objects}) == 1
             if phrase.kind == "absent":
-                assert words[-1] not in " ".join(thing.concept for thing in scene.objects).split()
+                assert words[-1] not in " ".join(obj.concept for obj in scene.objects).split()
 
 
-def test_every_kind_of_phrase_comes_up() -> None:
+def test_every_kind_of_phrase_occurs() -> None:
     kinds = {phrase.kind for seed in range(200) for phrase in compose(seed)[2]}
     assert kinds == {*GROUNDED_KINDS, "absent", "abstract"}
 
 
-def test_articles_fit_the_next_word() -> None:
+def test_articles_agree_with_the_next_word() -> None:
     text = " ".join(corpus(500)).lower()
     assert not re.search(r"\ba [aeiou]", text)
     assert not re.search(r"\ban [^aeiou]", text)
@@ -195,20 +195,20 @@ def test_mass_nouns_are_never_counted() -> None:
     )
 
 
-def test_an_animal_points_at_one_thing() -> None:
+def test_category_noun_is_used_only_if_it_refers_to_one_object() -> None:
     dog, cat, key = CONCEPT["dog"], CONCEPT["cat"], CONCEPT["key"]
     assert category_nouns(dog, [key]) == ["animal"]
     assert category_nouns(dog, [cat]) == []
 
 
-def test_relations_are_mirrored_and_true_of_the_slots() -> None:
+def test_relations_are_symmetric_and_agree_with_the_slots() -> None:
     config = WorldConfig()
     mirror = {"left": "right", "above": "below", "in_front": "behind", "near": "near", "far": "far"}
     found = set()
     for seed in range(150):
         slots, _, _ = compose(seed, config)
         for a in slots:
-            assert place_of(a, config) in grammar.PLACES
+            assert position_of(a, config) in grammar.POSITIONS
             for b in slots:
                 if a is b:
                     continue
@@ -233,14 +233,14 @@ def test_spacy_finds_the_phrases_as_noun_chunks() -> None:
     assert n_exact / n_phrases >= 0.97
 
 
-def test_a_list_prompt_names_what_is_there_and_what_is_not() -> None:
+def test_list_prompt_contains_present_objects_and_absent_concepts() -> None:
     for seed in range(20):
         scene = make_grid(seed, "fluent")
         names = scene.caption.removesuffix(".").split(". ")
         assert len(names) == len(scene.phrases) <= 16
         assert len(names) == len(set(names))
         assert 1 <= sum(phrase.kind == "absent" for phrase in scene.phrases) <= 5
-        present = {thing.concept for thing in scene.objects}
+        present = {obj.concept for obj in scene.objects}
         for name, phrase in zip(names, scene.phrases, strict=True):
             assert scene.caption[phrase.start : phrase.end] == name
             noun = scene.caption[phrase.noun_start : phrase.noun_end]
@@ -249,15 +249,15 @@ def test_a_list_prompt_names_what_is_there_and_what_is_not() -> None:
         assert len(pairs) == len(set(pairs))
 
 
-def test_a_list_prompt_leaves_the_picture_alone(scenes: list[Scene]) -> None:
-    listed = list_prompt(scenes[0])
-    assert listed.image is scenes[0].image
-    assert listed.caption != scenes[0].caption
+def test_list_prompt_keeps_the_picture(scenes: list[Scene]) -> None:
+    prompt = list_prompt(scenes[0])
+    assert prompt.image is scenes[0].image
+    assert prompt.caption != scenes[0].caption
 
 
-def test_the_stream_moves_from_grids_to_scenes_and_splits_among_workers() -> None:
-    lessons = Curriculum(dense_first=1.0, dense_last=0.0, over=10, listed=0.0)
-    seen = list(islice(scene_stream(0, ("fluent", "twemoji"), curriculum=lessons), 20))
+def test_stream_changes_from_grids_to_scenes_and_can_be_split_among_workers() -> None:
+    curriculum = Curriculum(dense_first=1.0, dense_last=0.0, n_scenes=10, list_prompt_share=0.0)
+    seen = list(islice(scene_stream(0, ("fluent", "twemoji"), curriculum=curriculum), 20))
     assert [scene.seed for scene in seen] == list(range(20))
     assert seen[0].caption.count(". ") > 2
     assert all(scene.caption == compose(scene.seed)[1] for scene in seen[10:])
@@ -266,26 +266,26 @@ def test_the_stream_moves_from_grids_to_scenes_and_splits_among_workers() -> Non
     assert {scene.style for scene in seen} == {"fluent", "twemoji"}
 
 
-def test_a_canvas_too_small_or_too_large_is_refused() -> None:
-    with pytest.raises(ValueError, match="sides must lie"):
+def test_sizes_out_of_range_are_errors() -> None:
+    with pytest.raises(ValueError, match=r"canvas 20 x 224: both sides must lie in 64\.\.1024"):
         WorldConfig(width=20)
-    with pytest.raises(ValueError, match="min_side"):
+    with pytest.raises(ValueError, match="min_side 90, max_side 50: must satisfy 8 <= min_side <= max_side <= 200"):
         WorldConfig(min_side=90, max_side=50)
 
 
 @pytest.mark.parametrize(("width", "height"), [(64, 64), (1024, 200), (200, 1024)])
-def test_extreme_canvases_still_make_scenes(width: int, height: int) -> None:
+def test_extreme_canvases_give_valid_scenes(width: int, height: int) -> None:
     config = WorldConfig(width=width, height=height)
     for seed in range(30):
         assert make_scene(seed, "fluent", config).objects
         assert make_grid(seed, "fluent", config).image.shape == (height, width, 3)
 
 
-def test_all_families_of_backgrounds_come_up() -> None:
+def test_every_family_of_backgrounds_occurs() -> None:
     chosen = set()
     for seed in range(40):
         rng = Random(seed)
-        backgrounds.backdrop_colour(rng)
+        backgrounds.background_colour(rng)
         chosen.add(rng.choice(backgrounds.FAMILIES))
         assert backgrounds.background(Random(seed), 96, 64).shape == (64, 96, 3)
     assert chosen == set(backgrounds.FAMILIES)

@@ -1,4 +1,4 @@
-"""The README's examples read a real output, and stand in the README as they were run."""
+"""Tests that the examples run on the output of a job, and that docs/shards.md contains them verbatim."""
 
 import runpy
 import sys
@@ -18,7 +18,7 @@ KEYS = [f"{i:012d}" for i in (10, 12, 13, 20)]
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two shards in every format: four rows kept, one dropped."""
+    """The output of a job: two shards in every format, with four kept rows and one dropped row."""
     folder = tmp_path_factory.mktemp("output")
     write_shard(table(), plan(index=0), WriteConfig(), str(folder), PROVENANCE)
     write_shard(table([kept_row(20)]), plan(index=1, n_rows=1), WriteConfig(), str(folder), PROVENANCE)
@@ -31,15 +31,15 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(name: str, output: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
-    """What docs/examples/NAME prints about `output`; in this process, where the heavy libraries are loaded once."""
+    """Return what an example prints for `output`. It runs in this process, so that heavy libraries are loaded once."""
     script = str(ROOT / "docs" / "examples" / name)
     monkeypatch.setattr(sys, "argv", [script, str(output)])
-    with preserve_sigchld_handler():  # or a plain DataLoader's would outlive its test
+    with preserve_sigchld_handler():  # otherwise the signal handler of a DataLoader would outlive the test
         runpy.run_path(script, run_name="__main__")
     return capfd.readouterr().out
 
 
-def test_webdataset_reads_every_sample_with_its_crops_and_scores(
+def test_webdataset_example_reads_every_sample_with_crops_and_scores(
     output: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     printed = run("read_webdataset.py", output, monkeypatch, capfd)
@@ -48,7 +48,7 @@ def test_webdataset_reads_every_sample_with_its_crops_and_scores(
     assert printed.count("(224, 224) 'a small dog' score 0.90") == 4
 
 
-def test_a_torch_dataloader_gives_batches_of_images_and_boxes(
+def test_torch_example_yields_batches_of_images_and_boxes(
     output: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     printed = run("read_torch.py", output, monkeypatch, capfd)
@@ -56,7 +56,7 @@ def test_a_torch_dataloader_gives_batches_of_images_and_boxes(
     assert printed.count(CAPTION) == 4
 
 
-def test_hugging_face_datasets_reads_images_captions_and_grits_boxes(
+def test_hugging_face_example_reads_images_captions_and_boxes(
     output: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     printed = run("read_huggingface.py", output, monkeypatch, capfd)
@@ -65,7 +65,7 @@ def test_hugging_face_datasets_reads_images_captions_and_grits_boxes(
     assert printed.count("'a small dog' at [0.1, 0.25, 0.9, 0.75] score 0.90") == 4
 
 
-def test_pyarrow_reads_every_row_with_its_fate(
+def test_pyarrow_example_reads_every_row_with_its_status(
     output: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     printed = run("read_pyarrow.py", output, monkeypatch, capfd)
@@ -76,7 +76,7 @@ def test_pyarrow_reads_every_row_with_its_fate(
     assert printed.count("'a café' 0.80 low_clip_score") == 4
 
 
-def test_duckdb_counts_rows_by_reason(
+def test_duckdb_example_counts_rows_by_reason(
     output: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     printed = run("read_duckdb.py", output, monkeypatch, capfd)
@@ -87,6 +87,7 @@ def test_duckdb_counts_rows_by_reason(
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_the_readme_shows_the_example_as_it_was_run(example: Path) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"```python\n{example.read_text(encoding='utf-8')}```\n" in readme, f"README.md differs from {example.name}"
+def test_documentation_contains_the_example_verbatim(example: Path) -> None:
+    page = (ROOT / "docs" / "shards.md").read_text(encoding="utf-8")
+    code = example.read_text(encoding="utf-8")
+    assert f"```python\n{code}```\n" in page, f"docs/shards.md differs from {example.name}"

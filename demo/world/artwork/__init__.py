@@ -1,1 +1,1 @@
-"""Committed subsets of three emoji sets as SVG bodies; licences and credits in LICENSES.md."""
+"""Subsets of three emoji sets as SVG bodies. Licences and credits are in LICENSES.md."""

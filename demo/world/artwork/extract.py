@@ -1,11 +1,11 @@
-"""Cut the vocabulary's drawings out of an Iconify icon set, into the compact files committed beside this script.
+"""Extract the vocabulary's drawings from an Iconify icon set into the compact files of this folder.
 
     npm pack @iconify-json/twemoji && tar xzf iconify-json-twemoji-*.tgz
     python -m demo.world.artwork.extract twemoji package/
 
-The output is one gzipped JSON per style, byte for byte the same each time it is made:
-`{"source", "version", "license", "icons": {concept: [width, height, body]}}`, where `body` is what goes between `<svg>`
-and `</svg>`. OpenMoji is not among them: its package is a dependency.
+The output is one gzipped JSON per style with reproducible bytes:
+`{"source", "version", "license", "icons": {concept: [width, height, body]}}`. `body` is the content of the `<svg>`
+element. OpenMoji needs no such file: its package is a dependency.
 """
 
 import gzip
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 def icon_of(code_point: str, icons: dict[str, Any], names: dict[str, str]) -> list[Any] | None:
-    """Width, height and body of one emoji, or None where the set has no drawing of it."""
+    """Return [width, height, body] of an emoji, or None if the icon set lacks it."""
     code = code_point.lower()
     name = names.get(code) or names.get(f"{code}-fe0f")
     icon = icons["icons"].get(name)
@@ -30,7 +30,7 @@ def icon_of(code_point: str, icons: dict[str, Any], names: dict[str, str]) -> li
 
 
 def extract(style: str, package: Path) -> Path:
-    """Write `<style>.json.gz` from an unpacked `@iconify-json/*` package; returns its path."""
+    """Write `<style>.json.gz` from an unpacked `@iconify-json/*` package. Returns its path."""
     icons = json.loads((package / "icons.json").read_text())
     names = json.loads((package / "chars.json").read_text())
     manifest = json.loads((package / "package.json").read_text())

@@ -1,0 +1,5 @@
+"""Imports of the server from which the processes of soak tests are forked."""
+
+import trainer.checkpoints.model
+import trainer.loop
+import trainer.train  # noqa: F401
