@@ -72,7 +72,7 @@ def list_files(name: HubName) -> list[str]:
 def weight_file(name: HubName, files: list[str]) -> str:
     """Return the only weight file among the repository's `files`.
 
-    Raises UserError if there is none, or more than one.
+    Raises UserError unless there is exactly one.
     """
     weights = [file for file in files if file.endswith(WEIGHT_SUFFIXES)]
     if len(weights) == 1:

@@ -33,7 +33,7 @@ class Bar:
 class Chart:
     """A histogram ready to draw, in units of the SVG. Ticks are (coordinate, label).
 
-    `threshold_x` is None if there is no threshold, or if it is outside the axis.
+    `threshold_x` is set only if there is a threshold within the range of the axis.
     """
 
     name: str
