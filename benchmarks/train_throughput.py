@@ -26,10 +26,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from common.devices import pick_device, torch_dtype
 from trainer.batch import Batch, Pairs
 from trainer.build import Run, build
 from trainer.config import load_config
-from trainer.distributed.process import Process, pick_device
+from trainer.distributed.process import Process
 from trainer.loop import autocast, update
 from trainer.metrics.writers import Meter
 

@@ -85,6 +85,11 @@ def load_config(arguments: Sequence[str]) -> PipelineConfig:
     """Load the configuration of a command line: the defaults, then YAML files, then `key=value` arguments.
 
     Raises UserError naming the file or argument, the key and the fix.
+
+    >>> from pipeline import load_config
+    >>> config = load_config(["jobs/demo.yaml", "output=out/mine", "formats=[train]"])
+    >>> config.rows_per_shard, config.output, config.write.formats
+    (48, 'out/mine', ('train',))
     """
     config = merge(PipelineConfig, read_layers(arguments, KEYS))
     assert isinstance(config, PipelineConfig)

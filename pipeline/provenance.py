@@ -1,13 +1,12 @@
 """The provenance of a shard: versions, models, thresholds and the hash of the configuration."""
 
 import hashlib
-import tomllib
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from pipeline.config import PipelineConfig, content_hash, repository_root
+from common.version import hypergrit_version, package_version
+from pipeline.config import PipelineConfig, content_hash
 from pipeline.ground.load import grounder_path
 from pipeline.parse.spacy_model import spacy_package
 from pipeline.score.scorers import scorer_path
@@ -26,22 +25,6 @@ PACKAGES: Final = (
     "opencv-python-headless",
     "ftfy",
 )
-
-
-def hypergrit_version() -> str:
-    """The version in the pyproject.toml of this checkout, or of the installed package if there is no checkout."""
-    file = repository_root() / "pyproject.toml"
-    if not file.is_file():
-        return package_version("hypergrit")
-    return str(tomllib.loads(file.read_text(encoding="utf-8"))["project"]["version"])
-
-
-def package_version(name: str) -> str:
-    """The installed version of a distribution, or 'absent'."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "absent"
 
 
 @cache

@@ -115,7 +115,23 @@ def write(
 
 
 def run_local(plans: Sequence[ShardPlan], config: PipelineConfig, provenance: Provenance) -> Iterator[Manifest]:
-    """Compute the shards one after the other in this process; yield each manifest once it is committed."""
+    """Compute the shards one after the other in this process; yield each manifest once it is committed.
+
+    `provenance` is `pipeline.provenance.make_provenance(config)`.
+
+    >>> import csv, tempfile
+    >>> from pathlib import Path
+    >>> from pipeline import load_config, plan_shards, run_local
+    >>> from pipeline.provenance import make_provenance
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> rows = [("url", "caption"), ("ftp://example.org/a.jpg", "a cat"), ("", "a dog")]
+    >>> with (folder / "pairs.csv").open("w", newline="") as file:
+    ...     csv.writer(file).writerows(rows)
+    >>> config = load_config([f"input={folder / 'pairs.csv'}", f"output={folder / 'out'}"])
+    >>> plans = plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
+    >>> [manifest["counts"] for manifest in run_local(plans, config, make_provenance(config))]
+    [{'read': 2, 'kept': 0, 'dropped': {'download': {'invalid_url': 1}, 'read': {'missing_url': 1}}}]
+    """
     prepare, infer = Prepare(config), Infer(config)
     for plan in plans:
         yield write(plan, *infer(plan, *prepare(plan)), config, provenance)

@@ -14,6 +14,7 @@ from functools import cache
 import aiohttp
 from yarl import URL
 
+from common.version import hypergrit_version
 from pipeline.download.addresses import PrivateAddressError, PublicResolver, check_host
 from pipeline.download.config import DownloadConfig
 from schemas.table import Drop
@@ -64,7 +65,7 @@ def new_session(config: DownloadConfig) -> aiohttp.ClientSession:
         connector=connector,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout_s),
         headers={
-            "User-Agent": f"{config.user_agent_token}/0.1 (image-text dataset builder{contact})",
+            "User-Agent": f"{config.user_agent_token}/{hypergrit_version()} (image-text dataset builder{contact})",
             "Accept": "image/*,*/*;q=0.5",
             "Accept-Encoding": "identity",
         },

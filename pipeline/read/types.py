@@ -21,7 +21,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Rows [first_row, first_row + n_rows) of the input, which become the output files of one shard."""
+    """Rows [first_row, first_row + n_rows) of the input, which become the output files of one shard.
+
+    >>> from pipeline import ShardPlan
+    >>> plan = ShardPlan(index=3, first_row=3000, n_rows=1000, pieces=())
+    >>> plan.first_row + plan.n_rows
+    4000
+    """
 
     index: int
     first_row: int

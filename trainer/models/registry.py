@@ -51,6 +51,11 @@ def build_model(name: str, config: ModelConfig | None = None) -> "DualEncoder":
     """Build the model `name` with random weights; `config` defaults to the paper's settings.
 
     Raises ValueError if the name is unknown or `config` belongs to another model.
+
+    >>> from trainer import MODELS, build_model
+    >>> model = build_model("meru", MODELS["meru"].config(embed_dim=64, curv_init=0.5))
+    >>> round(float(model.curv.exp()), 3), model.config.min_radius
+    (0.5, 0.1)
     """
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; choose one of {', '.join(MODELS)}")

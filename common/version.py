@@ -1,0 +1,23 @@
+"""The version of HyperGRIT."""
+
+import tomllib
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+@cache
+def hypergrit_version() -> str:
+    """The version in the pyproject.toml of this checkout, or of the installed package if there is no checkout."""
+    file = Path(__file__).resolve().parent.parent / "pyproject.toml"
+    if not file.is_file():
+        return package_version("hypergrit")
+    return str(tomllib.loads(file.read_text(encoding="utf-8"))["project"]["version"])
+
+
+def package_version(name: str) -> str:
+    """The installed version of a distribution, or 'absent'."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"

@@ -1,0 +1,47 @@
+"""The public names of `trainer` and `pipeline`: importable, lazily, each callable with an example that runs."""
+
+import doctest
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import pipeline
+import trainer
+
+CALLABLES = [
+    (package.__name__, name)
+    for package in (pipeline, trainer)
+    for name in package.__all__
+    if callable(getattr(package, name)) and not name.endswith("Config")
+]
+HEAVY = ("torch", "spacy", "transformers", "ray", "timm")
+
+
+@pytest.mark.parametrize("package", ["pipeline", "trainer"])
+def test_every_public_name_is_importable(package: str) -> None:
+    module = import_module(package)
+    assert sorted(module.__all__) == dir(module)
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+
+
+@pytest.mark.parametrize("package", ["pipeline", "trainer"])
+def test_importing_a_package_loads_nothing_heavy(package: str) -> None:
+    code = f"import sys, {package}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("package", "name"), CALLABLES, ids=lambda value: value)
+def test_a_public_callable_has_an_example_that_gives_the_output_shown(package: str, name: str) -> None:
+    item = getattr(import_module(package), name)
+    module = inspect.getmodule(item)
+    assert module is not None
+    tests = doctest.DocTestFinder().find(item, f"{package}.{name}", globs=vars(module).copy())
+    examples = [test for test in tests if test.examples]
+    assert examples, f"{package}.{name} has no example"
+    for test in examples:
+        assert doctest.DocTestRunner().run(test).failed == 0

@@ -1,0 +1,50 @@
+"""README: short, and its Python lines run on a model that a training run left."""
+
+import re
+import runpy
+import shutil
+from pathlib import Path
+
+import PIL.Image
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = ROOT / "tests" / "compatibility" / "v0_1" / "whole"
+
+
+def python_example(document: str) -> str:
+    """The Python code of a document."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+
+
+def prepare(folder: Path) -> None:
+    """The files that README's Python lines name: a run's folder and two images."""
+    shutil.copytree(RUN, folder / "out" / "hycoclip")
+    for name, colour in (("cat.jpg", "orange"), ("dog.jpg", "brown")):
+        PIL.Image.new("RGB", (64, 48), colour).save(folder / name)
+
+
+def test_the_readme_has_at_most_150_lines() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_readme_opens_with_a_picture() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "# HyperGRIT"
+    assert lines[2].startswith("![")
+    assert (ROOT / "docs" / "overview.png").stat().st_size > 100_000
+
+
+def test_the_python_lines_of_the_readme_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "readme.py"
+    script.write_text(python_example("README.md"), encoding="utf-8")
+    variables = runpy.run_path(str(script))
+    assert variables["images"].shape == variables["texts"].shape == (2, variables["model"].embed_dim)
+    similarity, entailment = capsys.readouterr().out.split("tensor(")[1:]
+    assert similarity.count(",") >= 3
+    assert "True" in entailment or "False" in entailment
