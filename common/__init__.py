@@ -1,4 +1,4 @@
 """Code shared by the pipeline and the trainer: configuration, user errors, image decoding, files and stores.
 
-Imports no other package of this repository but `schemas`.
+The only other package of this repository that it imports is `schemas`.
 """

@@ -4,7 +4,7 @@ Unknown keys and wrong types are errors that name the file or argument. A config
 `__post_init__` and raises a UserError that begins with the field name; `merge` prepends the names of the enclosing
 groups.
 
-Fields marked with `runtime` affect how a result is computed, not what it is: devices, batch sizes, time-outs. They are
+Fields marked with `runtime` affect how a result is computed, not what it is: devices, batch sizes, timeouts. They are
 recorded with the results and may change when a job or a training run resumes.
 """
 
@@ -23,12 +23,12 @@ from yaml import YAMLError
 from common.errors import UserError, prefixed
 
 Layer = tuple[DictConfig, str]
-"""Values, and the file or argument that sets them."""
+"""Values with their source: the file or argument that sets them."""
 
 RESOLVED_FILE = "config.yaml"
 """Name of the file in which a job or a training run saves its resolved configuration."""
 RESOLVED_FILES = (RESOLVED_FILE, "training.yaml")
-"""Names of all files with a resolved configuration; the second is of GLIP's training."""
+"""Names of all files with a resolved configuration; the second is written by GLIP's training."""
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Keys:
     """The key names of one command.
 
     `short` maps short names to full keys, `renamed` maps keys of earlier versions to their present names, and
-    `revalued` maps a present key to {value of an earlier version: its replacement}.
+    `revalued` maps present keys to {value of an earlier version: present value}.
     """
 
     short: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -64,7 +64,7 @@ class Keys:
                 raise UserError(f"{source}: {key}={old_value} is now written {key}={values[_select(layer, key)]}")
 
     def translate(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert a saved configuration of an earlier version to the present keys; others are returned unchanged."""
+        """Convert a saved configuration to present keys and values; one of the present version is not changed."""
         layer = OmegaConf.create(dict(values))
         assert isinstance(layer, DictConfig)
         for old, new in self.renamed.items():
@@ -82,11 +82,11 @@ class Keys:
         return {str(name): value for name, value in plain.items()}
 
     def is_of_earlier_version(self, layer: DictConfig) -> bool:
-        """True for a resolved configuration of an earlier version, which holds every renamed key."""
+        """True for a resolved configuration of an earlier version: it contains every renamed key."""
         return bool(self.renamed) and all(_has(layer, old) for old in self.renamed)
 
     def shortest(self, key: str) -> str:
-        """The short name of `key` if it has one."""
+        """Return the short name of `key`, or `key` itself if it has none."""
         return next((name for name, long in self.short.items() if long == key), key)
 
 
@@ -152,27 +152,27 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
 
 
 def _form_difference(node: DictConfig, layer: DictConfig, prefix: str = "") -> str:
-    """Describe the first key whose list or mapping form differs; empty if none does."""
+    """Describe the first key with a list in place of a mapping or vice versa; return "" if there is none."""
     for name in [name for name in map(str, node) if name in layer]:
         ours, theirs = node._get_node(name), layer._get_node(name)
         if isinstance(ours, DictConfig):
             if isinstance(theirs, ListConfig):
-                return f"{prefix}{name} takes names with values, not a list"
+                return f"{prefix}{name} must be a mapping {{name: value}}, not a list"
             if isinstance(theirs, DictConfig) and (found := _form_difference(ours, theirs, f"{prefix}{name}.")):
                 return found
         elif isinstance(ours, Container):
             if isinstance(theirs, DictConfig):
-                return f"{prefix}{name} takes a list, not names with values"
+                return f"{prefix}{name} must be a list, not a mapping"
             if isinstance(theirs, ValueNode) and theirs._value() is not None:
-                return f"{prefix}{name} takes a list; write [{theirs._value()}] for one value"
+                return f"{prefix}{name} must be a list; write [{theirs._value()}] for one value"
     return ""
 
 
 def _build(node: DictConfig, prefix: str) -> Any:
     """Build the dataclass of a group whose keys begin with `prefix`.
 
-    Inner groups are also built separately, so that the full key can be prepended to their error messages, which begin
-    with a field name.
+    Nested groups are first built on their own: their error messages begin with a field name, and the prefix of the
+    group completes it to the full key.
     """
     for name in map(str, node):
         child = node._get_node(name)
@@ -186,7 +186,7 @@ def _build(node: DictConfig, prefix: str) -> Any:
 
 
 def runtime_keys(cls: type, kinds: Mapping[str, type] | None = None, prefix: str = "") -> set[str]:
-    """The keys and groups of `cls` that are marked with `runtime`; `kinds` as in `merge`."""
+    """Return the keys and groups of `cls` that are marked with `runtime`; `kinds` as in `merge`."""
     found: set[str] = set()
     hints = get_type_hints(cls)
     for item in dataclasses.fields(cls):
@@ -215,9 +215,9 @@ def split_runtime(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def check_positive(config: object, *names: str) -> None:
-    """Raise UserError unless each field is above 0 and finite, for `__post_init__`.
+    """Raise UserError unless each field is above 0 and finite. For `__post_init__`; accepts None.
 
-    None is accepted; the items of a tuple are checked one by one.
+    The items of a tuple are checked one by one.
     """
     for name in names:
         value = getattr(config, name)
@@ -238,7 +238,7 @@ def check_range(config: object, *names: str, least: float, most: float = math.in
 
 
 def to_yaml(config: Any) -> str:
-    """The resolved configuration as YAML: every key with its value."""
+    """Return the resolved configuration as YAML: every key with its value."""
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 

@@ -27,7 +27,7 @@ class Key(NamedTuple):
 
 
 def field_comments(cls: type) -> dict[str, str]:
-    """The comment lines above each field of a dataclass and of its parents, joined, by field name."""
+    """Map each field of a dataclass and its base classes to the comment above it, joined to one line."""
     found: dict[str, str] = {}
     for parent in reversed([kind for kind in cls.__mro__ if dataclasses.is_dataclass(kind)]):
         found |= _comments_in(parent)
@@ -56,7 +56,7 @@ def _comments_in(cls: type) -> dict[str, str]:
 def list_keys(
     cls: type, prefix: str = "", kinds: Mapping[str, type] | None = None, is_runtime: bool = False
 ) -> Iterator[Key]:
-    """Every key below `cls`, in order of declaration; `kinds` as in `common.config.merge`."""
+    """Yield the keys of `cls` and its groups in order of declaration; `kinds` as in `common.config.merge`."""
     comments, hints = field_comments(cls), get_type_hints(cls)
     for item in dataclasses.fields(cls):
         default = item.default if item.default is not dataclasses.MISSING else None
@@ -72,7 +72,7 @@ def list_keys(
 
 
 def with_choices(comment: str, hint: Any) -> str:
-    """The comment; the values that the type allows are appended unless the comment names all of them."""
+    """Append the values of a Literal type to the comment, unless it already names all of them."""
     options = [hint, *get_args(hint)]
     choices = [value for kind in options if get_origin(kind) is Literal for value in get_args(kind)]
     if all(re.search(rf"\b{re.escape(str(value))}\b", comment) for value in choices):
@@ -81,7 +81,7 @@ def with_choices(comment: str, hint: Any) -> str:
 
 
 def format_default(value: Any) -> str:
-    """Format a default as on the command line."""
+    """Format a default value as it is written on the command line."""
     if value is None:
         return "null"
     if isinstance(value, tuple):
@@ -90,7 +90,7 @@ def format_default(value: Any) -> str:
 
 
 def describe(usage: str, cls: type, short: Mapping[str, str], kinds: Mapping[str, type] | None = None) -> str:
-    """The complete text of `--help`: `usage`, then every key."""
+    """Return the complete text of `--help`: `usage`, then every key."""
     short_of = {long: name for name, long in short.items()}
     found = list(list_keys(cls, kinds=kinds))
     has_runtime = any(key.is_runtime for key in found)

@@ -1,4 +1,4 @@
-"""Devices and number formats by the names that every command uses."""
+"""The settings `device` and `precision`, which all commands share."""
 
 import re
 from typing import TYPE_CHECKING, Final, Literal
@@ -22,8 +22,8 @@ def check_device(config: object, name: str = "device") -> None:
 def pick_device(device: str, *, index: int = 0, key: str = "device") -> "torch.device":
     """Return the torch device of a `device` setting: `auto` is CUDA if a GPU is available, else the CPU.
 
-    `index` is the GPU of `auto` and `cuda`, for machines with one process per GPU. `key` is the name of the setting in
-    errors. Raises UserError if the device does not exist on this machine.
+    `index` is the GPU that `auto` and `cuda` select if each GPU has its own process. `key` is the name of the setting
+    in error messages. Raises UserError if the device does not exist on this machine.
     """
     import torch  # takes seconds, and the configuration classes do not need it
 
@@ -43,7 +43,7 @@ def pick_device(device: str, *, index: int = 0, key: str = "device") -> "torch.d
 
 
 def resolve_precision(precision: Precision, device: "torch.device") -> Literal["fp32", "bf16", "fp16"]:
-    """Resolve `auto` to bf16 on GPUs with bf16 arithmetic (Ampere and later), else to fp32."""
+    """Resolve `auto`: bf16 on GPUs with bf16 arithmetic (Ampere and later), else fp32."""
     if precision != "auto":
         return precision
     import torch
@@ -53,7 +53,7 @@ def resolve_precision(precision: Precision, device: "torch.device") -> Literal["
 
 
 def torch_dtype(precision: Literal["fp32", "bf16", "fp16"]) -> "torch.dtype":
-    """The torch type of a number format."""
+    """Return the torch dtype of a resolved precision."""
     import torch
 
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]

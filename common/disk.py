@@ -1,4 +1,4 @@
-"""Writing files so that they survive a killed process and a power failure."""
+"""Write files so that they survive a killed process and a power failure."""
 
 import os
 from collections.abc import Iterator

@@ -15,8 +15,8 @@ class UserError(Exception):
 def prefixed(prefix: str) -> Iterator[None]:
     """Prepend `prefix` to the message of any UserError raised inside.
 
-    For code that does not have the full name of a setting: `KEY: ` for a value, `GROUP.` for a configuration whose
-    messages begin with a field name.
+    The raising code often does not know the full name of a setting. Pass `KEY: ` if it checks a value, and `GROUP.` if
+    its messages begin with the name of a field of that group.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""Decoding of untrusted images to uint8 RGB arrays [h, w, 3].
+"""Decode untrusted images to uint8 RGB arrays [h, w, 3].
 
-The size in the header is checked before anything is decoded, and any error of a codec becomes `ImageRejected`.
+The size in the header is checked before the pixels are decoded, and every error of a codec becomes `ImageRejected`.
 """
 
 import io
@@ -32,7 +32,7 @@ TRANSPOSES = {
     7: PIL.Image.Transpose.TRANSVERSE,
     8: PIL.Image.Transpose.ROTATE_90,
 }
-# Pillow raises these for damaged files, besides OSError.
+# Exceptions that Pillow raises for damaged files.
 CODEC_ERRORS = (
     OSError,
     SyntaxError,
@@ -47,7 +47,7 @@ CODEC_ERRORS = (
     RuntimeError,
 )
 MEMORY_ADDRESS = re.compile(r" ?<[^<>]* at 0x[0-9a-f]+>")
-"""Memory addresses in messages of Pillow: removed, because the bytes of a shard must not differ from run to run."""
+"""Memory addresses in messages of Pillow. They are removed, since they would make a shard differ from run to run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class ImageLimits:
 
 
 class ImageRejected(Exception):  # noqa: N818 (a property of the input, not an error of the program)
-    """The bytes are not a usable image: `reason` from schemas.status, `detail` with the number or message behind it."""
+    """The bytes are not a usable image. `reason` is a drop reason (schemas.status), `detail` a number or message."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -76,7 +76,7 @@ class ImageRejected(Exception):  # noqa: N818 (a property of the input, not an e
 
 @dataclass(frozen=True)
 class Decoded:
-    """Pixels of an image with its original format and size (in pixels, upright, before any reduction).
+    """Pixels of an image, its original format, and its original size: in pixels, upright, before any reduction.
 
     `is_plain` is true for an RGB JPEG without an orientation tag.
     """
@@ -89,7 +89,7 @@ class Decoded:
 
 
 def decode(data: bytes, limits: ImageLimits | None = None) -> Image:
-    """Decode an image to upright RGB pixels: transparent parts on white, first frame of an animation.
+    """Decode an image to upright RGB pixels: transparent parts become white, an animation its first frame.
 
     Raises ImageRejected if the image exceeds a limit or is damaged.
     """
@@ -97,10 +97,11 @@ def decode(data: bytes, limits: ImageLimits | None = None) -> Image:
 
 
 def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> Decoded:
-    """Decode like `decode`, a large JPEG at a reduced size if `short_side` is given.
+    """Decode like `decode`; if `short_side` is given, decode a large JPEG at a reduced size.
 
-    The size is 1/2, 1/4 or 1/8, such that the shorter side is still at least twice `short_side`. libjpeg then skips the
-    high frequencies of the DCT, which the final resize would remove anyway.
+    The size is 1/2, 1/4 or 1/8 of the original, such that the shorter side is still at least twice `short_side`.
+    libjpeg then skips the high frequencies of the DCT, which the final resize would remove anyway. Raises ImageRejected
+    like `decode`.
     """
     try:
         with PIL.Image.open(io.BytesIO(data), formats=FORMATS) as file:
@@ -113,8 +114,8 @@ def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> 
             if is_jpeg and short_side is not None:
                 scale = 2 * short_side / min(file.size)
                 file.draft(file.mode, (int(file.size[0] * scale), int(file.size[1] * scale)))
-            # Pillow raises an error for a truncated file, but OpenCV fills the missing part silently. So Pillow decodes
-            # the files without an end marker.
+            # OpenCV silently fills the missing part of a truncated file, while Pillow raises an error. Files without an
+            # end marker are therefore decoded by Pillow.
             if is_plain and file.size == (width, height) and data.endswith(JPEG_END):
                 pixels = _decode_jpeg(data)
             else:
@@ -132,7 +133,7 @@ def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> 
 
 
 STORED = ImageLimits(max_pixels=2**31, max_aspect_ratio=float("inf"))
-"""No limits, for stored images: `download` has checked them against the limits of the configuration."""
+"""Practically no limits, for stored images: `download` has checked them against the configured limits."""
 
 
 def _decode_jpeg(data: bytes) -> Image:
@@ -155,14 +156,14 @@ def check_header(width: int, height: int, limits: ImageLimits) -> None:
 
 
 def _to_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Convert any mode to RGB: the upper 8 of 16 bits, transparency on white. Raises ValueError for modes I and F."""
+    """Convert any mode to RGB: 16 bits to the upper 8, transparency to white. Raises ValueError for modes I and F."""
     if image.mode == "RGB" and "transparency" not in image.info:
         image.load()
         return image
     if image.mode.startswith("I;16"):
         return PIL.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
-        raise ValueError(f"samples of mode {image.mode} have no defined white")
+        raise ValueError(f"pixel values of mode {image.mode} have no defined range")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return PIL.Image.alpha_composite(PIL.Image.new("RGBA", image.size, "white"), image).convert("RGB")

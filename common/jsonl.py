@@ -7,11 +7,11 @@ from common.disk import atomic_write
 
 
 def truncate(path: Path, step: int, last: str = "") -> None:
-    """Remove the rows after `step`, the step of the checkpoint from which a run resumes: the run writes them again.
+    """Remove the rows after `step`, the step of the checkpoint from which a run resumes; the run writes them again.
 
-    `last` is the name of a field. If given, only the rows of `step` itself that have this field are kept; the other
-    rows of that step were written after the checkpoint, such as the evaluation after the last step, and are written
-    again too. A missing file is left missing.
+    Rows of `step` itself are kept. If `last` is given, only those with a field of this name are kept: the others, such
+    as the evaluation after the last step, were written after the checkpoint and are written again too. Does nothing if
+    the file does not exist.
     """
     if not path.is_file():
         return

@@ -1,4 +1,4 @@
-"""Packages whose names are imported from their modules at first use."""
+"""Lazy exports of a package: each name is imported from its module at first use."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def lazy_exports(package: str, exports: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package that exports each name of `exports` from the module it maps to (PEP 562)."""
+    """Return `__getattr__` and `__dir__` for a package (PEP 562); `exports` maps each name to its module."""
 
     def __getattr__(name: str) -> Any:  # noqa: N807 (the name that Python looks up)
         if name not in exports:

@@ -18,11 +18,10 @@ def warmup_cosine(
     first_step: int = 0,
     decay_start: int | None = None,
 ) -> float:
-    """The learning rate at `step` (from 0) as a fraction of its peak: linear warm-up, then half a cosine.
+    """Return the learning rate at `step` (from 0) as a fraction of its peak: linear warm-up, then cosine decay.
 
-    The cosine ends at `final_ratio`. With `first_step=0` the warm-up starts at a rate of 0, as in MERU's released code,
-    with `first_step=1` at 1 / warmup_steps. It spans the steps from `decay_start` (default: the end of the warm-up) to
-    `steps`.
+    The warm-up starts at 0 if `first_step` is 0, as in MERU's released code, and at 1 / warmup_steps if it is 1. The
+    cosine spans the steps from `decay_start` (default: the end of the warm-up) to `steps` and ends at `final_ratio`.
     """
     start = warmup_steps if decay_start is None else decay_start
     warmup = (step + first_step) / warmup_steps if step < warmup_steps else 1.0
@@ -31,7 +30,7 @@ def warmup_cosine(
 
 
 def is_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """True for parameters with more than one axis, so not for gains, biases and scalars."""
+    """True for parameters with two or more dimensions, which excludes gains, biases and scalars."""
     return parameter.ndim > 1
 
 
@@ -43,11 +42,11 @@ def parameter_groups(
     decays: Callable[[str, nn.Parameter], bool] = is_matrix,
     lr_ratios: Mapping[str, float] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """The trainable parameters of a model as groups of one optimizer, in the order of their first parameter.
+    """Divide the trainable parameters of a model into groups for an optimizer, ordered by their first parameter.
 
     `decays(name, parameter)` selects the parameters with weight decay; `lr_ratios` maps a name prefix to a learning
-    rate as a multiple of `lr`. Sharded (DTensor) and ordinary parameters are in separate groups because a fused AdamW
-    cannot mix them. `initial_lr` of a group is its peak learning rate, which a schedule multiplies.
+    rate as a multiple of `lr`. Sharded (DTensor) and ordinary parameters are in separate groups because fused AdamW
+    cannot mix them. `initial_lr` of a group is its peak learning rate, which a schedule multiplies by its fraction.
     """
     members: dict[tuple[bool, str, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Paths that every process of a job resolves alike."""
+"""Paths that all processes of a job resolve to the same files."""
 
 import os
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from common.errors import UserError
 
 
 def absolute(path: str) -> str:
-    """Return an absolute local path, or a URL without trailing slashes, which object stores treat as part of a name."""
+    """Make a local path absolute; strip the trailing slashes of a URL, which object stores treat as part of a name."""
     return path.rstrip("/") if "://" in path else os.path.abspath(path)
 
 
@@ -16,13 +16,17 @@ def check_output_is_absolute(output: str, instead: str) -> None:
     """Raise UserError if `output` is relative and this process is a Ray job; `instead` describes valid values."""
     if "://" not in output and not os.path.isabs(output) and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
         raise UserError(
-            f"output={output} is relative, but a Ray job runs in a temporary copy of the working directory: its output "
-            f"would be lost. Give {instead}, such as output=$PWD/{output}"
+            f"output={output} is relative, but a Ray job runs in a temporary copy of the working directory, so the "
+            f"output would be lost. Give {instead}, such as output=$PWD/{output}"
         )
 
 
 def chdir_hook(folder: str) -> Callable[[], None]:
-    """Return a start-up hook for workers: it changes to `folder`, for relative paths, if the machine has it."""
+    """Return a start-up hook for Ray workers that changes the working directory to `folder`.
+
+    Relative paths then refer to the same files as in the driver. On a machine without this folder the hook does
+    nothing.
+    """
 
     def hook() -> None:
         with suppress(OSError):

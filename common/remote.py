@@ -1,4 +1,4 @@
-"""Files and folders by path or fsspec URL, and the errors of their stores."""
+"""Access to files by path or fsspec URL: opening, the exceptions of stores, and concurrent requests."""
 
 import io
 import sys
@@ -17,7 +17,7 @@ from common.errors import UserError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Size of the read buffer in bytes. Without a buffer, a remote file copies its block (50 MB on S3) for every line read.
+# Size of the read buffer in bytes. Without it, fsspec copies the whole block (50 MB on S3) for every line read.
 BUFFER: Final = 1 << 20
 # Number of concurrent requests to a store.
 THREADS: Final = 16
@@ -28,7 +28,8 @@ CLIENT_ERRORS: Final = {"botocore.exceptions": ("BotoCoreError", "ClientError"),
 def open_store(url: str, **options: Any) -> tuple[AbstractFileSystem, str]:
     """Return the file system of `url` and the path in it; no request is sent.
 
-    Raises UserError if fsspec does not support the protocol, or naming the package that has to be installed for it.
+    Raises UserError if fsspec does not support the protocol, or if the package for it is missing; the message names the
+    package.
     """
     try:
         fs, path = url_to_fs(url, **options)
@@ -43,18 +44,17 @@ def open_store(url: str, **options: Any) -> tuple[AbstractFileSystem, str]:
 
 
 def open_file(url: str) -> IO[bytes]:
-    """Open a file for reading. Raises UserError like `open_store`, or any of `store_errors` if opening fails."""
+    """Open a file for reading. Raises UserError like `open_store`, and one of `store_errors` if opening fails."""
     fs, path = open_store(url)
     file = fs.open(path, "rb")
     return cast(IO[bytes], file if isinstance(fs, LocalFileSystem) else io.BufferedReader(file, BUFFER))
 
 
 def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return the exceptions of a failed request to a store, followed by `others`: `except store_errors() as error`.
+    """Return the exceptions to catch for a failed request to a store, and `others`: `except store_errors() as error`.
 
     Pass ValueError if the `try` block calls only fsspec, which raises it for a malformed endpoint. Exceptions of
-    packages that are not imported yet are not included: such a package cannot have raised one, and importing it takes
-    seconds.
+    packages that are not imported are omitted: importing them takes seconds, and they cannot have raised anything.
     """
     modules = {name: sys.modules[name] for name in CLIENT_ERRORS if name in sys.modules}
     errors = [getattr(module, name) for module_name, module in modules.items() for name in CLIENT_ERRORS[module_name]]
@@ -62,12 +62,12 @@ def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of `error` without line breaks, or the name of its type if the message is empty."""
+    """Return the message of `error` without line breaks, or the name of its type if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def map_concurrently(request: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
-    """Yield `request(item)` for each item, in order; up to `THREADS` requests run at the same time.
+    """Yield `request(item)` for each item, in order; up to `THREADS` requests run concurrently.
 
     Close the iterator to cancel requests that have not started.
     """

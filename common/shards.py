@@ -1,4 +1,4 @@
-"""Shards by folder, glob or URL: the files that a job has committed, in numeric order."""
+"""List the committed shards in a folder, a glob or a URL, in numeric order."""
 
 import logging
 import re
@@ -19,16 +19,17 @@ GLOB: Final = "*?["
 
 
 def natural_key(text: str) -> list[tuple[int, str]]:
-    """A sort key that orders numbers in names by value: 9.tar, 10.tar."""
+    """Return a sort key that orders numbers in names by value: 9.tar, 10.tar."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)]
 
 
 def list_shards(shards: str, formats: Sequence[str] = ("train",), suffixes: Sequence[str] = (".tar",)) -> list[str]:
-    """List the files of a folder, a glob or a file, or several separated by commas: each once, in numeric order.
+    """List the shards in a folder, a glob or a file, or in several separated by commas: each once, in numeric order.
 
-    Of a folder, the files with the first of `suffixes` that occurs are listed; a folder without such files is replaced
-    by the first of its subfolders `formats` that has some. Files of a pipeline output are listed only if a manifest
-    commits them. Raises UserError if nothing is found; `common.errors.prefixed` adds the key.
+    In a folder, only files with the first of `suffixes` that occurs are listed. A folder without such files is replaced
+    by the first of its subfolders `formats` that contains some. Files of a pipeline output are listed only if their
+    shard has a manifest. Raises UserError if nothing is found or a store cannot be read; `common.errors.prefixed` adds
+    the key of the setting to its message.
     """
     urls: dict[str, None] = {}
     for pattern in filter(None, (part.strip() for part in shards.split(","))):
@@ -61,14 +62,14 @@ def _list_pattern(pattern: str, formats: Sequence[str], suffixes: Sequence[str])
 
 
 def _files_in(fs: AbstractFileSystem, folder: str, suffixes: Sequence[str]) -> list[str]:
-    """The files of a folder with the first of `suffixes` that any file has."""
+    """List the files of a folder that have the first of `suffixes` that occurs."""
     names = [str(name) for name in fs.ls(folder, detail=False)] if fs.isdir(folder) else []
     by_suffix = ([name for name in names if name.endswith(suffix)] for suffix in suffixes)
     return next((found for found in by_suffix if found), [])
 
 
 def _drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:
-    """Remove files of a pipeline output that have no manifest: their job is still running, or was killed."""
+    """Remove files whose shard has no manifest: the job that writes them is still running, or was killed."""
     kept: list[str] = []
     manifests: dict[str, set[str] | None] = {}
     for path in paths:
@@ -85,7 +86,7 @@ def _drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:
 
 
 def _names_in(fs: AbstractFileSystem, folder: str) -> set[str] | None:
-    """The file names in a folder, None if it does not exist."""
+    """Return the file names in a folder, or None if it does not exist."""
     return {str(file).rpartition("/")[2] for file in fs.ls(folder, detail=False)} if fs.isdir(folder) else None
 
 
@@ -96,7 +97,7 @@ def is_local(fs: AbstractFileSystem) -> bool:
 
 @contextmanager
 def read_errors_explained(url: str) -> Iterator[None]:
-    """Convert any error of the store of `url` to a UserError that names `url`."""
+    """Convert exceptions of the store of `url` to a UserError that names `url`."""
     try:
         yield
     except store_errors(ValueError) as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @cache
 def hypergrit_version() -> str:
-    """The version in the pyproject.toml of this checkout, or of the installed package if there is no checkout."""
+    """Return the version in the pyproject.toml of this checkout, or else the version of the installed package."""
     file = Path(__file__).resolve().parent.parent / "pyproject.toml"
     if not file.is_file():
         return package_version("hypergrit")
@@ -16,7 +16,7 @@ def hypergrit_version() -> str:
 
 
 def package_version(name: str) -> str:
-    """The installed version of a distribution, or 'absent'."""
+    """Return the installed version of a distribution, or 'absent'."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -22,8 +22,8 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Te
     """Read the weights in a safetensors file, or in a torch file: a state dict or a training checkpoint with one.
 
     The name prefix of DistributedDataParallel is removed. Only tensors and plain containers are unpickled. Raises
-    OSError if the file cannot be opened, and ValueError that begins with its path if it is damaged or has other
-    contents.
+    OSError if the file cannot be opened, and ValueError, with a message that begins with the path, if it is damaged or
+    contains anything else.
     """
     contents = _load_safetensors(path, device) if path.suffix == ".safetensors" else _load_torch(path, device)
     if isinstance(contents, Mapping):
@@ -42,22 +42,20 @@ def _load_safetensors(path: Path, device: torch.device | str) -> dict[str, Tenso
     try:
         return load_file(path, str(device))
     except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file, or it is damaged ({error}); copy it again") from error
+        raise ValueError(f"{path} is not a safetensors file, or is damaged ({error}); copy it again") from error
 
 
 def _load_torch(path: Path, device: torch.device | str) -> object:
-    """Load a file of torch.save; the error message omits torch's advice to disable the protection."""
+    """Load a file of torch.save. Error messages omit torch's advice to set weights_only=False, which is unsafe."""
     try:
-        # With mmap, parts of a training checkpoint other than the weights are never read. torch maps only zip files.
+        # With mmap, the other parts of a training checkpoint are never read. torch can map only files in zip format.
         return torch.load(path, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(path))
     except OSError:
         raise
-    except Exception as error:  # damaged bytes raise many types in torch's reader, TypeError and AssertionError too
+    except Exception as error:  # for damaged bytes, torch raises many types, even TypeError and AssertionError
         found = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         why = f"it refers to {found[1]}" if found else "it is truncated, damaged, or of another format"
-        raise ValueError(
-            f"{path} is not a file of tensors alone ({why}); nothing else is loaded: save its state dict as safetensors"
-        ) from error
+        raise ValueError(f"{path} must contain only tensors, but {why}; save its state dict as safetensors") from error
 
 
 def _is_entry(item: tuple[object, object]) -> bool:
@@ -65,7 +63,7 @@ def _is_entry(item: tuple[object, object]) -> bool:
 
 
 def _is_dense(value: Tensor) -> bool:
-    """True for a strided tensor with data, not quantised."""
+    """True for a strided tensor that holds data and is not quantised."""
     return value.layout == torch.strided and not (value.is_quantized or value.is_meta)
 
 

@@ -45,7 +45,7 @@ def test_weights_of_another_size_are_an_error_that_names_one(tmp_path: Path) -> 
 def test_weights_that_contain_code_are_not_executed(tmp_path: Path) -> None:
     (tmp_path / "evil.pth").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
     with pytest.raises(
-        UserError, match=r"^init: .*evil\.pth is not a file of tensors alone.*save its state dict as safetensors$"
+        UserError, match=r"^init: .*evil\.pth must contain only tensors.*save its state dict as safetensors$"
     ):
         new_model(small_config(tmp_path / "run", f"init={tmp_path / 'evil.pth'}"))
     assert not (tmp_path / "ran").exists()

@@ -184,7 +184,7 @@ def test_the_command_evaluates_a_released_file_with_model_name(
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("config.json", ": 'model' is missing"), ("model.safetensors", " is no safetensors file")],
+    [("config.json", ": 'model' is missing"), ("model.safetensors", " is not a safetensors file")],
 )
 def test_a_damaged_file_of_the_model_is_an_error_that_names_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
