@@ -33,7 +33,7 @@ STRUCTS: Final = {
     "GIVEN_BOX": GIVEN_BOX,
 }
 JSON_FILES: Final[tuple[type, ...]] = (TrainAnnotations, Manifest, Statistics)
-"""Types of JSON files with a table of their own; the types that they mention follow at the end of the document."""
+"""Types of JSON files with a table of their own; the types that they refer to follow at the end of the document."""
 JSON_NAMES: Final = {str: "string", int: "integer", float: "number", NoneType: "null", Any: "any"}
 INTRO: Final = f"""\
 # Schemas
@@ -51,28 +51,29 @@ One sample for each kept row, in the layout of HyCoCLIP. Members, each named `<k
 this order:
 """
 GRIT_NOTE: Final = """\
-The parquet has one row for each input row. The similarity column is called `clip_similarity_vitb32`
-or `clip_similarity_vitl14` for the models of OpenAI, `clip_similarity_<scorer>` for others.
+The parquet file has one row for each input row. The similarity column is called
+`clip_similarity_vitb32` or `clip_similarity_vitl14` for OpenAI's models, and
+`clip_similarity_<scorer>` for others.
 """
 ARROW_NOTE: Final = """\
-Every input row with all columns of the `score` stage, as an Arrow IPC file with zstd buffers. `image`
-is null unless `write.image_bytes=true`. The metadata of the schema holds `hypergrit_schema` and
-`hypergrit_provenance`.
+An Arrow IPC file, compressed with zstd, with every input row and the columns of the `score` stage.
+`image` is null unless `write.image_bytes=true`. The metadata of the schema has the keys
+`hypergrit_schema` (the version) and `hypergrit_provenance` (as in the manifest).
 """
 TIMINGS_NOTE: Final = """\
-Times of the stages of a shard, {stage: [StageTiming](#stagetiming)}, and of the last run,
-[RunTimings](#runtimings). They differ from run to run; the other files of a shard do not.
+The time of each stage of a shard, as {stage: [StageTiming](#stagetiming)}, and of the last run, as
+[RunTimings](#runtimings). Timings differ from run to run; the other files of a shard do not.
 """
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     lines = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def type_name(type_: pa.DataType) -> str:
-    """The short name of an Arrow type: `list of BOX`, `int32`."""
+    """Return the short name of an Arrow type: `list of BOX`, `int32`."""
     for name, struct in STRUCTS.items():
         if type_ == struct:
             return link(name)
@@ -82,12 +83,12 @@ def type_name(type_: pa.DataType) -> str:
 
 
 def link(name: str) -> str:
-    """A link to the section with this title."""
+    """Return a link to the section with this title."""
     return f"[{name}](#{name.lower()})"
 
 
 def field_table(fields: Iterable[pa.Field]) -> str:
-    """Name, type, nullability and description of each Arrow field."""
+    """Format a table with name, type, nullability and description of each Arrow field."""
     return table(
         ("field", "type", "null", "description"),
         (
@@ -103,12 +104,12 @@ def field_table(fields: Iterable[pa.Field]) -> str:
 
 
 def mapping_table(header: Sequence[str], rows: Mapping[str, str]) -> str:
-    """A table of names and their descriptions."""
+    """Format a table of names and their descriptions."""
     return table(header, ((f"`{name}`", doc) for name, doc in rows.items()))
 
 
 def json_fields(kind: type) -> Iterator[tuple[str, Any, str]]:
-    """(name, type, description) of each field of a TypedDict."""
+    """Yield (name, type, description) of each field of a TypedDict."""
     for name, hint in get_type_hints(kind, include_extras=True).items():
         hint = get_args(hint)[0] if get_origin(hint) is NotRequired else hint
         assert get_origin(hint) is Annotated, f"{kind.__name__}.{name} has no description"
@@ -117,7 +118,7 @@ def json_fields(kind: type) -> Iterator[tuple[str, Any, str]]:
 
 
 def json_type_name(hint: Any) -> str:
-    """The short name of a JSON type: `list of Parent`, `{string: integer}`, `string or null`."""
+    """Return the short name of a JSON type: `list of Parent`, `{string: integer}`, `string or null`."""
     origin, arguments = get_origin(hint), get_args(hint)
     if is_typeddict(hint):
         return link(hint.__name__)
@@ -138,7 +139,7 @@ def json_type_name(hint: Any) -> str:
 
 
 def json_table(kind: type) -> str:
-    """Name, type and description of each field of a TypedDict."""
+    """Format a table with name, type and description of each field of a TypedDict."""
     return table(
         ("field", "type", "description"),
         ((f"`{name}`", json_type_name(hint), doc) for name, hint, doc in json_fields(kind)),
@@ -146,7 +147,7 @@ def json_table(kind: type) -> str:
 
 
 def nested_types(hint: Any) -> Iterator[type]:
-    """The TypedDicts that a type mentions, with those that they mention themselves."""
+    """Yield the TypedDicts in a type, directly or nested in each other."""
     if is_typeddict(hint):
         yield hint
         for _, inner, _ in json_fields(hint):
@@ -156,7 +157,7 @@ def nested_types(hint: Any) -> Iterator[type]:
 
 
 def render() -> str:
-    """The complete document."""
+    """Return the complete document."""
     parts = [INTRO, "## A row after each stage\n"]
     before: set[str] = set()
     for stage, schema in BOUNDARIES.items():
@@ -183,7 +184,7 @@ def render() -> str:
 
 
 def files() -> list[str]:
-    """One section for each output file."""
+    """Return one section for each kind of output file."""
     names = {name: " and ".join(f"`{file.format(0)}`" for file in files) for name, files in FILES.items()}
     return [
         f"### train: {names['train']}\n",
@@ -199,7 +200,7 @@ def files() -> list[str]:
         f"### arrow: {names['arrow']}\n",
         ARROW_NOTE,
         f"### manifest: `{MANIFEST_FILE.format(0)}`\n",
-        "Written last. Readers ignore files that no manifest lists.\n",
+        "Written last: it commits the shard. Readers ignore the files of a shard without a manifest.\n",
         json_table(Manifest),
         f"### timings: `{TIMINGS_FILE.format(0)}` and `{RUN_TIMINGS_FILE}`\n",
         TIMINGS_NOTE,

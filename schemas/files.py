@@ -1,7 +1,7 @@
 """The files of an output folder: their paths, the members of a sample, and the columns of GRIT's parquet.
 
-Writers and readers, the trainer included, take every name from here. The JSON files are declared in `schemas.manifest`
-and `schemas.stats`.
+All code that writes or reads these files, including the trainer, takes their names from here. The JSON files are
+declared in `schemas.manifest` and `schemas.stats`.
 """
 
 from types import MappingProxyType
@@ -44,7 +44,7 @@ TRAIN_MEMBERS: Final = MappingProxyType(
         TRAIN_ANNOTATIONS: "boxes, parse and provenance of the sample (TrainAnnotations)",
     }
 )
-"""Members of one sample of train/NNNNN.tar, named `<key>.<member>`, in this order: those of HyCoCLIP and a JSON."""
+"""Members of one sample of train/NNNNN.tar, named `<key>.<member>`, in this order: HyCoCLIP's, and a JSON file."""
 
 GRIT_IMAGE: Final = "jpg"
 GRIT_CAPTION: Final = "txt"
@@ -71,11 +71,13 @@ class Parent(TypedDict):
 class SampleProvenance(TypedDict):
     """Origin of a training sample."""
 
-    config_hash: Annotated[str, "hash of the settings that decide the content; the manifest holds the rest"]
+    config_hash: Annotated[
+        str, "hash of the settings that decide the content; the manifest has the complete provenance"
+    ]
     source: Annotated[str, "input file of the row"]
     source_row: Annotated[int, "index of the row in that file, from 0"]
     id: Annotated[str | None, "identifier of the row in the input"]
-    url: Annotated[str | None, "address of the image"]
+    url: Annotated[str | None, "URL of the image"]
     sha256: Annotated[str, "hex SHA-256 of the image bytes that were received"]
 
 
@@ -91,7 +93,7 @@ class TrainAnnotations(TypedDict):
     ref_exps: Annotated[list[dict[str, Any]], "as in arrow/"]
     clip_similarity: Annotated[float | None, "cosine of image and caption, as in arrow/"]
     width: Annotated[int, "width in pixels of the stored image, to which the box fractions refer"]
-    height: Annotated[int, "its height in pixels"]
+    height: Annotated[int, "height in pixels of the stored image"]
     provenance: Annotated[SampleProvenance, "origin of the sample"]
 
 
@@ -99,7 +101,7 @@ _SPAN: Final = pa.list_(pa.list_(pa.float64()))
 
 
 def grit_schema(similarity: str) -> pa.Schema:
-    """Columns of grit/NNNNN.parquet; `similarity` is the name of the column with the image-caption cosine."""
+    """Return the schema of grit/NNNNN.parquet; `similarity` names the column with the cosine of image and caption."""
     return pa.schema(
         [
             field("key", pa.string(), "key of the row; its tar members begin with it"),

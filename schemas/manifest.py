@@ -29,7 +29,7 @@ class PlanJson(TypedDict):
 class FileFacts(TypedDict):
     """Size and content of one output file."""
 
-    bytes: Annotated[int, "size"]
+    bytes: Annotated[int, "size in bytes"]
     sha256: Annotated[str, "hex SHA-256 of the content"]
     rows: Annotated[int, "rows, or samples of a tar"]
 
@@ -43,10 +43,10 @@ class Counts(TypedDict):
 
 
 class Removed(TypedDict):
-    """Phrases and boxes that were removed, dropped rows included."""
+    """Phrases and boxes that were removed, including those of dropped rows."""
 
-    phrases: Annotated[dict[str, int], "noun chunks without grounding: {reason of PHRASE_REMOVALS: n}"]
-    boxes: Annotated[dict[str, int], "boxes not kept: {reason of BOX_REMOVALS: n}"]
+    phrases: Annotated[dict[str, int], "noun chunks removed: {reason of PHRASE_REMOVALS: n}"]
+    boxes: Annotated[dict[str, int], "boxes removed: {reason of BOX_REMOVALS: n}"]
 
 
 class ParserIdentity(TypedDict):
@@ -60,7 +60,9 @@ class ModelIdentity(TypedDict):
     """A grounder or scorer."""
 
     name: Annotated[str, "name in the configuration"]
-    sha256: NotRequired[Annotated[str, "hash of the files of a local model; a hub name identifies itself"]]
+    sha256: NotRequired[
+        Annotated[str, "hash of the files of a local model; absent for a model of the Hugging Face hub"]
+    ]
 
 
 class Models(TypedDict):
@@ -72,7 +74,7 @@ class Models(TypedDict):
 
 
 class ThresholdValues(TypedDict):
-    """The thresholds that a box had to reach, those from a model's own calibration included."""
+    """The thresholds that a box had to reach: configured, or calibrated for the model."""
 
     min_side_px: Annotated[int, "smallest box, in pixels of the stored image"]
     size_rule: Annotated[Literal["area", "side"], "measure that min_side_px applies to"]
@@ -98,7 +100,7 @@ class Manifest(TypedDict):
     shard: Annotated[int, "index of the shard"]
     plan: Annotated[PlanJson, "the input rows"]
     formats: Annotated[list[str], "formats that were written: train, grit, arrow"]
-    files: Annotated[dict[str, FileFacts], "path relative to the output folder -> facts"]
+    files: Annotated[dict[str, FileFacts], "path relative to the output folder -> size and content"]
     counts: Annotated[Counts, "rows read, kept and dropped"]
     boxes: Annotated[int, "kept boxes of the kept rows"]
     phrases: Annotated[int, "noun chunks of the kept rows that have at least one kept box"]
@@ -115,7 +117,7 @@ class Manifest(TypedDict):
 class StageTiming(TypedDict):
     """Time that one stage spent on a shard."""
 
-    seconds: Annotated[float, "wall-clock time"]
+    seconds: Annotated[float, "wall-clock time in seconds"]
     rows: Annotated[float, "kept rows that entered the stage"]
 
 
@@ -126,5 +128,5 @@ Timings = dict[str, StageTiming]
 class RunTimings(TypedDict, total=False):
     """`_timings/run.json`: the last run that wrote shards."""
 
-    wall_seconds: Annotated[float, "wall-clock time of the run"]
-    shards: Annotated[int, "number of shards that it wrote"]
+    wall_seconds: Annotated[float, "wall-clock time of the run in seconds"]
+    shards: Annotated[int, "number of shards that the run wrote"]

@@ -30,7 +30,7 @@ class DuplicateCounts(TypedDict):
 
     images: Annotated[int, "images received"]
     distinct: Annotated[int, "distinct images by SHA-256"]
-    repeated: Annotated[int, "images that repeat another one"]
+    repeated: Annotated[int, "images received minus distinct images"]
 
 
 class MostFrequent(TypedDict):
@@ -51,7 +51,7 @@ class HostFailures(TypedDict):
 class HistogramJson(TypedDict):
     """Counts in fixed bins, for one or several series."""
 
-    edges: Annotated[list[float], "edges of the bins; values outside are counted in the outermost bins"]
+    edges: Annotated[list[float], "edges of the bins; values outside are counted in the first or last bin"]
     counts: Annotated[dict[str, list[int]], "series -> count of each bin"]
     n: Annotated[dict[str, int], "series -> number of values"]
     mean: Annotated[dict[str, float | None], "series -> mean, null without values"]
@@ -60,7 +60,7 @@ class HistogramJson(TypedDict):
 class StageSpeed(TypedDict):
     """Time of one stage over all shards."""
 
-    seconds: Annotated[float, "wall-clock time, summed over the workers"]
+    seconds: Annotated[float, "wall-clock time in seconds, summed over the workers"]
     rows: Annotated[float, "kept rows that entered the stage"]
     rows_per_second: Annotated[float, "rows per second of one worker"]
 
@@ -87,4 +87,6 @@ class Statistics(RowStatistics):
     run: Annotated[RunTimings, "time of the last run; empty if unknown"]
     provenance: Annotated[Provenance, "provenance of the first shard"]
     config: Annotated[dict[str, Any], "the resolved configuration"]
-    truth: NotRequired[Annotated[dict[str, Any], "precision and recall of the boxes, if the truth is known (demo)"]]
+    truth: NotRequired[
+        Annotated[dict[str, Any], "precision and recall of the boxes, if the ground truth is known (demo)"]
+    ]

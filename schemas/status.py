@@ -1,6 +1,6 @@
 """Reasons to drop a row and to remove a phrase or a box: closed lists of names.
 
-Names hold no numbers; the number or message of a case is in the column `detail`.
+The names contain no numbers, so that rows can be counted by reason; numbers and messages are in the column `detail`.
 """
 
 from types import MappingProxyType
@@ -61,14 +61,14 @@ PHRASE_REMOVALS: Final = MappingProxyType(
     {
         "pronoun": "the chunk is a pronoun or contains no noun",
         "abstract": "the head noun denotes nothing visible (time, love, freedom)",
-        "relational": "the head noun denotes a region or the form of the picture itself (left, front, photo)",
+        "relational": "the head noun denotes a region of the image or the image itself (left, front, photo)",
         "bad_span": "the span of the phrase is not inside the caption",
-        "no_word_piece": "the grounder's tokenizer yields no token for the phrase (white space, control characters)",
+        "no_word_piece": "the grounder's tokenizer yields no token for the phrase (whitespace, control characters)",
         "unknown_words": "all word pieces of the phrase are unknown to the grounder (emoji, foreign scripts)",
         "too_many_word_pieces": "the phrase alone exceeds the maximum prompt length of the grounder",
     }
 )
-"""Reasons why a noun chunk is not grounded: the first three are set by `parse`, the others by `ground`."""
+"""Reasons to remove a noun chunk before grounding: the first three are set by `parse`, the others by `ground`."""
 
 BOX_REMOVALS: Final = MappingProxyType(
     {
@@ -77,7 +77,7 @@ BOX_REMOVALS: Final = MappingProxyType(
         "low_clip_score": "CLIP score of crop and phrase below the threshold",
     }
 )
-"""Reasons why a box is removed, in the order in which the filters are applied."""
+"""Reasons to remove a box, in the order in which the filters are applied."""
 
 
 def check_reason(stage: str, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Functions by which a stage adds columns and drops rows: every row stays in the table."""
+"""Functions with which stages add columns and drop rows. A dropped row is marked and stays in the table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from schemas.status import DROPPED, KEPT, check_reason
 
 @dataclass(frozen=True)
 class Drop:
-    """The reason to drop a row (schemas.status.REASONS) and the number or message behind it."""
+    """The reason to drop a row (schemas.status.REASONS), and a number or message that explains it."""
 
     reason: str
     detail: str = ""
@@ -25,7 +25,7 @@ def kept_indices(table: pa.Table) -> list[int]:
 
 
 def set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """Replace column `name`; its type and description stay."""
+    """Replace the values of column `name`; its type and description are kept."""
     index = table.schema.get_field_index(name)
     return table.set_column(index, table.schema.field(index), values)
 
@@ -53,9 +53,10 @@ def drop_rows(table: pa.Table, stage: str, drops: Mapping[int, Drop]) -> pa.Tabl
 
 
 def add_columns(table: pa.Table, schema: pa.Schema, values: Mapping[int, Mapping[str, Any]]) -> pa.Table:
-    """Add the columns of `schema` that `table` lacks; `values` maps positions to new fields, others are null.
+    """Add the columns of `schema` that `table` lacks.
 
-    Raises ValueError if the result does not have `schema`, ArrowInvalid if a value does not fit its type.
+    `values` maps the position of a row to its new fields; all other new fields are null. Raises ValueError if the
+    result does not have the columns of `schema`, and ArrowInvalid if a value does not fit its type.
     """
     n = table.num_rows
     columns: dict[str, Sequence[Any] | pa.ChunkedArray] = {name: table[name] for name in table.schema.names}
@@ -66,16 +67,16 @@ def add_columns(table: pa.Table, schema: pa.Schema, values: Mapping[int, Mapping
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Cast `table` to `schema`; the result also has the descriptions of the schema.
+    """Cast `table` to `schema`, including the descriptions of its fields.
 
     Raises ValueError for columns that are missing, unknown or in another order, and for nulls in a column that is not
-    nullable; ArrowInvalid for a value that does not fit its type.
+    nullable. Raises ArrowInvalid for a value that does not fit its type.
     """
     if table.schema.names != schema.names:
         missing, extra = set(schema.names) - set(table.schema.names), set(table.schema.names) - set(schema.names)
         raise ValueError(
-            f"the table does not have the columns of the schema: missing {sorted(missing)}, unknown {sorted(extra)}, "
-            "or in another order"
+            f"the columns of the table differ from its schema: missing {sorted(missing)}, unknown {sorted(extra)}; "
+            "if both lists are empty, the order differs"
         )
     for item in schema:
         if not item.nullable and table[item.name].null_count:
