@@ -85,7 +85,7 @@ class TrainAnnotations(TypedDict):
     """`<key>.json` of train/: keys sorted, UTF-8, float32 values in their shortest decimal form."""
 
     key: Annotated[str, "key of the row"]
-    caption: Annotated[str, "the caption; all offsets count in it"]
+    caption: Annotated[str, "the caption, to which all offsets refer"]
     parents: Annotated[list[Parent], "phrase and box of each parentNNN"]
     boxes: Annotated[list[dict[str, Any]], "the kept boxes: fields of BOX and BOX_SCORE without `removed`"]
     tokens: Annotated[list[dict[str, Any]], "the parse, as in arrow/"]
@@ -106,7 +106,7 @@ def grit_schema(similarity: str) -> pa.Schema:
         [
             field("key", pa.string(), "key of the row; its tar members begin with it"),
             field("id", pa.string(), "identifier of the row in the input", True),
-            field("url", pa.string(), "address of the image", True),
+            field("url", pa.string(), "URL of the image", True),
             field(
                 "caption", pa.string(), "cleaned caption; the original one if the row was dropped before cleaning", True
             ),
@@ -114,7 +114,7 @@ def grit_schema(similarity: str) -> pa.Schema:
             field("height", pa.int32(), "height of the stored image in pixels", True),
             field("original_width", pa.int32(), "width in pixels before resizing", True),
             field("original_height", pa.int32(), "height in pixels before resizing", True),
-            field(similarity, pa.float32(), "cosine of image and caption by the scorer that the name ends with", True),
+            field(similarity, pa.float32(), "cosine of image and caption; the column name ends with the scorer", True),
             field(
                 "noun_chunks",
                 _SPAN,

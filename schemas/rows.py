@@ -16,12 +16,12 @@ VERSION: Final = "1.2"
 
 
 def field(name: str, type_: pa.DataType, doc: str, nullable: bool = False) -> pa.Field:
-    """An Arrow field whose metadata holds its description `doc`."""
+    """Return an Arrow field with the description `doc` in its metadata."""
     return pa.field(name, type_, nullable, {"doc": doc})
 
 
 def extend(schema: pa.Schema, *fields: pa.Field) -> pa.Schema:
-    """`schema` followed by `fields`."""
+    """Return `schema` with `fields` appended."""
     return pa.schema([*schema, *fields], metadata={"hypergrit_schema": VERSION})
 
 
@@ -44,11 +44,11 @@ CHUNK: Final = pa.struct(
     [
         field("start", pa.int32(), "first character of the noun chunk in `caption`"),
         field("end", pa.int32(), "one past its last character"),
-        field("root", pa.int32(), "index of the head noun of the chunk in `tokens`; -1 without a parse"),
+        field("root", pa.int32(), "index of the head noun of the chunk in `tokens`; -1 if the chunk has no token"),
         field(
             "removed",
             pa.string(),
-            "reason why the chunk was not grounded (PHRASE_REMOVALS), set by `parse` or `ground`; null if it was",
+            "reason why `parse` or `ground` removed the chunk (PHRASE_REMOVALS), null if it was not removed",
             True,
         ),
     ]
@@ -90,7 +90,7 @@ GIVEN_BOX: Final = pa.struct(
         *[f for f in BOX if f.name != "phrase"],
     ]
 )
-"""A list [start, end, x_min, y_min, x_max, y_max, score] of GRIT, with field names."""
+"""One box of GRIT: its list [start, end, x_min, y_min, x_max, y_max, score] as named fields."""
 
 READ: Final = extend(
     pa.schema([]),
@@ -100,7 +100,7 @@ READ: Final = extend(
     field("source", pa.string(), "input file of the row"),
     field("source_row", pa.int64(), "index of the row in that file, from 0"),
     field("id", pa.string(), "identifier of the row in the input, if any", True),
-    field("url", pa.string(), "address of the image", True),
+    field("url", pa.string(), "URL of the image", True),
     field("caption_original", pa.string(), "caption exactly as in the input", True),
     field("extra", pa.string(), "the other columns of the input, as a JSON object with sorted keys", True),
     field(
@@ -119,7 +119,7 @@ READ: Final = extend(
     field("status", pa.string(), "'kept' or 'dropped'"),
     field("stage", pa.string(), "stage that dropped the row, null while the row is kept", True),
     field("reason", pa.string(), "drop reason of that stage (REASONS), null while the row is kept", True),
-    field("detail", pa.string(), "the number or message behind the reason (404, 27 px)", True),
+    field("detail", pa.string(), "number or message that explains the reason (404, 27 px)", True),
 )
 DOWNLOADED: Final = extend(
     READ,
@@ -132,7 +132,7 @@ DOWNLOADED: Final = extend(
 )
 CAPTIONED: Final = extend(
     DOWNLOADED,
-    field("caption", pa.string(), "cleaned caption; all offsets below count in it", True),
+    field("caption", pa.string(), "cleaned caption, to which the offsets in later columns refer", True),
 )
 PARSED: Final = extend(
     CAPTIONED,
