@@ -1,4 +1,4 @@
-"""The boxes of one row: selected from the detections of a network, or given in the input."""
+"""Select the boxes of a row from the detections of a network, or read them from the input."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,8 +16,8 @@ Boxes = list[dict[str, Any]]
 def select(detections: Sequence[Detection], floor: float, nms_iou: float) -> list[Detection]:
     """Return the detections that score at least `floor`, best first, after non-maximum suppression across all phrases.
 
-    A box suppresses only boxes with lower scores. Raising the score threshold later therefore gives the same boxes as
-    raising `floor` here.
+    A box suppresses only boxes with lower scores. Applying a higher score threshold to the result therefore gives the
+    same boxes as a higher `floor`.
     """
     good = sorted((d for d in detections if d.score >= floor), key=lambda d: (-d.score, d.phrase, d.box))
     if not good:
@@ -27,7 +27,7 @@ def select(detections: Sequence[Detection], floor: float, nms_iou: float) -> lis
 
 
 def given_boxes(row: Mapping[str, Any]) -> Boxes:
-    """Return the given boxes of a PARSED row, best first, without those whose phrase is not in the cleaned caption."""
+    """Return the given boxes of a PARSED row, best first; omit those whose phrase is not in the cleaned caption."""
     pairs = zip(row["given_chunks"], row["given_noun_chunks"], strict=True)
     boxes = [box_struct(chunk, corners(given), given["score"]) for chunk, given in pairs if chunk >= 0]
     return sorted(boxes, key=lambda box: -box["score"])

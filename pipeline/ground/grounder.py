@@ -17,7 +17,7 @@ PhraseDrop = Literal["bad_span", "no_word_piece", "unknown_words", "too_many_wor
 
 @dataclass(frozen=True)
 class Detection:
-    """A box; `phrase` is the index of its phrase in the spans given to the grounder."""
+    """A box and the index of its phrase in the spans that the grounder received."""
 
     phrase: int
     box: Box
@@ -26,22 +26,22 @@ class Detection:
 
 @dataclass(frozen=True, kw_only=True)
 class Grounded:
-    """The result for one image: all boxes that score at least the floor, in any order, and the phrases not grounded."""
+    """The result for one image: all boxes with a score of at least `ground.floor`, in any order."""
 
     boxes: list[Detection]
     dropped: Mapping[int, PhraseDrop] = field(default_factory=dict)
-    """Index of each phrase that could not be grounded, with the reason."""
+    """Index of a phrase that could not be grounded -> the reason."""
 
 
 class Grounder(Protocol):
     """A model that locates the phrases of captions in images.
 
-    A batch passes through `prepare`, `forward` and `collect`. The ground stage calls the three methods in different
-    threads, so that a GPU receives the next batch before the results of the previous one are evaluated.
+    Each batch goes through `prepare`, `forward` and `collect`. The ground stage calls the three methods in different
+    threads, so that a GPU can start the next batch while the results of the previous one are processed.
     """
 
     def bucket(self, height: int, width: int) -> tuple[int, int]:
-        """Return a group for an image size in pixels; images of one group can share a batch."""
+        """Return the bucket of an image size in pixels. Only images of the same bucket can share a batch."""
         ...
 
     def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Any:

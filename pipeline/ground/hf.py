@@ -1,4 +1,4 @@
-"""Load Grounding DINO and OWLv2 models of transformers as grounders."""
+"""Load Grounding DINO and OWLv2 models of the transformers library as grounders."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from pipeline.ground.hf_grounders import GroundingDino, Owlv2
 from pipeline.ground.hub import fetch, parse_hub_name
 
 HUB_FILES = ["*.json", "*.txt", "*.safetensors", "*.model"]
-"""Files to download from a hub repository; no pickles, which could execute code."""
+"""Patterns of the files to download from a hub repository. Pickle files are excluded: they could execute code."""
 
 
 def load_hf_grounder(
@@ -18,7 +18,7 @@ def load_hf_grounder(
 ) -> GroundingDino | Owlv2:
     """Load the model of a folder or a hub name, `owner/name` or `owner/name@commit`.
 
-    Raises UserError if it is not found, is damaged or incomplete, or is another kind of model.
+    Raises UserError if the model is not found, is damaged or incomplete, or has an unsupported architecture.
     """
     hub = parse_hub_name(name) if "@" in name else None
     kind, model, processor = _load(name, str(fetch(hub, HUB_FILES)) if hub else name)
@@ -26,13 +26,13 @@ def load_hf_grounder(
     if compile:
         model.compile()
     if precision == "auto" and kind == "grounding-dino":
-        precision = "fp32"  # it selects queries by rank and refines boxes: half precision changes both
+        precision = "fp32"  # half precision changes the ranking of its queries and the refinement of its boxes
     dtype = torch_dtype(resolve_precision(precision, device))
     return (Owlv2 if kind == "owlv2" else GroundingDino)(model, processor, floor, dtype)
 
 
 def _load(name: str, path: str) -> tuple[str, Any, Any]:
-    """Return the kind of model at `path`, the model and its processor; `name` is used in error messages."""
+    """Return the model type, the model and the processor in the folder `path`; error messages contain `name`."""
     from transformers import AutoConfig, AutoModelForZeroShotObjectDetection, AutoProcessor
 
     try:
@@ -48,7 +48,7 @@ def _load(name: str, path: str) -> tuple[str, Any, Any]:
         processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
     except UserError:
         raise
-    except Exception as error:  # for a damaged folder, transformers passes on the exceptions of all its parsers
+    except Exception as error:  # for a damaged folder, transformers raises the exceptions of whichever parser fails
         reason = f"{type(error).__name__}: {error!s}".split("\n", 1)[0][:300]
         raise UserError(
             f"ground.grounder={name!r} is neither a usable model folder nor a hub model that can be fetched: {reason}"

@@ -16,19 +16,19 @@ from pipeline.ground.transfer import OnCpu, pinned, take
 SEPARATOR: Final = " . "
 """Text between the phrases of a Grounding DINO prompt; the words of a phrase do not attend to other phrases."""
 MAX_PHRASE_CHARS: Final = 1000
-"""Longer phrases are dropped without tokenizing them."""
+"""Longer phrases are dropped before tokenization."""
 MAX_ASPECT_RATIO: Final = 20
-"""Largest aspect ratio of an image that is passed to the image processors."""
+"""Maximum aspect ratio of the images that are passed to the image processors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """One call of the network: some images of the batch, with one text each."""
+    """One call of the network, with some images of the batch and one text for each."""
 
-    rows: list[int]
+    rows: list[int]  # indices of the images in the batch
     text: Any  # transformers.BatchEncoding
     columns: list[dict[int, list[int]]]
-    """For each row: phrase -> its columns of the logits, which are word pieces (Grounding DINO) or queries (OWLv2)."""
+    """For each row: index of a phrase -> its columns of the logits: word pieces (Grounding DINO) or a query (OWLv2)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,27 +42,27 @@ class Prepared:
 
 
 class _HfGrounder:
-    """Base class of both models: image processing, the calls of the network, and the evaluation of its output."""
+    """Base class of both models: process images, run the network, and convert its output to detections."""
 
     def __init__(self, model: Any, processor: Any, floor: float, dtype: torch.dtype = torch.float32) -> None:
         self.model, self.processor, self.floor, self.dtype = model, processor, floor, dtype
 
     def bucket(self, height: int, width: int) -> tuple[int, int]:
-        """Group images by size, since the image processors pad each image to the largest one of its batch."""
+        """Return the image size itself, since the image processors pad each image to the largest one of its batch."""
         return height, width
 
     def _prepare_batch(
         self, images: Sequence[Image], passes: list[Pass], dropped: list[dict[int, PhraseDrop]]
     ) -> Prepared:
-        thick = [_thicken(image) for image in images]
-        processed = self.processor.image_processor(thick, return_tensors="pt", input_data_format="channels_last")
+        limited = [_limit_aspect_ratio(image) for image in images]
+        processed = self.processor.image_processor(limited, return_tensors="pt", input_data_format="channels_last")
         pixels = {name: pinned(value, self.model.device) for name, value in processed.items()}
-        sizes = [(image.shape[0], image.shape[1]) for image in thick]
+        sizes = [(image.shape[0], image.shape[1]) for image in limited]
         return Prepared(pixels=pixels, sizes=sizes, passes=passes, dropped=dropped)
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> tuple[Prepared, list[OnCpu]]:
-        """Return the boxes and logits of each pass, together with the input."""
+        """Return the input, and the boxes and logits of each pass."""
         device, is_half = self.model.device, self.dtype != torch.float32
         pixels = {name: value.to(device, non_blocking=True) for name, value in prepared.pixels.items()}
         outputs = []
@@ -103,7 +103,7 @@ class GroundingDino(_HfGrounder):
         return int(self.model.config.max_text_len)
 
     def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Prepared:
-        """Join the phrases of each caption to a prompt; phrases that do not fit are moved to another pass."""
+        """Join the phrases of each caption into a prompt. Phrases that do not fit into it are left for another pass."""
         texts = [[c[s:e].lower() for s, e in row_spans] for c, row_spans in zip(captions, spans, strict=True)]
         dropped = [_dropped(phrases, self._why_dropped) for phrases in texts]
         pending = [[n for n in range(len(row)) if n not in lost] for row, lost in zip(texts, dropped, strict=True)]
@@ -128,7 +128,7 @@ class GroundingDino(_HfGrounder):
         return "unknown_words" if all(i == tokenizer.unk_token_id for i in ids) else None
 
     def _prompt(self, phrases: Sequence[str], numbers: Sequence[int]) -> tuple[dict[int, Span], str]:
-        """Return a prompt of as many of the phrases `numbers` as fit, with the span of each phrase in it."""
+        """Join as many of the phrases `numbers` as fit; return the span of each in the prompt, and the prompt."""
         count = len(numbers)
         while True:
             parts = [phrases[n] for n in numbers[:count]]
@@ -139,7 +139,7 @@ class GroundingDino(_HfGrounder):
             count = (count + 1) // 2
 
     def _pass(self, rows: list[int], prompts: Sequence[tuple[dict[int, Span], str]]) -> Pass:
-        # The tokenizer is called without the image processor, since only its own result maps characters to word pieces.
+        # Only the result of the tokenizer, not that of the combined processor, maps characters to word pieces.
         text = self.processor.tokenizer(
             [prompt for _, prompt in prompts], return_tensors="pt", padding=True, truncation=True,
             max_length=self.max_tokens,
@@ -156,7 +156,7 @@ class Owlv2(_HfGrounder):
     """OWLv2 (Minderer et al., NeurIPS 2023). Each phrase is one text query."""
 
     def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Prepared:
-        """Prepare a single pass; captions with fewer phrases are padded with empty queries."""
+        """Prepare a single pass. Images with fewer phrases than others are padded with empty queries."""
         texts = [[c[s:e] for s, e in row_spans] for c, row_spans in zip(captions, spans, strict=True)]
         dropped = [_dropped(phrases, self._why_dropped) for phrases in texts]
         kept = [[n for n in range(len(row)) if n not in lost] for row, lost in zip(texts, dropped, strict=True)]
@@ -182,7 +182,7 @@ class Owlv2(_HfGrounder):
     def _fit(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
         """Convert fractions of the padded image to fractions of the image.
 
-        OWLv2's image processor pads images to a square, at the bottom or on the right.
+        OWLv2's image processor pads images to a square, at the bottom or at the right.
         """
         height, width = size
         return boxes * torch.tensor([max(height, width) / width, max(height, width) / height]).repeat(2)
@@ -193,10 +193,11 @@ def _dropped(phrases: Sequence[str], why_dropped: Callable[[str], PhraseDrop | N
     return {n: reason for n, text in enumerate(phrases) if (reason := why_dropped(text)) is not None}
 
 
-def _thicken(image: Image) -> Image:
-    """Repeat the rows or columns of a very narrow image, whose short side would otherwise be resized to nothing.
+def _limit_aspect_ratio(image: Image) -> Image:
+    """Repeat the rows or columns of an image until its aspect ratio is at most MAX_ASPECT_RATIO.
 
-    Boxes, as fractions of the image, stay valid.
+    Otherwise, the image processor would resize the short side of a very narrow image to 0 pixels. Boxes do not change,
+    since they are fractions of the image.
     """
     height, width = image.shape[:2]
     rows, columns = -(-width // (height * MAX_ASPECT_RATIO)), -(-height // (width * MAX_ASPECT_RATIO))
@@ -204,7 +205,7 @@ def _thicken(image: Image) -> Image:
 
 
 def _detections(phrase: int, boxes: Tensor, scores: Tensor, floor: float) -> list[Detection]:
-    """Return the boxes [n 4] of one phrase whose scores [n] reach `floor`, clipped to the image."""
+    """Return the boxes [n 4] of a phrase whose scores [n] are at least `floor`, clipped to the image."""
     keep = scores >= floor
     corners, kept = boxes[keep].clamp(0, 1).tolist(), scores[keep].tolist()
     return [Detection(phrase, tuple(box), score) for box, score in zip(corners, kept, strict=True)]

@@ -1,6 +1,6 @@
 """Models on the Hugging Face hub, named `owner/name@commit` or `owner/name@commit/file`.
 
-The commit pins the files that are loaded; the name of a branch is refused. Files that were downloaded once are found
+A name must contain a commit, because the files of a branch can change. Downloaded files are cached and later loaded
 without a network.
 """
 
@@ -52,19 +52,20 @@ def parse_hub_name(name: str) -> HubName | None:
 def fetch(name: HubName, patterns: list[str]) -> Path:
     """Download the files of a repository that match `patterns`, unless they are cached, and return their local folder.
 
-    Raises UserError if the repository or the commit cannot be reached and is not cached.
+    Raises UserError if they are neither cached nor available from the hub.
     """
     try:
         return Path(snapshot_download(name.repository, revision=name.commit, allow_patterns=patterns))
     except (OSError, HfHubHTTPError) as error:
-        raise UserError(f"{name} cannot be fetched from the hub: {str(error).strip().splitlines()[0]}") from error
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{name} cannot be fetched from the hub: {reason}; check the name and the network") from error
 
 
 def list_files(name: HubName) -> list[str]:
-    """Return the paths of the repository's files; without a network, of those that are cached."""
+    """Return the paths of the files of a repository, or of the cached ones if the hub cannot be reached."""
     try:
         return sorted(HfApi().list_repo_files(name.repository, revision=name.commit))
-    except Exception:  # the errors of the HTTP library, which differ between versions of huggingface_hub
+    except Exception:  # the type of network errors depends on the version of huggingface_hub
         folder = fetch(name, [])
         return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
@@ -78,6 +79,6 @@ def weight_file(name: HubName, files: list[str]) -> str:
     if len(weights) == 1:
         return weights[0]
     if not weights:
-        raise UserError(f"{name} contains no weight file ({', '.join(WEIGHT_SUFFIXES)})")
+        raise UserError(f"{name} contains no weight file ({', '.join(WEIGHT_SUFFIXES)}); choose another repository")
     choices = ", ".join(f"{name}/{weight}" for weight in weights)
     raise UserError(f"{name} contains {len(weights)} weight files; choose one: {choices}")

@@ -1,4 +1,4 @@
-"""Load the grounder that `ground.grounder` names, and read its calibrated score threshold."""
+"""Load the grounder of the setting `ground.grounder`, and read its calibrated score threshold."""
 
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -25,7 +25,7 @@ def load_grounder(
     precision: Precision = "auto",
     compile: bool = False,
 ) -> Grounder:
-    """Load the grounder `name`. The other parameters are the settings of GroundConfig with the same names.
+    """Load the grounder `name`. The other parameters are the fields of GroundConfig with the same names.
 
     Raises UserError if the model or the device does not exist, or if the model cannot be loaded.
     """
@@ -42,9 +42,9 @@ def load_grounder(
 
 
 def is_transformers(grounder: str) -> bool:
-    """True for a folder or hub repository with a model of transformers; every other grounder is a GLIP.
+    """Return True for a folder or hub name of a transformers model, False for a GLIP model.
 
-    A hub name without a commit counts as transformers, since GLIP repositories need one.
+    A hub name without a commit is a transformers model, since hub names of GLIP models must contain a commit.
     """
     path = Path(grounder)
     if path.exists():
@@ -56,12 +56,12 @@ def is_transformers(grounder: str) -> bool:
 
 
 def hub_config(name: HubName) -> dict[str, Any]:
-    """Return the config.json of a hub repository, {} if it has none."""
+    """Return the config.json of a hub repository, or {} if it has none."""
     return read_config(fetch(name, ["config.json"]))
 
 
 def score_threshold(grounder: str) -> float:
-    """Return the lowest grounding score of a kept box: the grounder's calibrated threshold, 0.65 without one.
+    """Return the calibrated score threshold of a grounder, or SCORE_THRESHOLD if it has none.
 
     Raises UserError if the threshold in its config.json is not a number from 0 to 1.
     """

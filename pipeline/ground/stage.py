@@ -15,7 +15,7 @@ from schemas.rows import GROUNDED
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
 COLUMNS: Final = ["caption", "noun_chunks", "given_noun_chunks", "given_chunks", "width", "height"]
-"""Columns to read in addition to `image`, which is read batch by batch."""
+"""Columns that are read for all rows at once; `image` is read batch by batch."""
 
 Row = dict[str, Any]
 RemovalReasons = dict[int, str]
@@ -25,8 +25,8 @@ RemovalReasons = dict[int, str]
 class Ground:
     """Find boxes for the noun chunks of each caption. Takes a PARSED table and returns a GROUNDED table.
 
-    Adds `boxes`, best first. Rows with given boxes (GRIT input) keep these and skip the network. Sets `removed` of the
-    noun chunks that the network cannot ground. Rows without a box are dropped as `no_box` or `ungroundable`.
+    Adds `boxes`, best first. Rows with given boxes (GRIT input) keep their boxes and skip the network. Sets `removed`
+    for noun chunks that the network cannot ground. Rows without a box are dropped as `no_box` or `ungroundable`.
 
     Raises UserError if the grounder cannot be loaded.
 
@@ -47,7 +47,7 @@ class Ground:
     def __init__(
         self, config: GroundConfig, grounder: Grounder | None = None, decode: StoredImages | None = None
     ) -> None:
-        """Load the network of `config`, or use `grounder`. `decode` can be shared with other stages of the process."""
+        """Load the grounder of `config` unless one is given; share `decode` with other stages to decode images once."""
         self.config = config
         self.decode = decode or StoredImages(max_bytes=0)
         self.grounder = grounder or load_grounder(
@@ -77,7 +77,7 @@ class Ground:
     def _ground(
         self, images: pa.ChunkedArray, rows: Mapping[int, Row]
     ) -> tuple[dict[int, Boxes], dict[int, RemovalReasons]]:
-        """Ground rows with the network; return the boxes of each row, and its removed noun chunks if there are any."""
+        """Ground rows with the network; return the boxes by row, and the reasons of removed noun chunks by row."""
         boxes: dict[int, Boxes] = {}
         removed: dict[int, RemovalReasons] = {}
         for batch, results in self._run_network(images, rows):
@@ -94,7 +94,7 @@ class Ground:
     ) -> Iterator[tuple[list[int], list[Grounded]]]:
         """Yield each batch of rows with the results of the network.
 
-        While the network computes, one thread prepares the next batch and another collects the previous results.
+        While the network runs, one thread prepares the next batch and another collects the previous results.
         """
         sizes = {i: (row["height"] or 1, row["width"] or 1) for i, row in rows.items()}
         buckets = {i: self.grounder.bucket(*size) for i, size in sizes.items()}
@@ -120,14 +120,14 @@ def groundable(chunks: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, An
 
 
 def batches(indices: Sequence[int], buckets: Mapping[int, Any], size: int) -> Iterator[list[int]]:
-    """Yield runs of at most `size` consecutive `indices` from the same bucket."""
+    """Yield batches of at most `size` consecutive `indices`; all indices of a batch are in the same bucket."""
     for _, members in groupby(indices, key=lambda i: buckets[i]):
         same = list(members)
         yield from (same[start : start + size] for start in range(0, len(same), size))
 
 
 def mark_removed(table: pa.Table, removed: Mapping[int, RemovalReasons]) -> pa.Table:
-    """Return `table` with the reasons of `removed` (row -> chunk -> reason) in its noun chunks."""
+    """Store the reasons `removed` (row -> noun chunk -> reason) in the noun chunks of `table`."""
     if not removed:
         return table
     column = table["noun_chunks"].to_pylist()
@@ -138,7 +138,7 @@ def mark_removed(table: pa.Table, removed: Mapping[int, RemovalReasons]) -> pa.T
 
 
 def why_dropped(chunks: Sequence[dict[str, Any]], removed: RemovalReasons) -> Drop:
-    """Return why a row without boxes is dropped; `removed` are the noun chunks that the network cannot ground."""
+    """Return the reason to drop a row without boxes, from the noun chunks that the network could not ground."""
     if not chunks:
         return Drop("ungroundable", "no given phrase is found in the cleaned caption")
     n_phrases = len(groundable(chunks)) - len(removed)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return `tensor` in pinned memory, from which a GPU copies asynchronously; unchanged if `device` is not a GPU."""
+    """Copy a tensor to pinned memory for an asynchronous copy to a GPU; return it unchanged if `device` is no GPU."""
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
@@ -24,16 +24,16 @@ def take(tensors: Sequence[Tensor], rows: list[int]) -> list[Tensor]:
 
 
 class OnCpu:
-    """Copies of tensors on the CPU. The copies of GPU tensors are asynchronous and complete only after `wait`."""
+    """Asynchronous copies of tensors on the CPU; call `wait` before use."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         tensors = list(tensors)
-        self.copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]  # non_blocking: to pinned memory
+        self.copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]  # into pinned memory
         self.event = None
         device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
         if device is not None:
             self.event = torch.cuda.Event()
-            self.event.record(torch.cuda.current_stream(device))  # without a stream, it would record that of cuda:0
+            self.event.record(torch.cuda.current_stream(device))  # the default is the stream of the current device
 
     def wait(self) -> list[Tensor]:
         """Return the copies once they are complete."""

@@ -1,1 +1,1 @@
-"""The score stage: filters boxes by size, grounding score and CLIPScore."""
+"""The score stage, which filters boxes by size, grounding score and CLIPScore."""

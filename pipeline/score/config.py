@@ -20,14 +20,16 @@ class ScoreConfig:
     device: str = runtime("auto")
     # maximum number of crops in a batch
     batch_size: int = runtime(256)
-    # smallest box, in pixels of the stored image; size_rule chooses the measure
+    # minimum size of a box, in pixels of the stored image; size_rule defines what is compared with it
     min_side_px: int = 32
-    # area: compare the box's area with min_side_px squared; side: compare its width and its height with min_side_px
+    # area: the area of a box must be at least min_side_px squared; side: its width and its height must be at least
+    # min_side_px
     size_rule: Literal["area", "side"] = "area"
-    # lowest grounding score of a kept box, 0 to 1; null: the calibrated threshold of the grounder, 0.65 without one
+    # minimum grounding score of a kept box, 0 to 1; null: the calibrated threshold of the grounder, or 0.65 if it has
+    # none
     min_score: float | None = None
-    # lowest CLIPScore of crop and phrase, which is 2.5 * max(cosine, 0); null: the calibrated threshold of the scorer,
-    # 0.65 without one
+    # minimum CLIPScore of a crop and its phrase, 2.5 * max(cosine, 0); null: the calibrated threshold of the scorer, or
+    # 0.65 if it has none
     min_clip_score: float | None = None
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The filters of the score stage, and the reason why a row without a kept box is dropped."""
+"""The filters of the score stage, and the drop reason of rows without a kept box."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,14 +20,14 @@ def clip_score(cosine: float) -> float:
 
 
 def measure_box(box: dict[str, Any], width: int, height: int, thresholds: Thresholds) -> BoxScore:
-    """Measure a box, and apply the filters by size and by grounding score. `clip_cosine` is null at this point.
+    """Measure a box, and apply the filters by size and by grounding score. `clip_cosine` is computed later.
 
     `width` and `height` are those of the image, in pixels.
     """
     box_width, box_height = (box["x_max"] - box["x_min"]) * width, (box["y_max"] - box["y_min"]) * height
     side = thresholds.min_side_px
     is_small = box_width * box_height < side**2 if thresholds.size_rule == "area" else min(box_width, box_height) < side
-    # Crops are rounded to pixels, so the crop of a thin box may be empty.
+    # The corners of crops are rounded to pixels, so the crop of a thin box may be empty.
     is_empty = any(int(box[f"{a}_max"] * n) <= int(box[f"{a}_min"] * n) for a, n in (("x", width), ("y", height)))
     removed = None
     if is_small or is_empty:
@@ -38,7 +38,7 @@ def measure_box(box: dict[str, Any], width: int, height: int, thresholds: Thresh
 
 
 def why_dropped(boxes: Sequence[dict[str, Any]], scores: Sequence[BoxScore], thresholds: Thresholds) -> Drop:
-    """Return why a row without a kept box is dropped: the last filter that removed a box, and its best measurement."""
+    """Return the drop reason of a row without a kept box: the last filter that removed a box, and the best value."""
     removed = {score["removed"] for score in scores}
     reason = [name for name in BOX_REMOVALS if name in removed][-1]
     match reason:

@@ -1,4 +1,4 @@
-"""CLIP models behind one interface: checkpoints of the trainer, such as the miniature, transformers, and open_clip."""
+"""Load CLIP models of the trainer (such as the miniature), transformers and open_clip as scorers."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from pipeline.score.config import CLIP_SCORE_WEIGHT
 
 MINIATURE: Final = Path(__file__).parents[2] / "demo" / "weights" / "clip"
 CLIP_SCORE_THRESHOLD: Final = 0.65
-"""Threshold of a scorer without calibration: that of HyCoCLIP (appendix A), as a CLIPScore. It is a cosine of 0.26."""
+"""CLIPScore threshold of a scorer without calibration: a cosine of 0.26, as in HyCoCLIP (appendix A)."""
 OPEN_CLIP: Final = "open_clip:"
 TEXT_BATCH: Final = 512
 
@@ -55,7 +55,7 @@ def scorer_path(scorer: str) -> str:
 
 
 def clip_score_threshold(scorer: str) -> float:
-    """Return the lowest CLIPScore of a kept box: the scorer's calibrated threshold, 0.65 without one.
+    """Return the calibrated CLIPScore threshold of a scorer, or CLIP_SCORE_THRESHOLD if it has none.
 
     Raises UserError if the threshold in its config.json is not a number from 0 to 2.5.
     """
@@ -66,7 +66,7 @@ def clip_score_threshold(scorer: str) -> float:
 
 
 def load_scorer(scorer: str, device: str, batch_size: int) -> Scorer:
-    """Load the CLIP model that `score.scorer` names, in evaluation mode.
+    """Load the CLIP model of the setting `score.scorer`, in evaluation mode.
 
     Raises UserError if the model or the device does not exist, or if the model cannot be loaded.
     """
@@ -82,8 +82,8 @@ def load_scorer(scorer: str, device: str, batch_size: int) -> Scorer:
 
 
 def _load_trainer_checkpoint(path: str, device: torch.device) -> tuple[ImageEncoder, TextEncoder]:
-    # The only import of the trainer in the pipeline: a model that was trained on shards can score the next ones. It is
-    # local, so that the pipeline runs without the trainer.
+    # The only import of the trainer in the pipeline: a trained model can score the boxes of further shards. The import
+    # is local, so that the pipeline runs without the trainer.
     from trainer.checkpoints.model import load_model
     from trainer.data.preprocess import fit, to_pixels
 
@@ -91,7 +91,7 @@ def _load_trainer_checkpoint(path: str, device: torch.device) -> tuple[ImageEnco
         loaded = load_model(path)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"score.scorer: {path} cannot be loaded as a checkpoint of the trainer: {error}") from error
-    # With channels last, pooling and convolutions are faster; the image tower takes three quarters of the time on CPUs.
+    # The channels-last format makes convolutions and pooling faster; on CPUs, the image tower takes 3/4 of the time.
     model = loaded.model.to(device).to(memory_format=torch.channels_last)
 
     def encode_images(batch: Sequence[Image]) -> Tensor:
@@ -147,10 +147,11 @@ def _load_open_clip(name: str, device: torch.device) -> tuple[ImageEncoder, Text
     architecture, _, weights = name.partition("/")
     if not weights:
         raise UserError(
-            f"score.scorer={OPEN_CLIP}{name}: write {OPEN_CLIP}ARCHITECTURE/WEIGHTS, such as ViT-B-32/laion2b_s34b_b79k"
+            f"score.scorer={OPEN_CLIP}{name} has no weights; give {OPEN_CLIP}ARCHITECTURE/WEIGHTS, "
+            f"such as {OPEN_CLIP}ViT-B-32/laion2b_s34b_b79k"
         )
     if os.sep in weights and not Path(weights).is_file():
-        raise UserError(f"score.scorer={OPEN_CLIP}{name}: the file {weights} does not exist")
+        raise UserError(f"score.scorer={OPEN_CLIP}{name}: the file {weights} does not exist; check its path")
     try:
         model, transform = open_clip.create_model_from_pretrained(architecture, weights, device=device)
         tokenizer = open_clip.get_tokenizer(architecture)

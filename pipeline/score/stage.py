@@ -1,4 +1,4 @@
-"""Stage `score`: keep the boxes that are large enough, score high enough and look like their phrase."""
+"""Stage `score`: keep boxes with sufficient size, grounding score and CLIPScore."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -15,18 +15,18 @@ from pipeline.stored_images import StoredImages
 from schemas.rows import SCORED
 from schemas.table import add_columns, drop_rows, kept_indices
 
-ROWS: Final = 64
-"""Number of rows whose images are in memory together. The batch size of the model is `score.batch_size`."""
+ROWS_IN_MEMORY: Final = 64
+"""Number of rows whose images are decoded at a time. The batch size of the model is `score.batch_size`."""
 
 Row = dict[str, Any]
 
 
 class Score:
-    """Filter boxes by size, grounding score and CLIP score. Takes a GROUNDED table and returns a SCORED table.
+    """Filter boxes by size, grounding score and CLIPScore. Takes a GROUNDED table and returns a SCORED table.
 
-    Adds `box_scores`, with the reason in `removed` for each box that is not kept, and `clip_similarity`, the cosine of
-    image and caption. A row without a kept box is dropped as `box_too_small`, `low_score` or `low_clip_score`, which
-    names the last filter that removed a box.
+    Adds `box_scores`, whose field `removed` is the reason if a box is not kept, and `clip_similarity`, the cosine of
+    image and caption. A row without a kept box is dropped as `box_too_small`, `low_score` or `low_clip_score`, after
+    the last filter that removed a box.
 
     Raises UserError if the scorer cannot be loaded.
 
@@ -52,7 +52,7 @@ class Score:
         scorer: Scorer | None = None,
         decode: StoredImages | None = None,
     ) -> None:
-        """Load the scorer of `config`, or use `scorer`. `decode` can be shared with other stages of the process."""
+        """Load the scorer of `config` unless one is given; share `decode` with other stages to decode images once."""
         self.thresholds = thresholds
         self.scorer = scorer or load_scorer(config.scorer, config.device, config.batch_size)
         self.decode = decode or StoredImages(max_bytes=0)
@@ -60,8 +60,8 @@ class Score:
     def __call__(self, table: pa.Table) -> pa.Table:
         kept, found, drops = kept_indices(table), {}, {}
         needed = table.select(["image", "caption", "noun_chunks", "boxes"])
-        for start in range(0, len(kept), ROWS):
-            indices = kept[start : start + ROWS]
+        for start in range(0, len(kept), ROWS_IN_MEMORY):
+            indices = kept[start : start + ROWS_IN_MEMORY]
             rows = needed.take(indices).to_pylist()
             images = [self.decode(row["image"]) for row in rows]
             for i, row, scores, similarity in zip(indices, rows, *self._score(rows, images), strict=True):
@@ -71,7 +71,7 @@ class Score:
         return drop_rows(add_columns(table, SCORED, found), "score", drops)
 
     def _score(self, rows: Sequence[Row], images: Sequence[Image]) -> tuple[list[list[BoxScore]], list[float | None]]:
-        """Return the box scores of each row, and its image-caption similarity, None if no box is kept."""
+        """Return the box scores of each row, and its image-caption similarity or None if no box is kept."""
         scores = [
             [measure_box(box, image.shape[1], image.shape[0], self.thresholds) for box in row["boxes"]]
             for row, image in zip(rows, images, strict=True)
@@ -90,7 +90,7 @@ class Score:
         return scores, [similarity.get(r) for r in range(len(rows))]
 
     def _cosines(self, images: Sequence[Image], texts: Sequence[str]) -> list[float]:
-        """Return the cosine of each image with its text; equal texts are embedded once."""
+        """Return the cosine of each image and its text. Texts that occur several times are embedded once."""
         if not images:
             return []
         distinct = {text: n for n, text in enumerate(dict.fromkeys(texts))}

@@ -19,7 +19,7 @@ class Thresholds:
 
 
 def resolve_thresholds(config: ScoreConfig, grounder: str) -> Thresholds:
-    """Return the thresholds of `config`; for those that are null, the calibrated thresholds of grounder and scorer.
+    """Return the thresholds of `config`; null is replaced by the calibrated threshold of the grounder or scorer.
 
     `grounder` is the setting `ground.grounder`. Raises UserError if a calibrated threshold is not a valid number.
 

@@ -10,13 +10,14 @@ from schemas.files import FILES
 
 @dataclass(frozen=True, kw_only=True)
 class WriteConfig:
-    """The output formats: train/ for training, grit/ in the layout of img2dataset, arrow/ with every input row."""
+    """The output formats: train/ (for training), grit/ (the layout of img2dataset), arrow/ (every input row)."""
 
     # formats to write: one or more of train, grit and arrow
     formats: tuple[str, ...] = ("train", "grit", "arrow")
-    # store the images in arrow/ too; grit/ always contains them
+    # also store the images in arrow/; grit/ always contains them
     image_bytes: bool = False
-    # referring expressions in train/ and grit/: all, as in the GRIT release; maximal: only those inside no other one
+    # referring expressions in train/ and grit/: all (as in the GRIT release), or maximal (only those that are not part
+    # of another one)
     ref_exps: Literal["all", "maximal"] = "all"
     # JPEG quality of the 224-pixel images in train/, 1 to 100; HyCoCLIP uses 95
     jpeg_quality: int = 95

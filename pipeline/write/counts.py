@@ -11,7 +11,7 @@ from schemas.manifest import Counts, Removed
 from schemas.status import DROPPED, KEPT, check_reason
 
 KEY: Final = re.compile(r"[0-9A-Za-z_-]+")
-"""Keys that can name a tar member: WebDataset cuts a name at its first dot, and slashes create folders."""
+"""Valid keys of samples. A dot or slash is not allowed: WebDataset ends the key at the first dot of a member name."""
 
 
 def kept_rows(rows: Sequence[Row]) -> list[Row]:
@@ -22,7 +22,8 @@ def kept_rows(rows: Sequence[Row]) -> list[Row]:
 def count_rows(rows: Sequence[Row], plan: ShardPlan) -> Counts:
     """Count the rows of a shard by status, stage and reason.
 
-    Raises ValueError unless there is exactly one row for each planned one and each is valid (`check_row`).
+    Raises ValueError if the number of rows is not that of the plan, a key occurs twice, or a row is invalid
+    (`check_row`).
     """
     if len(rows) != plan.n_rows or len({row["key"] for row in rows}) != plan.n_rows:
         raise ValueError(
@@ -39,9 +40,9 @@ def count_rows(rows: Sequence[Row], plan: ShardPlan) -> Counts:
 
 
 def check_row(row: Row) -> None:
-    """Raise ValueError unless the key can name a tar member, and the row is kept with an image or dropped for a reason.
+    """Raise ValueError if the key is invalid, or the row is neither kept with an image nor dropped with a reason.
 
-    The reason must be one of its stage (schemas.status.REASONS).
+    The reason must be a drop reason of its stage (schemas.status.REASONS).
     """
     status, stage, reason = row["status"], row["stage"], row["reason"]
     if not KEY.fullmatch(row["key"]):

@@ -1,6 +1,6 @@
 """Write grit/: the layout of img2dataset (a tar and a parquet) with the columns of the GRIT release.
 
-Boxes become GRIT's positional lists here: [start, end, x_min, y_min, x_max, y_max, score].
+Boxes are written as in GRIT, as lists [start, end, x_min, y_min, x_max, y_max, score].
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import IO, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.write.samples import Row, grounded_phrases, shortest, to_json
+from pipeline.write.samples import Row, grounded_phrases, shortest_float, to_json
 from schemas.files import GRIT_CAPTION, GRIT_IMAGE, GRIT_JSON, grit_schema
 from schemas.status import KEPT
 
@@ -20,7 +20,7 @@ GRIT_SCORERS: Final = {"clip-vit-base-patch32": "vitb32", "clip-vit-large-patch1
 
 
 def similarity_column(scorer: str) -> str:
-    """Return the name of the similarity column: `clip_similarity_vitb32`, as in GRIT, or `clip_similarity_<scorer>`."""
+    """Return the name of the similarity column: GRIT's name for OpenAI's models, else `clip_similarity_<scorer>`."""
     name = scorer.rstrip("/").rsplit("/", 1)[-1].lower()
     return f"clip_similarity_{GRIT_SCORERS.get(name) or re.sub('[^a-z0-9]+', '_', name).strip('_')}"
 
@@ -31,13 +31,13 @@ def grit_columns(row: Row, ref_exps: str, similarity: str) -> dict[str, Any]:
     spans: dict[str, list[list[float]]] = {"noun_chunk": [], "ref_exp": []}
     for phrase in grounded_phrases(row, ref_exps) if is_kept else ():
         box = row["boxes"][phrase.box]
-        numbers = [shortest(box[name]) or 0.0 for name in ("x_min", "y_min", "x_max", "y_max", "score")]
+        numbers = [shortest_float(box[name]) or 0.0 for name in ("x_min", "y_min", "x_max", "y_max", "score")]
         spans[phrase.kind].append([phrase.start, phrase.end, *numbers])
     return {
         **{name: row[name] for name in ("key", "id", "url")},
         "caption": row["caption_original"] if row["caption"] is None else row["caption"],
         **{name: row[name] for name in ("width", "height", "original_width", "original_height")},
-        similarity: shortest(row["clip_similarity"]),
+        similarity: shortest_float(row["clip_similarity"]),
         "noun_chunks": spans["noun_chunk"] if is_kept else None,
         "ref_exps": spans["ref_exp"] if is_kept else None,
         "sha256": row["sha256"],
@@ -50,7 +50,7 @@ def grit_columns(row: Row, ref_exps: str, similarity: str) -> dict[str, Any]:
 def grit_sample(row: Row, columns: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
     """Yield the members of a kept row's sample, as (extension, content).
 
-    The JSON also has the input's other columns; the GRIT column takes precedence over an input column of the same name.
+    The JSON also contains the other columns of the input, except those with the name of a GRIT column.
     """
     yield GRIT_IMAGE, row["image"]
     yield GRIT_CAPTION, row["caption"].encode()

@@ -1,4 +1,4 @@
-"""Functions that several writers share: the kept boxes of a row, their phrases, and reproducible JSON."""
+"""Functions shared by the formats: the kept boxes of a row, their phrases, and reproducible JSON."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ class GroundedPhrase:
 def kept_boxes(row: Row) -> list[int]:
     """Return the indices in `boxes` of the boxes that no filter removed, best first.
 
-    Raises ValueError if a box has no score, which is a bug.
+    Raises ValueError if a box has no entry in `box_scores`, which is a bug.
     """
     scores = row["box_scores"]
     if scores is None or row["boxes"] is None or len(scores) != len(row["boxes"]):
@@ -35,7 +35,7 @@ def kept_boxes(row: Row) -> list[int]:
 def grounded_phrases(row: Row, ref_exps: str) -> Iterator[GroundedPhrase]:
     """Yield the noun chunk of each kept box, then the referring expressions of those chunks.
 
-    `ref_exps` is "all", or "maximal" for only those that lie inside no other expression.
+    With `ref_exps` "all", yield all expressions; with "maximal", only those that are not part of another one.
     """
     kept = kept_boxes(row)
     for i in kept:
@@ -50,14 +50,14 @@ def grounded_phrases(row: Row, ref_exps: str) -> Iterator[GroundedPhrase]:
             yield GroundedPhrase("ref_exp", start, end, i)
 
 
-def shortest(value: float | None) -> float | None:
+def shortest_float(value: float | None) -> float | None:
     """Return the float64 with the fewest digits that rounds to the same float32: 0.65 instead of 0.6499999761581421."""
     return None if value is None else float(str(np.float32(value)))
 
 
-def shorten(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `fields` with `shortest` applied to every float."""
-    return {name: shortest(value) if isinstance(value, float) else value for name, value in fields.items()}
+def shorten_floats(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply `shortest_float` to every float of `fields`."""
+    return {name: shortest_float(value) if isinstance(value, float) else value for name, value in fields.items()}
 
 
 def to_json(value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Stage `write`: the output files of one shard, committed by its manifest."""
+"""Stage `write`: write the output files of a shard, and commit them with a manifest."""
 
 import dataclasses
 import json
@@ -36,11 +36,11 @@ def write_shard(
     """Write the files of one shard and commit them with a manifest. Takes a SCORED table and returns the manifest.
 
     The files (schemas.files.FILES) are written to the folder or URL `output`. The files of an earlier run are replaced.
-    `provenance` identifies the models and settings that decide the content; `runtime` are settings that may differ
-    between the shards of one output.
+    `provenance` identifies the models and settings that determine the content; `runtime` are settings that may differ
+    between the shards of an output.
 
     Raises ValueError if rows of the plan are missing or invalid, such as a kept row without an image or a box. Raises
-    UserError if the output cannot be written to. After an error while writing, no file of the shard remains.
+    UserError if the output cannot be written. After an error while writing, no file of the shard remains.
 
     >>> from tempfile import TemporaryDirectory
     >>> row = {"key": "0", "source": "pairs.csv", "source_row": 0, "status": "dropped"}
@@ -127,7 +127,7 @@ def file_metadata(provenance: Provenance) -> dict[str, str]:
 
 
 def plan_json(plan: ShardPlan) -> PlanJson:
-    """Return the plan in the form that it has after it was saved as JSON."""
+    """Convert a plan to the values that reading it from a manifest returns: lists instead of tuples."""
     return cast(PlanJson, json.loads(json.dumps(dataclasses.asdict(plan))))
 
 
@@ -141,7 +141,7 @@ def read_manifest(output: str, index: int) -> Manifest | None:
 
 
 def is_finished(output: str, plan: ShardPlan, provenance: Provenance) -> bool:
-    """True if the shard is committed with this plan and provenance, and its files have the recorded sizes."""
+    """Return True if the shard is committed with this plan and provenance and its files have the recorded sizes."""
     manifest = read_manifest(output, plan.index)
     expected = {"schema": VERSION, "plan": plan_json(plan), "provenance": json.loads(to_json(provenance))}
     if manifest is None or any(manifest.get(name) != value for name, value in expected.items()):

@@ -1,8 +1,8 @@
-"""Write the files of a shard atomically: first under temporary names, then renamed, the manifest last.
+"""Write the files of a shard atomically: write them under temporary names, then rename them, the manifest last.
 
 On a local disk, the temporary name is the final one plus `.tmp`, in the same folder, so that renaming is atomic. The
-temporary files of a killed run are removed when its shard is written again. In an object store, an object appears only
-once it is complete; files are therefore written to a local temporary folder and then uploaded.
+temporary files of a killed run are removed when its shard is written again. For an object store, files are written to
+a local temporary folder and then uploaded, because an object becomes visible only when its upload is complete.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class HashedFile(RawIOBase):
 
 
 class Staging:
-    """The files of one shard while they are written; the `with` block removes those that were not published.
+    """The unpublished files of a shard. The end of the `with` block removes those that were not published.
 
     Methods raise UserError if the disk is full, the folder is not writable, or a remote store refuses an upload.
     """
@@ -72,7 +72,7 @@ class Staging:
 
     @contextmanager
     def open(self, relative: str, rows: int) -> Iterator[IO[bytes]]:
-        """Open a file for `rows` rows under its temporary name; the end of the block syncs it to disk."""
+        """Open a file for `rows` rows under its temporary name; sync it to disk at the end of the `with` block."""
         final = self.store.path(relative)
         path = f"{final}.tmp" if self.store.is_local else os.path.join(self._folder, relative.replace("/", "_"))
         self._staged[relative] = path
@@ -85,7 +85,7 @@ class Staging:
         self.files[relative] = {"bytes": hashed.n_bytes, "sha256": hashed.sha256, "rows": rows}
 
     def publish(self) -> None:
-        """Give every staged file its final name, in the order in which they were opened."""
+        """Rename or upload all staged files to their final names, in the order in which they were opened."""
         for relative, path in self._staged.items():
             final = self.store.path(relative)
             if not self.store.is_local:

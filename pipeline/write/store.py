@@ -23,13 +23,13 @@ DISK_FIXES: Final = {
     errno.EEXIST: "there is a file where a folder is needed; choose another output=",
     errno.EISDIR: "there is a folder where a file is needed; choose another output=",
 }
-"""Error of the file system -> fix by the user. Other errors are not caught."""
+"""Error number of the file system -> the fix for the user. Other errors are not converted."""
 REMOTE_FIX: Final = "check the address, the bucket, the credentials and their permissions; finished shards are kept"
 
 
 @contextmanager
 def disk_errors_explained(path: str) -> Iterator[None]:
-    """Raise UserError, with `path` and the fix, for those errors of the file system that the user can fix."""
+    """Convert errors of the file system that the user can fix to UserError, with `path` and the fix."""
     try:
         yield
     except OSError as error:
@@ -41,8 +41,8 @@ def disk_errors_explained(path: str) -> Iterator[None]:
 class Store:
     """An output folder: a local path or any fsspec URL. File paths are relative to it.
 
-    Directory listings are not cached, since other machines of a cluster write to the same folder. Methods raise
-    UserError if a remote store refuses a request, or if a local folder cannot be written to.
+    Directory listings are not cached, since other nodes of a cluster write to the same folder. Methods raise UserError
+    if a remote store refuses a request, or if a local folder is not writable.
     """
 
     def __init__(self, output: str) -> None:
@@ -99,7 +99,7 @@ class Store:
             self.fs.makedirs(self.path(relative).rsplit("/", 1)[0], exist_ok=True)
 
     def remove(self, relatives: Iterable[str]) -> None:
-        """Delete these files if they exist, in order, and the temporary files that a killed run left behind."""
+        """Delete files, in order, if they exist; also delete their temporary files, which a killed run may have left."""
         for relative in relatives:
             for name in (relative, f"{relative}.tmp") if self.is_local else (relative,):
                 with self.explained("write", name):
@@ -108,7 +108,7 @@ class Store:
 
     @contextmanager
     def explained(self, action: str, relative: str) -> Iterator[None]:
-        """Raise UserError, with the file and the fix, for errors of the store; `action` is "read" or "write".
+        """Convert errors of the store to UserError, with the file and the fix; `action` is "read" or "write".
 
         Two kinds of errors are not converted: reading a file that does not exist, which the caller handles, and reading
         from a local disk, for which there is no general fix.

@@ -1,8 +1,8 @@
-"""A fast tar writer for many small members; equal input gives equal bytes.
+"""A fast, reproducible tar writer for many small members.
 
-`tarfile` creates an object, three dictionaries and several copies per member. Here, a header is 512 bytes of which only
-name, size and checksum vary; times and owners are zero. A name that does not fit into the 100 ASCII bytes of the ustar
-format gets a pax header, which all common readers support.
+It is faster than `tarfile`, which creates an object, three dictionaries and several copies per member. Here, only the
+name, size and checksum of a header vary; times and owners are zero. A name that does not fit into the 100 ASCII bytes
+of the ustar format gets a pax header, which all common readers support.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ MAX_MEMBER_BYTES: Final = 8**11 - 1  # eleven octal digits, 8 GiB
 _MODE_UID_GID: Final = b"0000644\0" + b"0000000\0" * 2
 _END_SIZE_MTIME: Final = b"\0" + b"00000000000\0"
 _LINK_MAGIC_OWNER: Final = bytes(100) + b"ustar\x0000" + bytes(64 + 16 + 155 + 12)
-# The checksum is computed with eight blanks in its own field.
+# The checksum field itself is summed up as eight spaces.
 _FIXED_SUM: Final = sum(_MODE_UID_GID + _END_SIZE_MTIME + _LINK_MAGIC_OWNER) + 8 * ord(" ")
 _PADDING: Final = tuple(bytes(-n % BLOCK) for n in range(BLOCK))
 
@@ -46,7 +46,7 @@ def pax_path(name: bytes) -> bytes:
 
 
 class TarWriter:
-    """Write a tar archive to an open file; `close`, or leaving the `with` block, ends the archive but not the file."""
+    """Write a tar archive to an open file. `close`, or the end of the `with` block, does not close the file."""
 
     def __init__(self, file: Sink) -> None:
         self._file = file

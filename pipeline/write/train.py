@@ -1,6 +1,6 @@
 """Write train/: one sample per kept row, in the layout of HyCoCLIP (arXiv 2410.06912, appendix A) with an added JSON.
 
-HyCoCLIP's loader expects 224 x 224 JPEGs, padded to a square on white, and at least one parent: a box with its phrase.
+HyCoCLIP's loader expects 224 x 224 JPEGs, padded to a square with white, and at least one parent: a box and its phrase.
 The parents are the noun chunks, then the referring expressions. Each distinct text is written once, with its best box.
 """
 
@@ -10,7 +10,15 @@ from typing import Final
 from common.images import STORED, Image, decode
 from pipeline.images import border_square, corners, crop_box, encode_jpeg
 from pipeline.write.config import WriteConfig
-from pipeline.write.samples import GroundedPhrase, Row, grounded_phrases, kept_boxes, shorten, shortest, to_json
+from pipeline.write.samples import (
+    GroundedPhrase,
+    Row,
+    grounded_phrases,
+    kept_boxes,
+    shorten_floats,
+    shortest_float,
+    to_json,
+)
 from schemas.files import (
     TRAIN_ANNOTATIONS,
     TRAIN_BOX_IMAGE,
@@ -25,7 +33,7 @@ SIDE_PX: Final = 224
 
 
 def distinct_phrases(row: Row, ref_exps: str) -> list[GroundedPhrase]:
-    """Return the first phrase with each text, in HyCoCLIP's order."""
+    """Return the phrases of a row in HyCoCLIP's order, without those whose text occurred before."""
     first: dict[str, GroundedPhrase] = {}
     for phrase in grounded_phrases(row, ref_exps):
         first.setdefault(row["caption"][phrase.start : phrase.end], phrase)
@@ -48,7 +56,7 @@ def train_sample(row: Row, config: WriteConfig, config_hash: str) -> Iterator[tu
     yield TRAIN_IMAGE, padded(image)
     yield TRAIN_CAPTION, row["caption"].encode()
     yield TRAIN_N_PARENTS, b"%d" % len(phrases)
-    crops: dict[int, bytes] = {}  # a noun chunk and its expression share a box, which is cropped and encoded once
+    crops: dict[int, bytes] = {}  # by box, since a noun chunk and its referring expression have the same box
     for i, phrase in enumerate(phrases):
         if phrase.box not in crops:
             crops[phrase.box] = padded(crop_box(image, corners(row["boxes"][phrase.box])))
@@ -58,10 +66,10 @@ def train_sample(row: Row, config: WriteConfig, config_hash: str) -> Iterator[tu
 
 
 def annotations(row: Row, phrases: list[GroundedPhrase], config_hash: str) -> TrainAnnotations:
-    """Return the content of the sample's JSON . Box indices count kept boxes only."""
+    """Return the content of the sample's JSON. Box indices refer to the kept boxes."""
     kept = kept_boxes(row)
     number = {box: i for i, box in enumerate(kept)}
-    boxes = [shorten(row["boxes"][i] | row["box_scores"][i]) for i in kept]
+    boxes = [shorten_floats(row["boxes"][i] | row["box_scores"][i]) for i in kept]
     for box in boxes:
         del box["removed"]
     return {
@@ -72,7 +80,7 @@ def annotations(row: Row, phrases: list[GroundedPhrase], config_hash: str) -> Tr
         "tokens": row["tokens"],
         "noun_chunks": row["noun_chunks"],
         "ref_exps": row["ref_exps"],
-        "clip_similarity": shortest(row["clip_similarity"]),
+        "clip_similarity": shortest_float(row["clip_similarity"]),
         "width": row["width"],
         "height": row["height"],
         "provenance": {

@@ -1,1 +1,1 @@
-"""GLIP (Li et al., CVPR 2022), a grounded detector, in plain PyTorch; the released checkpoints can be loaded."""
+"""GLIP (Li et al., CVPR 2022), a phrase grounding network, in plain PyTorch. Loads the released checkpoints."""

@@ -1,4 +1,4 @@
-"""Anchors: one square box per cell, in inclusive pixel coordinates."""
+"""Anchors: one square box per cell of each feature map, in inclusive pixel coordinates."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Boxes as offsets from anchors, and sides, areas and overlaps of boxes with inclusive corners.
+"""Encode boxes as offsets from anchors; compute sides and IoU of boxes with inclusive corners.
 
 A box with inclusive corners contains its corner pixels: its width is x_max - x_min + 1, its centre (x_min + x_max) / 2.
 """
@@ -45,7 +45,7 @@ def inclusive_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def to_exclusive(boxes: Tensor) -> Tensor:
-    """Convert inclusive boxes [..., 4] to exclusive right and bottom sides, as torchvision's areas and IoUs require."""
+    """Convert inclusive boxes [..., 4] to exclusive right and bottom sides, which torchvision's functions expect."""
     return torch.cat([boxes[..., :2], boxes[..., 2:] + 1], dim=-1)
 
 

@@ -1,4 +1,4 @@
-"""Configurations of GLIP: three released graphs and the miniature, which share one set of modules."""
+"""Configurations of GLIP: the three released architectures, and a miniature built from the same modules."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class SwinConfig:
     depths: tuple[int, ...] = (2, 2, 6, 2)
     heads: tuple[int, ...] = (3, 6, 12, 24)
     window: int = 7
-    # stochastic depth of the last block; it rises linearly from 0 at the first
+    # stochastic depth: drop probability of the last block; it rises linearly from 0 at the first block
     drop_path: float = 0.2
 
     @property
@@ -44,9 +44,9 @@ class ConvConfig:
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Keywords of `timm.create_model("resnet10t", ...)` without the norm.
+        """Keyword arguments of `timm.create_model("resnet10t", ...)` except `norm_layer`.
 
-        The weights of a CLIP tower with the same keywords fit this network.
+        The weights of a CLIP image tower with the same arguments can be loaded into this network.
         """
         return {
             "layers": list(self.layers),
@@ -70,7 +70,7 @@ class TextConfig:
     # maximum number of word pieces of a prompt, including [CLS] and [SEP]
     max_tokens: int = 256
     dropout: float = 0.1
-    # words of a phrase that do not count for its score; the miniature ignores determiners
+    # words of a phrase that do not contribute to its score; the miniature ignores articles
     ignored_words: tuple[str, ...] = ()
 
 
@@ -92,9 +92,9 @@ class HeadConfig:
     # kernel that the released weights were trained with (see `dyconv.flat_memory`); resize is for training from
     # scratch.
     coarse_offsets: Literal["flat_memory", "resize"] = "flat_memory"
-    # channels of `cls_logits`, a layer of the released files without effect on any result
+    # channels of `cls_logits`, a layer that the released files contain but no result depends on
     unused_classes: int = 80
-    # initial log temperature of the token logits; smaller is sharper
+    # initial logarithm of the temperature of the token logits
     log_scale: float = 0.0
     # initial probability of each token
     prior: float = 0.01
@@ -114,7 +114,7 @@ class AnchorConfig:
 class LossConfig:
     """ATSS, token focal loss and box losses. The defaults are those of the released training configurations."""
 
-    # nearest anchors per level and box that ATSS considers
+    # number of nearest anchors per level and box that are candidates in ATSS
     candidates: int = 9
     focal_alpha: float = 0.25
     focal_gamma: float = 2.0
@@ -123,7 +123,7 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectConfig:
-    """Image size, and selection of boxes from the logits. All but the score threshold are GLIP's own settings."""
+    """Image size, and selection of boxes from the logits. The defaults, except the score threshold, are GLIP's."""
 
     short_side_px: int = 800
     max_side_px: int = 1333
@@ -133,7 +133,7 @@ class DetectConfig:
     max_boxes: int = 100
     # IoU above which a box suppresses another box of the same phrase
     nms_iou: float = 0.6
-    # minimum score of boxes that the pipeline keeps; 0.65 is GRIT's (Kosmos-2, section 2.1)
+    # minimum score of the boxes that the pipeline keeps; GRIT uses 0.65 (Kosmos-2, section 2.1)
     score_threshold: float = 0.65
 
 
@@ -147,7 +147,7 @@ class GlipConfig:
     anchors: AnchorConfig = field(default_factory=AnchorConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     detect: DetectConfig = field(default_factory=DetectConfig)
-    # DropBlock probability before two of the feature pyramid's 3x3 layers, in training
+    # probability of DropBlock before two of the 3x3 convolutions of the feature pyramid, in training
     drop_block: float = 0.3
 
     def __post_init__(self) -> None:

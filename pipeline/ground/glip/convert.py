@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 USAGE: Final = """\
 usage: python -m pipeline.ground.glip.convert CHECKPOINT output=FOLDER [key=value ...]
 
-Checks a released checkpoint, a .pth or .safetensors file, and writes a folder that loads without unpickling:
-grounder=FOLDER.
+Check a released checkpoint (a .pth or .safetensors file) and write it to FOLDER in the safetensors format, with its
+configuration and vocabulary. Use the folder as a grounder with grounder=FOLDER.
 
   python -m pipeline.ground.glip.convert glip_tiny.pth output=models/glip_t vocabulary=vocab.txt
 """
@@ -33,7 +33,7 @@ class ConvertConfig:
     output: str = ""
     # vocab.txt of bert-base-uncased; null: the file beside the checkpoint
     vocabulary: str | None = None
-    # network: glip_t_a, glip_t or glip_l; null: determined from the tensor names
+    # architecture of the network: glip_t_a, glip_t or glip_l; null: determined from the tensors of the checkpoint
     architecture: Literal["glip_t_a", "glip_t", "glip_l"] | None = None
     # number format of the stored weights: fp32 or fp16
     precision: Literal["fp32", "fp16"] = "fp32"
@@ -45,10 +45,10 @@ class ConvertConfig:
 
 
 def convert(config: ConvertConfig) -> None:
-    """Write the folder.
+    """Convert `config.checkpoint` into the folder `config.output`.
 
-    Raises UserError if the checkpoint or the vocabulary is missing or does not fit, OSError if a file cannot be read or
-    written.
+    Raises UserError if the checkpoint or the vocabulary is missing or does not fit the architecture, OSError if a file
+    cannot be read or written.
     """
     from common.devices import torch_dtype
     from pipeline.ground.glip.config import CONFIGS

@@ -15,7 +15,8 @@ def modulated_deform_conv(
     """Convolve `x` with a 3x3 kernel whose taps are shifted by `offset` and scaled by `mask`; padding 1.
 
     x [b, c, h, w], offset [b, 18, oh, ow] as (y, x) per tap, mask [b, 9, oh, ow], weight [o, c, 3, 3]; returns
-    [b, o, oh, ow]. Half precision is too coarse for sampling positions: all but the final product runs in float32.
+    [b, o, oh, ow]. Runs in float32, because half precision is too coarse for sampling positions; on CPUs, autocast
+    still applies to the final product.
     """
     if x.is_cuda:
         with torch.autocast("cuda", enabled=False):
@@ -57,8 +58,8 @@ def corners(offset: Tensor, size: tuple[int, int], stride: int) -> tuple[Tensor,
         corner_rows = torch.stack([top, top, top + 1, top + 1], dim=-1)
         corner_columns = torch.stack([left, left + 1, left, left + 1], dim=-1)
         is_inside = (corner_rows >= 0) & (corner_rows < height) & (corner_columns >= 0) & (corner_columns < width)
-        # Neighbours outside the map get index 0 and weight 0. A non-finite offset counts as outside; its weight is NaN,
-        # so the result shows it.
+        # Neighbours outside the map get index 0 and weight 0. A non-finite offset is outside, but its weight is NaN, so
+        # the result is NaN too.
         index = torch.where(is_inside, corner_rows * width + corner_columns, 0).int()
     to_bottom, to_right = y - top, x - left  # weights of the lower and the right neighbours
     to_top, to_left = 1 - to_bottom, 1 - to_right

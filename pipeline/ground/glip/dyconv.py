@@ -66,7 +66,7 @@ class DyConv(nn.Module):
             nn.init.zeros_(self.offset.bias)  # type: ignore[arg-type]
 
     def forward(self, visual: list[Tensor], lang: Tensor, mask: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The new levels, and the words unchanged."""
+        """Return the new levels, and `lang` unchanged."""
         return [self.relu(self._level(visual, level)) for level in range(len(visual))], lang
 
     def _level(self, visual: list[Tensor], level: int) -> Tensor:
@@ -105,10 +105,10 @@ class DyConv(nn.Module):
 
 
 def flat_memory(maps: Tensor, size: torch.Size) -> Tensor:
-    """The first numbers of each image's maps, read with another height and width.
+    """Reinterpret the first values of each image's maps as maps of another height and width.
 
     The CUDA kernel that the released weights were trained with reads a finer level's map with the coarser level's row
-    length, without a check (microsoft/GLIP issues 52 and 62). The weights depend on it.
+    length and without a bounds check (microsoft/GLIP issues 52 and 62). The released weights depend on this.
     """
     b, channels = maps.shape[:2]
     height, width = size

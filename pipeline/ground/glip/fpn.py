@@ -20,7 +20,7 @@ class TopBlocks(nn.Module):
 
 
 class Fpn(nn.Module):
-    """P3 to P7 from feature maps at strides 8, 16 and 32. Layer names contain the number of the backbone's stage."""
+    """P3 to P7 from feature maps at strides 8, 16 and 32. Layer names contain the index of the backbone stage."""
 
     def __init__(self, in_channels: tuple[int, ...], channels: int, drop_block: float) -> None:
         super().__init__()

@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from pipeline.ground.glip.config import HeadConfig, TextConfig
 from pipeline.ground.glip.fpn import flatten_levels, level_sizes, split_levels
 
-LOGIT_LIMIT = 50_000.0  # as in the released graph; keeps half precision finite
-PADDING_PENALTY = -9e15  # added to the scores of padding
+LOGIT_LIMIT = 50_000.0  # as in the released model; keeps float16 finite
+PADDING_PENALTY = -9e15  # added to the attention scores of padding
 
 
 class BiAttention(nn.Module):
-    """Attention from cells to words and from words to cells, with one matrix of scores.
+    """Attention from cells to words and from words to cells, with a shared score matrix.
 
-    Cells attend to words that are not padding. Words attend to all cells of all levels, including those of padded
-    pixels: the result of an image depends on its padded size, so only images of one padded size can share a batch.
+    Cells attend to words that are not padding. Words attend to all cells of all levels, including cells of padded
+    pixels. The result of an image therefore depends on its padded size, and only images of the same padded size can
+    share a batch.
     """
 
     def __init__(self, visual: int, lang: int, width: int, heads: int, dropout: float) -> None:
@@ -38,7 +39,7 @@ class BiAttention(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, v: Tensor, lang: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The updates of `v` [b, n, c] and of `lang` [b, t, d]; mask [b, t] is 0 for padding."""
+        """Return the updates of `v` [b, n, c] and of `lang` [b, t, d]; `mask` [b, t] is 0 for padding."""
         query = split_heads(self.v_proj(v) * self.scale, self.heads)
         key = split_heads(self.l_proj(lang), self.heads)
         scores = (query @ key.transpose(2, 3)).clamp(-LOGIT_LIMIT, LOGIT_LIMIT)  # [b, h, n, t]
@@ -65,7 +66,7 @@ def join_heads(x: Tensor) -> Tensor:
 
 
 class FuseBlock(nn.Module):
-    """Add two-way attention, scaled per channel, to the *normalised* inputs, as the released graph does."""
+    """Add two-way attention, scaled per channel, to the *normalised* inputs, as the released model does."""
 
     def __init__(self, head: HeadConfig, lang: int) -> None:
         super().__init__()
@@ -129,7 +130,7 @@ class TextOutput(nn.Module):
 
 
 class TextLayer(nn.Module):
-    """A post-norm BERT layer for the fused words, with the clamps of the released graph."""
+    """A post-norm BERT layer for the fused words, with the clamps of the released model."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()

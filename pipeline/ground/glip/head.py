@@ -24,7 +24,7 @@ class Scale(nn.Module):
 
 
 class GlipHead(nn.Module):
-    """Tower and predictors. `cls_logits` is never called; it exists because the released files hold its weights."""
+    """Tower and predictors. `cls_logits` is never called; it exists because the released files contain its weights."""
 
     def __init__(self, config: GlipConfig) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class GlipHead(nn.Module):
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
 
     def forward(self, visual: list[Tensor], lang: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Token logits [b, cells, t], box deltas [b, cells, 4] and centerness logits [b, cells], in float32."""
+        """Return token logits [b, cells, t], box deltas [b, cells, 4] and centerness logits [b, cells], in float32."""
         for module in self.dyhead_tower:
             visual, lang = module(visual, lang, mask)
         if not self.head.fuse:

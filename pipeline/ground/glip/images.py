@@ -11,19 +11,19 @@ from pipeline.ground.glip.config import DetectConfig
 
 MEAN_BGR = (103.530, 116.280, 123.675)  # of ImageNet, for values from 0 to 255
 STD_BGR = (57.375, 57.120, 58.395)
-DIVISOR = 32  # of padded heights and widths: the coarsest stride of the image tower
+DIVISOR = 32  # padded heights and widths are multiples of it: the coarsest stride of the image tower
 
 Size = tuple[int, int]
 """Height and width, in pixels."""
 
 
 def network_size(height: int, width: int, config: DetectConfig) -> Size:
-    """Size after resizing: the shorter side is `short_side_px`, or less where the longer would exceed `max_side_px`."""
+    """Size after resizing: the shorter side is `short_side_px`, or less if the longer would exceed `max_side_px`."""
     short, long = min(height, width), max(height, width)
     target = config.short_side_px
     if long / short * target > config.max_side_px:
         target = max(round(config.max_side_px * short / long), 1)
-    # Strips so narrow that the shorter side is one pixel lose their aspect ratio.
+    # The aspect ratio is not preserved if the shorter side shrinks to one pixel.
     scaled = min(int(target * long / short), config.max_side_px)
     return (target, scaled) if height <= width else (scaled, target)
 
@@ -53,9 +53,9 @@ def batch_images(images: Sequence[Image]) -> Tensor:
 
 
 def normalise(pixels: Tensor, sizes: Sequence[Size]) -> Tensor:
-    """Convert `batch_images` to normalised float32 on the same device; zero outside each image's height and width."""
+    """Normalise the result of `batch_images` to float32, and set the padding of each image to 0."""
     batch = pixels.float()
-    # Channel by channel with Python numbers: copying a tensor of means to a GPU would wait for its queued work.
+    # Channel by channel with Python numbers, because copying a tensor of means to a GPU would synchronize with it.
     for channel, (mean, std) in enumerate(zip(MEAN_BGR, STD_BGR, strict=True)):
         batch[:, channel].sub_(mean).div_(std)
     for row, (height, width) in zip(batch, sizes, strict=True):

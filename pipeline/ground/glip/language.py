@@ -28,12 +28,12 @@ class BertBody(nn.Module):
         self.model = BertModel(bert_config(config), add_pooling_layer=False)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        # With a mask of two axes, BERT checks on the CPU whether any entry is 0, and so waits for the GPU.
+        # A mask of four axes: for one of two axes, BERT would check on the CPU for zeros and synchronize with the GPU.
         return self.model(input_ids=ids, attention_mask=mask[:, None, None].bool()).last_hidden_state
 
 
 class LanguageBackbone(nn.Module):
-    """Hidden states [b, t, d] of word pieces. No position attends to padding, but padding has hidden states too."""
+    """Hidden states [b, t, d] of word pieces. Padding has hidden states too, but no position attends to it."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()

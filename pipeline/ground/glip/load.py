@@ -17,21 +17,21 @@ from pipeline.ground.hub import fetch, list_files, parse_hub_name, weight_file
 
 WEIGHTS, CONFIG, VOCAB = "model.safetensors", "config.json", "vocab.txt"
 
-# Keys that some released files hold and that do not affect any result: derived buffers, a pooler that one converter
-# keeps, and the head of a training objective.
+# Keys that some released files contain but no result depends on: derived buffers, a pooler that one converter keeps,
+# and the head of a training objective.
 IGNORABLE = re.compile(
     r"rpn\.anchor_generator\.cell_anchors\.|\.relative_position_index$|\.position_ids$|\.pooler\.|rpn\.head\.mlm_head\."
 )
 UNUSED = ("rpn.head.cls_logits.weight", "rpn.head.cls_logits.bias")
-MAX_LISTED, MAX_KEY_CHARS = 10, 200  # in an error message: number of keys, and length of each
+MAX_LISTED, MAX_KEY_CHARS = 10, 200  # maximum number of keys in an error message, and maximum length of each
 
 
 def load_glip(name: str | Path, config: GlipConfig | None = None) -> Glip:
     """Load a network in evaluation mode and float32.
 
-    `name` is a folder, a weight file or `owner/name@commit[/file]` on the hub. A released `.pth` file does not state
-    its architecture; without `config` its keys determine it. Raises UserError if a file is missing or damaged, or if
-    weights and configuration do not fit.
+    `name` is a folder, a weight file or `owner/name@commit[/file]` on the hub. A released `.pth` file has no
+    configuration; without `config`, it is determined from the keys of the file. Raises UserError if a file is missing
+    or damaged, or if the weights do not fit the configuration.
     """
     path = find_weights(name)
     if path.is_dir():
@@ -45,7 +45,7 @@ def load_glip(name: str | Path, config: GlipConfig | None = None) -> Glip:
         raise UserError(str(error)) from error
     config = config or guess_config(state, path)
     try:
-        with torch.device("meta"):  # so that weights that do not fit are refused before memory is allocated
+        with torch.device("meta"):  # check that the weights fit before allocating memory
             expected = Glip(config).state_dict()
     except (ValueError, RuntimeError, ArithmeticError) as error:
         raise UserError(f"{path}: no network can be built from its configuration: {error}") from error
@@ -56,10 +56,10 @@ def load_glip(name: str | Path, config: GlipConfig | None = None) -> Glip:
 
 
 def find_weights(name: str | Path) -> Path:
-    """The local folder or weight file of a path or hub name. Files of a hub repository are fetched at the named commit.
+    """Return the local folder or weight file of a path or hub name; files of a hub name are downloaded.
 
-    The repository has the files that `save_glip` writes, or a single weight file, or the name includes the file. Raises
-    UserError if none of this is the case.
+    The repository must contain the files that `save_glip` writes or exactly one weight file; otherwise the name must
+    include the file. Raises UserError if no weight file is found.
     """
     hub = parse_hub_name(str(name))
     if hub is None:
@@ -71,15 +71,16 @@ def find_weights(name: str | Path) -> Path:
     path = fetch(hub, [file, VOCAB]) / file
     if not path.is_file():
         raise UserError(
-            f"{hub.repository}@{hub.commit} holds no {file}, or this machine is offline and has no copy of it"
+            f"{hub.repository}@{hub.commit} holds no {file}, or the file is not cached and the hub cannot be reached; "
+            "check the file name and the network"
         )
     return path
 
 
 def find_vocabulary(vocabulary: str | None, weights: Path) -> Path:
-    """The local vocab.txt of a file, folder or hub name; without `vocabulary`, the one beside the weights.
+    """Return the local vocab.txt of a file, folder or hub name; without `vocabulary`, the one beside the weights.
 
-    `weights` is the result of `find_weights`. The file is not checked; `Prompter` does.
+    `weights` is the result of `find_weights`. Does not check the file; `Prompter` does.
     """
     if not vocabulary:
         return (weights if weights.is_dir() else weights.parent) / VOCAB
@@ -104,29 +105,32 @@ def read_glip_config(path: Path) -> GlipConfig:
 
 
 def guess_config(state: Mapping[str, Tensor], path: Path) -> GlipConfig:
-    """The released configuration that has the fusion and the image tower of these weights.
+    """Return the released configuration that these weights belong to, by their fusion layers and image tower.
 
-    Raises UserError naming `path` if they are not those of a released GLIP.
+    Raises UserError naming `path` if they do not belong to a released GLIP.
     """
     has_fusion = any(".b_attn." in key for key in state)
     embed = state.get("backbone.body.patch_embed.norm.weight")
     if embed is None:
-        raise UserError(f"{path} is not a GLIP checkpoint: backbone.body.patch_embed.norm.weight is missing")
+        raise UserError(
+            f"{path} is not a GLIP checkpoint: backbone.body.patch_embed.norm.weight is missing; give the folder of a "
+            "trained GLIP, or a released .pth or .safetensors file"
+        )
     if embed.numel() == CONFIGS["glip_l"].backbone.channels[0] // 2:
         return CONFIGS["glip_l"]
     return CONFIGS["glip_t" if has_fusion else "glip_t_a"]
 
 
 def check_state(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The tensors of `state` that a network with the state dict `expected` loads.
+    """Return the tensors of `state` to load into a network whose state dict is `expected`.
 
-    Raises UserError that lists missing and unknown keys, wrong shapes, and tensors that are not floating point or not
+    Raises UserError listing missing and unknown keys, wrong shapes, and tensors that are not floating-point or not
     finite.
     """
     found = {key: value for key, value in state.items() if key in expected or not IGNORABLE.search(key)}
     for key in UNUSED:
         if key in expected and key in found and found[key].shape[1:] == expected[key].shape[1:]:
-            # The layer is never called, so a file may have been trained with any number of classes.
+            # The layer is never called, so its number of classes does not matter.
             found[key] = torch.zeros(expected[key].shape, device="cpu")
     problems = _list_keys("missing", [key for key in expected if key not in found])
     problems += _list_keys("unknown", [key for key in found if key not in expected])
@@ -136,7 +140,7 @@ def check_state(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], pat
         if key in expected and value.shape != expected[key].shape
     ]
     problems += _list_keys("of another shape", wrong_shapes)
-    # Values are read only if the shape fits: a small file can describe a huge tensor, as `expand` does.
+    # Values are read only if the shape fits, because a small file can contain a huge expanded tensor.
     fitting = {key: value for key, value in found.items() if key in expected and value.shape == expected[key].shape}
     problems += _list_keys(
         "not floating-point", [key for key, value in fitting.items() if not value.is_floating_point()]
@@ -148,7 +152,7 @@ def check_state(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], pat
 
 
 def _list_keys(problem: str, keys: list[str]) -> list[str]:
-    """One entry of an error message for the keys that have a problem; [] without such keys."""
+    """Return the part of an error message that lists the keys with a problem; [] if there are none."""
     if not keys:
         return []
     printable = [key if key.isprintable() else ascii(key) for key in keys[:MAX_LISTED]]

@@ -1,4 +1,4 @@
-"""The GLIP network: boxes and token logits for a batch of images of one padded size and their prompts."""
+"""The GLIP network: boxes and token logits for a batch of images of the same padded size and their prompts."""
 
 from dataclasses import dataclass
 
@@ -63,7 +63,7 @@ class Glip(nn.Module):
         return self.ground(self.backbone(images), ids, mask)
 
     def ground(self, visual: list[Tensor], ids: Tensor, mask: Tensor) -> GlipOutput:
-        """Predictions from the feature pyramid that `backbone` computed, so that several prompts can share it."""
+        """Predictions from the output of `backbone`, for running several prompts on the same image features."""
         lang = self.language_backbone(ids, mask)
         token_logits, deltas, centerness = self.rpn(visual, lang, mask)
         anchors = pyramid_anchors(level_sizes(visual), self.config.anchors, ids.device)

@@ -1,4 +1,4 @@
-"""Select boxes from the network's predictions as GLIP does, one image at a time."""
+"""Select the boxes of an image from the network's predictions, as GLIP's released code does."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Detections:
 
     boxes: Tensor  # [d, 4], xyxy inclusive pixels of the network's input
     scores: Tensor  # [d], sqrt(class probability * centerness)
-    labels: Tensor  # [d], row of the positive map
+    labels: Tensor  # [d], row index in the positive map
 
     def __getitem__(self, keep: Tensor) -> "Detections":
         return Detections(boxes=self.boxes[keep], scores=self.scores[keep], labels=self.labels[keep])
@@ -39,7 +39,8 @@ def detect(
 ) -> Detections:
     """Detections of image `index`, whose unpadded size is (width, height), with a score of at least `floor`.
 
-    `floor` can be applied first, because a box never suppresses one with a higher score.
+    `floor` is applied before the suppression. This does not change the result, because a box never suppresses one with
+    a higher score.
     """
     anchors = torch.cat(output.anchors)
     probability = class_probability(output.token_logits[index], positive_map)
@@ -54,13 +55,13 @@ def detect(
     found = Detections(boxes=boxes, scores=squared.sqrt(), labels=label)
     found = found[(inclusive_sides(boxes) >= 0).all(dim=1)]
     found = found[batched_nms(to_exclusive(found.boxes), found.scores, found.labels, config.nms_iou)]
-    if len(found.scores) > config.max_boxes:  # boxes that tie with the last one stay, as in the released code
+    if len(found.scores) > config.max_boxes:  # ties with the last box are kept, as in the released code
         found = found[found.scores >= found.scores[config.max_boxes - 1]]
     return found
 
 
 def best_per_level(cell: Tensor, scores: Tensor, level_cells: list[int], limit: int) -> Tensor:
-    """Indices of the `limit` best candidates of each level; `cell`, their cells, must be sorted."""
+    """Indices of the `limit` best candidates of each level; `cell`, the cell of each candidate, must be sorted."""
     ends = torch.tensor(level_cells, device=cell.device).cumsum(0)
     counts = torch.searchsorted(cell, ends).diff(prepend=ends.new_zeros(1)).tolist()
     picks: list[Tensor] = []

@@ -19,7 +19,7 @@ from pipeline.ground.glip.text import Plan, Prompt, Prompter, PromptStyle, pad_p
 from pipeline.ground.grounder import Detection, Grounded, Span
 from pipeline.ground.transfer import OnCpu, pinned, take
 
-MAX_COMPILED_SIZES = 128  # more than the padded sizes of landscape and portrait images from 800 x 800 to 800 x 1333
+MAX_COMPILED_SIZES = 128  # more than the number of padded sizes of images from 800 x 800 to 800 x 1333
 
 
 class ImagePrompt(NamedTuple):
@@ -31,11 +31,11 @@ class ImagePrompt(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A batch as input of the network."""
+    """The network's input for a batch."""
 
-    sizes: list[Size]  # of each image in the network, without padding
+    sizes: list[Size]  # of each resized image, without padding
     plans: list[Plan]  # of each caption
-    groups: list[tuple[list[int], Tensor]]  # per padded size: indices of the images, and uint8 [b, 3, h, w]
+    groups: list[tuple[list[int], Tensor]]  # per padded size: indices of the images, and their pixels (batch_images)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +47,12 @@ class Predictions:
 
 
 class GlipGrounder:
-    """Predict boxes that score at least `floor`, after GLIP's own suppression within each phrase.
+    """A GLIP model as a grounder. Returns the boxes that score at least `floor` after suppression within each phrase.
 
-    The fusion layers also attend to padded cells, so only images of one padded size share a batch: the result of an
-    image does not depend on the others. A caption that is too long for the text tower is split into several prompts;
-    the image tower still runs once per image. In half precision, the sampling of deformable convolutions, softmaxes,
-    logits and boxes stay in float32.
+    Only images of the same padded size share a batch, because the fusion layers also attend to padding. The result of
+    an image therefore does not depend on the other images. A caption that is too long for the text tower is split into
+    several prompts; the image tower still runs once per image. In half precision, the sampling of deformable
+    convolutions, softmaxes, logits and boxes stay in float32.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class GlipGrounder:
         self.dtype = torch_dtype(resolve_precision(precision, device))
 
     def bucket(self, height: int, width: int) -> Size:
-        """The padded size of an image; images with the same one can share a batch."""
+        """Return the padded size of an image. Only images of the same padded size can share a batch."""
         return padded_size(network_size(height, width, self.model.config.detect))
 
     def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Prepared:
-        """Tokenise captions and resize images; pixels are in pinned memory if the network is on a GPU."""
+        """Tokenize captions and resize images; pixels are in pinned memory if the network is on a GPU."""
         sizes = [network_size(image.shape[0], image.shape[1], self.model.config.detect) for image in images]
         plans = [self.prompter.plan(caption, row, self.style) for caption, row in zip(captions, spans, strict=True)]
         by_size: dict[Size, list[int]] = {}
@@ -88,7 +88,7 @@ class GlipGrounder:
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Predictions:
-        """Run the image tower once per image, and the rest once per prompt, in batches of at most as many prompts."""
+        """Run the image tower once per image, then the other layers once per prompt, in batches of the same size."""
         passes = []
         for indices, pixels in prepared.groups:
             images = normalise(pixels.to(self.device, non_blocking=True), [prepared.sizes[i] for i in indices])
@@ -105,7 +105,7 @@ class GlipGrounder:
         return Predictions(prepared=prepared, passes=passes)
 
     def _ground(self, visual: list[Tensor], rows: list[int], prompts: Sequence[Prompt]) -> GlipOutput:
-        """Predictions for these rows of the feature pyramid, one prompt per row."""
+        """Run the layers after the image tower on these rows of the feature pyramid, with one prompt per row."""
         ids, mask = (pinned(part, self.device) for part in pad_prompts([prompt.ids for prompt in prompts]))
         with self._autocast():
             return self.model.ground(
@@ -135,7 +135,7 @@ class GlipGrounder:
 
 
 def to_detections(found: Detections, prompt: Prompt, height: int, width: int) -> list[Detection]:
-    """Convert boxes in inclusive pixels to fractions of an image of this size in the network."""
+    """Convert boxes in inclusive pixels to fractions of the image; `height` and `width` are its resized size."""
     edges = to_exclusive(found.boxes)
     boxes = (edges / edges.new_tensor([width, height] * 2)).clamp(0, 1).tolist()
     rows = zip(found.labels.tolist(), boxes, found.scores.tolist(), strict=True)
@@ -155,7 +155,7 @@ def load_glip_grounder(
     """Load the grounder of a folder, weight file or hub name (see `load.find_weights`).
 
     `vocabulary` is the path or hub name of a vocab.txt; default: the one beside the weights. Raises UserError naming
-    the file that is missing or wrong.
+    the file that is missing or invalid.
     """
     path = find_weights(name)
     vocab = find_vocabulary(vocabulary, path)
@@ -173,4 +173,4 @@ def compile_image_tower(model: Glip) -> None:
     minutes.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_COMPILED_SIZES)
-    model.backbone.compile(dynamic=False)  # in place: a wrapper would change the keys and lose the hooks
+    model.backbone.compile(dynamic=False)  # in place: a wrapper would change the state-dict keys and lose the hooks

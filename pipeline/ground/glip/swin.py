@@ -1,11 +1,11 @@
-"""Swin transformer v1 (Liu et al., ICCV 2021) with the details of GLIP's released code.
+"""Swin transformer v1 (Liu et al., ICCV 2021) as in GLIP's released code.
 
 Axes: b images, n windows of an image, p cells of a window, h heads, c channels.
 
-Three details differ from other libraries, and the released weights depend on them:
-- Odd blocks always shift, even if one window covers the map.
-- Maps are padded to a multiple of the window after the norm and before the shift; padded cells take part in attention.
-- Merging joins the cells at (even row, even column), (odd, even), (even, odd), (odd, odd), in this order.
+Three details differ from other implementations, and the released weights depend on them:
+- Odd blocks always shift, even if one window covers the whole map.
+- Maps are padded to a multiple of the window size after the norm and before the shift; attention includes padded cells.
+- Patch merging concatenates the cells at (even row, even column), (odd, even), (even, odd), (odd, odd), in this order.
 """
 
 import torch
@@ -60,7 +60,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Window attention, shifted by half a window if `is_shifted`, then the perceptron; both with pre-norm."""
+    """Window attention, shifted by half a window if `is_shifted`, then the MLP; both with pre-norm."""
 
     def __init__(self, dim: int, heads: int, window: int, is_shifted: bool, drop_path: float) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Block(nn.Module):
         self.drop_path = StochasticDepth(drop_path, "row")
 
     def forward(self, x: Tensor, size: tuple[int, int], shift_mask: Tensor) -> Tensor:
-        """Update x [b, h*w, c], a map of (height, width) `size`; `shift_mask` [n, p, p] is used by shifted blocks."""
+        """Return the new x [b, h*w, c]; `size` is (height, width), and shifted blocks use `shift_mask` [n, p, p]."""
         b, _, c = x.shape
         height, width = size
         grid = self.norm1(x).view(b, height, width, c)
@@ -91,7 +91,7 @@ class Block(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Join 2x2 cells and project them: half the height and width, twice the channels."""
+    """Concatenate and project 2x2 cells: half the height and width, twice the channels."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class PatchMerging(nn.Module):
 
 
 class Stage(nn.Module):
-    """The blocks of one resolution, followed by merging except in the last stage."""
+    """The blocks of one resolution, followed by patch merging except in the last stage."""
 
     def __init__(self, dim: int, heads: int, window: int, drop_paths: list[float], is_last: bool) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Stage(nn.Module):
         self.downsample = None if is_last else PatchMerging(dim)
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """The output of this stage and the input of the next one."""
+        """Return the output of this stage and the input of the next one."""
         mask = shift_mask(size, self.window, x.device)
         for block in self.blocks:
             x = block(x, size, mask)
@@ -133,7 +133,7 @@ class PatchEmbed(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, images: Tensor) -> Tensor:
-        """[b, 3, h, w] to [b, c, h/4, w/4]."""
+        """Convert images [b, 3, h, w] to features [b, c, h/4, w/4]."""
         images = F.pad(images, (0, -images.shape[3] % 4, 0, -images.shape[2] % 4))
         return self.norm(self.proj(images).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
@@ -176,7 +176,7 @@ def relative_position_index(window: int) -> Tensor:
 
 
 def shift_mask(size: tuple[int, int], window: int, device: torch.device) -> Tensor:
-    """Penalty [n, p, p] for pairs of cells in a shifted window that are from opposite sides of the map."""
+    """Penalty [n, p, p] for pairs of cells of a shifted window that come from opposite sides of the map."""
     shift = window // 2
 
     def side(length: int) -> Tensor:
@@ -190,7 +190,7 @@ def shift_mask(size: tuple[int, int], window: int, device: torch.device) -> Tens
 
 
 def to_windows(grid: Tensor, window: int) -> Tensor:
-    """[b, h, w, c] to [b, n, p, c]."""
+    """Split a map [b, h, w, c] into windows [b, n, p, c]."""
     b, height, width, c = grid.shape
     grid = grid.view(b, height // window, window, width // window, window, c)
     return grid.transpose(2, 3).reshape(b, -1, window * window, c)

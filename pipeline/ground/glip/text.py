@@ -1,4 +1,4 @@
-"""Tokenise captions into prompts, and map the character spans of phrases to the prompts' word pieces."""
+"""Tokenize captions into prompts, and map the character spans of phrases to the prompts' word pieces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from pipeline.ground.grounder import PhraseDrop, Span
 PromptStyle = Literal["caption", "phrases"]
 
 SEPARATOR = ". "  # between the phrases of a prompt of style "phrases"
-MAX_CAPTION_CHARS = 20_000  # phrases beyond it are dropped, to bound the time of tokenising
+MAX_CAPTION_CHARS = 20_000  # later phrases are dropped, to limit the time of tokenization
 
 
 class PhraseTokens(NamedTuple):
-    """The index of a phrase, and the positions of its word pieces in a list of ids."""
+    """The index of a phrase, and the positions of its word pieces in the ids of a prompt."""
 
     phrase: int
     tokens: tuple[int, ...]
@@ -50,7 +50,7 @@ class Plan:
 
 
 class Prompter:
-    """Tokenise captions as bert-base-uncased does, with a vocabulary file of one word piece per line."""
+    """Tokenize captions as bert-base-uncased does, with a vocabulary file of one word piece per line."""
 
     def __init__(self, vocab: Path, config: TextConfig) -> None:
         """Read the vocabulary.
@@ -68,15 +68,15 @@ class Prompter:
         n_pieces = self.tokenizer.get_vocab_size()
         if self.unknown is None or n_pieces > config.vocab_size:
             raise UserError(
-                f"{vocab} holds {n_pieces} word pieces; it must hold [UNK] and at most {config.vocab_size} in all"
+                f"{vocab} holds {n_pieces} word pieces; it must hold [UNK] and at most {config.vocab_size} word pieces"
             )
         self.ignored = {self.tokenizer.token_to_id(word) for word in config.ignored_words}
 
     def plan(self, caption: str, spans: Sequence[Span], style: PromptStyle) -> Plan:
-        """Prompts that together contain every phrase that can be grounded.
+        """Return the prompts for a caption, which together contain every phrase that can be grounded.
 
-        Style `caption` uses the caption as the text, as GRIT does; `phrases` uses a list of the phrases, as GLIP does
-        for detection data. A text that is too long for one prompt is split between phrases.
+        With style `caption`, the text is the caption, as in GRIT; with `phrases`, it is a list of the phrases, as in
+        GLIP for detection data. A text that is too long for one prompt is split between phrases.
         """
         valid, dropped = _check_spans(caption, spans)
         if style == "phrases":
@@ -103,7 +103,7 @@ class Prompter:
 def span_tokens(encoding: Encoding, span: Span) -> list[int]:
     """Positions of the word pieces of a span; [] if there are none.
 
-    As in the released code, a boundary without a word piece (white space) moves inwards by at most two characters.
+    As in the released code, a boundary on white space moves inwards by at most two characters.
     """
     start, end = span
     firsts = (encoding.char_to_token(char) for char in range(start, start + 3))
@@ -114,7 +114,7 @@ def span_tokens(encoding: Encoding, span: Span) -> list[int]:
 
 
 def positive_map(phrases: Sequence[Sequence[int]], length: int) -> Tensor:
-    """Bool [phrases, length], true at the word pieces of each phrase."""
+    """Mask of the word pieces of each phrase, bool [phrases, length]."""
     rows = torch.zeros(len(phrases), length, dtype=torch.bool)
     for row, tokens in zip(rows, phrases, strict=True):
         row[list(tokens)] = True
@@ -147,7 +147,7 @@ def _check_spans(caption: str, spans: Sequence[Span]) -> tuple[list[tuple[int, S
 
 
 def _join_phrases(caption: str, spans: list[tuple[int, Span]]) -> tuple[str, list[tuple[int, Span]]]:
-    """The text that lists the phrases, and the span of each phrase in it."""
+    """Return a text with only the phrases, joined by SEPARATOR, and the span of each phrase in it."""
     text, moved = "", []
     for index, (start, end) in spans:
         text += SEPARATOR if text else ""
@@ -161,18 +161,18 @@ def _split(ids: Sequence[int], phrases: list[PhraseTokens], max_tokens: int) -> 
 
     Returns the prompts and the indices of phrases that are longer than a prompt.
     """
-    room = max_tokens - 2  # without [CLS] and [SEP]
-    too_long = [phrase for phrase, tokens in phrases if tokens[-1] - tokens[0] >= room]
-    fitting = [item for item in phrases if item.tokens[-1] - item.tokens[0] < room]
+    max_pieces = max_tokens - 2  # without [CLS] and [SEP]
+    too_long = [phrase for phrase, tokens in phrases if tokens[-1] - tokens[0] >= max_pieces]
+    fitting = [item for item in phrases if item.tokens[-1] - item.tokens[0] < max_pieces]
     waiting = sorted(fitting, key=lambda item: (item.tokens[0], item.phrase))
     prompts: list[Prompt] = []
     start, last = 1, len(ids) - 1  # the first id is [CLS], the last [SEP]
     while waiting:
-        stop = min(start + room, last)
+        stop = min(start + max_pieces, last)
         inside = [item for item in waiting if item.tokens[-1] < stop]
         waiting = [item for item in waiting if item.tokens[-1] >= stop]
         if inside:
-            if waiting:  # the next phrase would be cut: it and the words after it go to the next prompt
+            if waiting:  # end before the next phrase, which does not fit, unless it overlaps a phrase of this prompt
                 stop = max(min(stop, waiting[0].tokens[0]), max(item.tokens[-1] for item in inside) + 1)
             members = [PhraseTokens(phrase, tuple(token - start + 1 for token in tokens)) for phrase, tokens in inside]
             prompts.append(Prompt(ids=(ids[0], *ids[start:stop], ids[last]), phrases=tuple(members)))

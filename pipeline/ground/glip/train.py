@@ -13,8 +13,8 @@ USAGE: Final = """\
 usage: python -m pipeline.ground.glip.train SHARDS [CONFIG.yaml ...] [key=value ...]
 
 SHARDS is an output folder of the pipeline, its grit/ or arrow/, a glob of their files, or an fsspec URL of any of
-these. The same command resumes an interrupted run. The folder `output` can be used as a grounder from the first
-checkpoint on: grounder=OUTPUT. Exit status: 0 after training, 2 after an error that the user can fix.
+these. To resume an interrupted run, repeat the command. After the first checkpoint, the folder `output` can be used as
+a grounder: grounder=OUTPUT. Exit status: 0 after training, 2 after an error that the user can fix.
 
   python -m pipeline.ground.glip.train out/mine output=out/my_glip init=models/glip_t steps=2000
   python -m pipeline.ground.glip.train out/mine output=out/my_mini init=new:miniature lr=2e-3 optim.language_lr_ratio=1

@@ -10,12 +10,12 @@ MIN_INSIDE_PX = 0.01  # minimum distance of an anchor's centre from the sides of
 
 
 def assign(anchors: list[Tensor], boxes: Tensor, candidates: int) -> Tensor:
-    """Index of the box that each anchor is assigned to, or -1: int64 [cells].
+    """Return the index of the box that each anchor is assigned to, or -1 for background: int64 [cells].
 
     `anchors` holds xyxy [h*w, 4] per level, `boxes` is xyxy [g, 4]. The candidates of a box are the `candidates`
-    nearest anchors of each level. Those are positive whose IoU reaches the mean plus the standard deviation of the
-    candidates' IoUs and whose centre lies inside the box. An anchor that is positive for several boxes is assigned to
-    the one with the largest IoU.
+    nearest anchors of each level. A candidate is positive if its centre is inside the box and its IoU is at least the
+    mean plus the standard deviation of the IoUs of all candidates. An anchor that is positive for several boxes is
+    assigned to the box with the largest IoU.
     """
     joined = torch.cat(anchors)
     if len(boxes) == 0:
@@ -27,14 +27,14 @@ def assign(anchors: list[Tensor], boxes: Tensor, candidates: int) -> Tensor:
     threshold = near_iou.mean(dim=0) + near_iou.std(dim=0)
     near_center = center[nearest]  # [n, g, 2]
     inside = torch.cat([near_center - boxes[:, :2], boxes[:, 2:] - near_center], dim=2).amin(dim=2) > MIN_INSIDE_PX
-    claims = torch.full_like(iou, -1.0)
-    claims.scatter_(0, nearest, torch.where((near_iou >= threshold) & inside, near_iou, -1.0))
-    best, owner = claims.max(dim=1)
+    positive_iou = torch.full_like(iou, -1.0)
+    positive_iou.scatter_(0, nearest, torch.where((near_iou >= threshold) & inside, near_iou, -1.0))
+    best, owner = positive_iou.max(dim=1)
     return torch.where(best >= 0, owner, -1)
 
 
 def _nearest(anchors: list[Tensor], boxes: Tensor, candidates: int) -> Tensor:
-    """Indices of each box's candidates among all anchors: [at most levels * candidates, g]."""
+    """Indices of the candidates of each box among all anchors: [n, g], where n is at most levels * candidates."""
     target = centers(boxes)
     picks: list[Tensor] = []
     start = 0

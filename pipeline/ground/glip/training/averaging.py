@@ -1,4 +1,4 @@
-"""Averages of the weights: over steps, for the model that is saved, and over processes."""
+"""Average the weights: over steps, for the saved model, and over processes."""
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ class Averaged:
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
-        """Add the weights after `step`, counted from 0."""
+        """Update the average with the weights after `step`, counted from 0."""
         decay = min(self.decay, (1 + step) / (10 + step))
         pairs = [(self.state[key], value) for key, value in model.state_dict().items() if value.is_floating_point()]
         torch._foreach_lerp_([old for old, _ in pairs], [new for _, new in pairs], 1 - decay)

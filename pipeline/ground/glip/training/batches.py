@@ -1,4 +1,4 @@
-"""The batches of a run: drawn at random from the examples of shards, decoded, augmented and collated."""
+"""Batches for training: examples of shards in random order, decoded, augmented and collated."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from pipeline.ground.glip.training.index import IndexedExample
 from pipeline.ground.glip.training.shards import StoredExample, read_images
 from pipeline.ground.grounder import Span, prefetch
 
-SORTED_BATCHES: Final = 16  # batches whose examples are drawn together and sorted by image size, to reduce padding
+SORTED_BATCHES: Final = 16  # number of batches drawn together and sorted by image size, to reduce padding
 
 
 def load_batches(
@@ -26,7 +26,7 @@ def load_batches(
     config: GlipTrainConfig,
     start: int,
 ) -> Iterator[Batch]:
-    """Endless batches from the one with index `start` on. The next batch is loaded by another thread.
+    """Yield batches without end, starting with batch `start`. A thread loads the next batch in advance.
 
     The random numbers of a batch depend only on its index and `config.seed`. Raises UserError if an image cannot be
     read.
@@ -48,10 +48,10 @@ def load_batches(
 def draw_batches(
     examples: Sequence[IndexedExample], size: int, seed: int, start: int
 ) -> Iterator[list[IndexedExample]]:
-    """Endless batches of `size` examples from the one with index `start` on.
+    """Yield batches of `size` examples without end, starting with batch `start`.
 
-    Each epoch has its own order, which depends only on `seed` and the epoch. Raises UserError for fewer than `size`
-    examples.
+    The order of the examples changes with each epoch and depends only on `seed` and the epoch. Raises UserError if
+    there are fewer than `size` examples.
     """
     per_epoch = len(examples) // size
     if not per_epoch:
@@ -98,7 +98,7 @@ def decode_example(stored: StoredExample, image: bytes) -> Example:
 
 
 def mirror(example: Example) -> Example:
-    """Exchange left and right in the image and the boxes."""
+    """Mirror an image and its boxes horizontally."""
     width = example.image.shape[1]
     boxes = [(width - x_max, y_min, width - x_min, y_max) for x_min, y_min, x_max, y_max in example.boxes]
     return replace(example, image=np.ascontiguousarray(example.image[:, ::-1]), boxes=boxes)

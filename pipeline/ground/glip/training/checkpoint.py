@@ -1,7 +1,7 @@
-"""Checkpoints of a training run: the averaged weights as a grounder, and beside them the state for resuming.
+"""Checkpoints of a training run: the averaged weights as a grounder, and the training state for resuming.
 
-Both are safetensors files whose bytes depend only on the numbers, so a resumed run ends with the same files as one that
-was never interrupted.
+Both are safetensors files whose bytes depend only on the values of the tensors, so a resumed run ends with the same
+files as one that was never interrupted.
 """
 
 import logging
@@ -28,17 +28,17 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class TrainingState:
-    """Everything that changes during training and that a checkpoint holds."""
+    """The state that changes during training; checkpoints store all of it."""
 
     model: Glip
     optimizer: torch.optim.AdamW
     averaged: Averaged
-    sums: Tensor  # of the losses since the last row of the metrics
+    sums: Tensor  # sums of the three losses since the last row of the metrics
     step: int = 0  # number of finished steps
 
 
 def next_step(out: Path) -> int:
-    """The step at which a run in `out` resumes; 0 without a checkpoint. Raises UserError for a damaged one."""
+    """Return the step at which a run in `out` resumes, or 0 without a checkpoint. Raises UserError if it is damaged."""
 
     def read_step(path: Path) -> int:
         with safe_open(path, "pt") as file:
@@ -48,13 +48,13 @@ def next_step(out: Path) -> int:
 
 
 def restore(out: Path, state: TrainingState) -> None:
-    """Load the checkpoint in `out` into `state`; without one, do nothing. Raises UserError for a damaged one."""
+    """Load the checkpoint in `out` into `state`, if there is one. Raises UserError if it is damaged."""
     if (out / STATE).exists():
         _read_state(out / STATE, lambda path: _load(path, state))
 
 
 def _read_state(path: Path, read: Callable[[Path], T]) -> T:
-    """Call `read`; raise UserError if it fails because the file is damaged."""
+    """Return `read(path)`; raise UserError if the file is damaged."""
     try:
         return read(path)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
@@ -66,7 +66,7 @@ def _load(path: Path, state: TrainingState) -> None:
     for key, value in read_tensors(path, next(state.model.parameters()).device).items():
         kind, _, name = key.partition("/")
         parts.setdefault(kind, {})[name] = value
-    moments: dict[int, dict[str, Tensor]] = {}  # by parameter; parameters without gradients have none
+    moments: dict[int, dict[str, Tensor]] = {}  # by index of the parameter; parameters without gradients have none
     for name, value in parts["optimizer"].items():
         number, _, moment = name.partition("/")
         moments.setdefault(int(number), {})[moment] = value
@@ -80,7 +80,7 @@ def _load(path: Path, state: TrainingState) -> None:
 def save(out: Path, state: TrainingState, vocab: Path) -> None:
     """Write the grounder and the state to `out`, each file atomically.
 
-    Raises UserError if they cannot be written, such as on a full disk; the previous files stay.
+    Raises UserError if a file cannot be written, for example on a full disk; the previous file is kept.
     """
     tensors = {"step": torch.tensor(state.step), "sums": state.sums}
     tensors |= {f"model/{key}": value for key, value in state.model.state_dict().items()}

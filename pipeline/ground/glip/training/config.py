@@ -1,4 +1,4 @@
-"""Settings of GLIP's training, with the key names of the trainer."""
+"""Settings of GLIP's training. Their keys have the same names as those of the trainer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ KEYS: Final = Keys(
     },
     revalued={"device": {None: "auto"}},
 )
-"""Key names of GLIP's training; `renamed` and `revalued` are those of version 0.1."""
+"""Key names of GLIP's training; `renamed` and `revalued` are the keys and values of version 0.1."""
 
 NEW: Final = "new:"
 """Prefix of `init` for random weights."""
@@ -32,7 +32,7 @@ NEW: Final = "new:"
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW, its schedule, and averaging.
+    """AdamW, the learning rate schedule, and the averaging of weights.
 
     The defaults are for fine-tuning a released model; a new model needs lr=2e-3 and language_lr_ratio=1.
     """
@@ -43,17 +43,18 @@ class OptimConfig:
     lr: float = 1e-4
     # learning rate of the language tower, as a multiple of lr
     language_lr_ratio: float = 0.1
-    # learning rate of the last step, as a multiple of lr; after the warm-up it falls along a cosine
+    # learning rate of the last step, as a multiple of lr; after the warm-up, the rate follows a cosine
     final_lr_ratio: float = 0.01
     # steps in which the learning rate rises linearly to lr
     warmup_steps: int = 100
-    # AdamW's weight decay of matrices; biases and gains are not decayed
+    # weight decay of AdamW, which applies to matrices but not to biases and scales
     weight_decay: float = 1e-4
-    # largest norm of the gradient; larger gradients are scaled down to it
+    # maximum norm of the gradient; larger gradients are scaled down to it
     max_gradient_norm: float = 1.0
-    # decay per step, 0 to below 1, of the running average of the weights, which becomes the model
+    # decay per step of the exponential moving average of the weights, 0 to below 1; the saved model is this average
     ema: float = 0.992
-    # steps after which the processes average their weights and AdamW's moments; checkpoints are written only then
+    # steps between two averagings of weights and AdamW's moments over all processes; checkpoints are written only at
+    # these steps
     average_every: int = 6
 
     def __post_init__(self) -> None:
@@ -68,7 +69,7 @@ class OptimConfig:
 class SaveConfig:
     """Checkpoints of the run."""
 
-    # shortest time between two checkpoints, in seconds
+    # minimum time between two checkpoints, in seconds
     interval_s: float = 180.0
 
     def __post_init__(self) -> None:
@@ -95,22 +96,22 @@ class GlipTrainConfig:
     shards: str = ""
     # folder for the weights, the metrics and the checkpoint
     output: str = runtime("")
-    # initial weights, with a name as for `grounder`; or new:NAME for random weights: new:miniature, new:glip_t_a,
-    # new:glip_t or new:glip_l
+    # initial weights: a GLIP, named as in the pipeline's key `grounder`; or new:NAME for random weights, where NAME is
+    # miniature, glip_t_a, glip_t or glip_l
     init: str = "miniature"
-    # vocab.txt with the word pieces; null: the file beside the weights, or, for a new model, one built from the
-    # captions
+    # vocabulary: a vocab.txt, or owner/name@commit of a repository that contains one; null: the vocab.txt beside the
+    # weights, or for a new model one that is built from the captions
     vocabulary: str | None = None
     # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
     # images per step and process
     batch_size: int = 16
-    # random seed of the sample order, of flips and of the weights of a new model
+    # random seed of the order of examples, of flips and dropout, and of the weights of a new model
     seed: int = 0
-    # sizes of the images' shorter side, in pixels; each batch draws one of them (GLIP: 480 to 800 in steps of 80);
-    # []: the model's own size
+    # sizes of the shorter side of images, in pixels; each batch uses one at random (GLIP: 480 to 800 in steps of 80);
+    # []: the size in the model's configuration
     short_sides: tuple[int, ...] = ()
-    # probability of mirroring an image, 0 to 1 (GLIP: 0.5, which makes "left" and "right" wrong)
+    # probability of mirroring an image, 0 to 1 (GLIP: 0.5); captions with "left" and "right" become wrong
     flip: float = 0.0
     optim: OptimConfig = field(default_factory=OptimConfig)
     save: SaveConfig = runtime(factory=SaveConfig)

@@ -1,4 +1,4 @@
-"""Examples to train GLIP on, images with captions whose phrases are linked to boxes, and batches of them."""
+"""Training examples (an image, its caption, and the boxes of its phrases), and batches of them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from pipeline.ground.grounder import Span
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledPhrase:
-    """A phrase of a caption and its boxes; it has none if the image does not show it."""
+    """A phrase of a caption and its boxes; a phrase that the image does not show has no boxes."""
 
     span: Span
     boxes: tuple[int, ...]  # indices into the boxes of the example
@@ -46,8 +46,8 @@ class Batch:
 def collate(examples: Sequence[Example], prompter: Prompter, config: GlipConfig) -> Batch:
     """Build a batch, padded to its largest image and longest prompt.
 
-    Of a caption that is split into several prompts, only the first one is used. Raises ValueError for a caption without
-    a phrase that can be tokenised.
+    If a caption is split into several prompts, only the first one is used. Raises ValueError for a caption without a
+    phrase that can be tokenized.
     """
     images, prompts, scaled = [], [], []
     for example in examples:
@@ -55,7 +55,7 @@ def collate(examples: Sequence[Example], prompter: Prompter, config: GlipConfig)
         images.append(resize_bilinear(example.image, size))
         plan = prompter.plan(example.caption, [phrase.span for phrase in example.phrases], "caption")
         if not plan.prompts:
-            raise ValueError(f"no phrase of the caption {example.caption!r} can be tokenised: {plan.dropped}")
+            raise ValueError(f"no phrase of the caption {example.caption!r} can be tokenized: {plan.dropped}")
         prompts.append(plan.prompts[0])
         scale = torch.tensor([size[1] / example.image.shape[1], size[0] / example.image.shape[0]] * 2)
         scaled.append(torch.tensor(example.boxes, dtype=torch.float32).view(-1, 4) * scale)
@@ -72,7 +72,7 @@ def collate(examples: Sequence[Example], prompter: Prompter, config: GlipConfig)
 
 
 def make_target(example: Example, prompt: Prompt, boxes: Tensor, length: int) -> Target:
-    """The boxes that phrases of the prompt name, and their word pieces; `boxes` are scaled to the network's input."""
+    """Return the boxes of the prompt's phrases; `boxes` are those of the example in pixels of the network's input."""
     tokens = torch.zeros(len(boxes), length, dtype=torch.bool)
     maps = positive_map([item.tokens for item in prompt.phrases], length)
     for item, row in zip(prompt.phrases, maps, strict=True):
@@ -83,7 +83,7 @@ def make_target(example: Example, prompt: Prompt, boxes: Tensor, length: int) ->
 
 
 def batches(examples: Iterable[Example], prompter: Prompter, config: GlipConfig, size: int) -> Iterator[Batch]:
-    """Batches of `size` consecutive examples; an incomplete last batch is dropped."""
+    """Yield batches of `size` consecutive examples; an incomplete last batch is dropped."""
     waiting: list[Example] = []
     for example in examples:
         waiting.append(example)

@@ -1,4 +1,4 @@
-"""Select the examples of shards that training can use."""
+"""List the examples of shards that training can use."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class IndexedExample(NamedTuple):
 def index_examples(
     urls: Sequence[str], prompter: Prompter, config: GlipConfig
 ) -> tuple[list[IndexedExample], Counter[str]]:
-    """The examples with at least one phrase that can be tokenised, and the number of skipped ones by reason."""
+    """Return the examples with boxes and a phrase that can be tokenized; count the skipped ones by reason."""
     indexed: list[IndexedExample] = []
     skipped: Counter[str] = Counter()
     for url in urls:

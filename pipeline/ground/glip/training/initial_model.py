@@ -1,4 +1,4 @@
-"""The network that a run starts from, and its vocabulary."""
+"""The initial network of a run, and its vocabulary."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +14,10 @@ from pipeline.ground.load import grounder_path
 
 
 def build_initial_model(config: GlipTrainConfig, output: Path, shards: Sequence[str]) -> tuple[Glip, Path]:
-    """The network of `config.init`, and the path of its vocabulary.
+    """Return the network of `config.init`, and the path of its vocabulary.
 
-    A new model without `config.vocabulary` gets one built from the captions of the shards, once, in `output`. Raises
-    UserError if the model or a file of it is missing or damaged.
+    For a new model without `config.vocabulary`, a vocabulary is built from the captions of the shards and saved in
+    `output`; a resumed run uses the saved one. Raises UserError if the model or one of its files is missing or damaged.
     """
     if not config.init.startswith(NEW):
         weights = find_weights(grounder_path(config.init))

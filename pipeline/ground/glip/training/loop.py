@@ -1,7 +1,7 @@
-"""The training loop: AdamW on GLIP's loss, on one process or on several whose weights and moments are averaged.
+"""The training loop: AdamW on GLIP's loss, in one process or in several whose weights and moments are averaged.
 
-The schedule depends on the step, never on the time, and all random numbers of a step are derived from its number. A run
-can be repeated, and an interrupted and resumed run ends with the weights of an uninterrupted one.
+The learning rate and all random numbers depend only on the seed, the process and the step. Runs are therefore
+reproducible, and an interrupted and resumed run ends with the weights of an uninterrupted one.
 """
 
 import json
@@ -32,12 +32,11 @@ METRICS = "metrics.jsonl"
 def train(model: Glip, data: Iterator[Batch], vocab: Path, config: GlipTrainConfig, *, resume: bool = False) -> None:
     """Train to step `config.optim.steps`, with metrics and checkpoints in `config.output`.
 
-    With `resume`, `data` must start at the batch of `next_step(config.output)`. Drop-out is seeded with `config.seed`.
-    Raises FloatingPointError if a loss or a gradient is not finite, UserError if a checkpoint cannot be read or
-    written.
+    With `resume`, `data` must start with batch `next_step(config.output)`. Raises FloatingPointError if a loss or a
+    gradient is not finite, UserError if a checkpoint cannot be read or written.
     """
     out, optim = Path(config.output), config.optim
-    # Not channels last: in that format, GroupNorm's backward pass in bfloat16 on a CPU takes 12 times as long.
+    # No channels-last format: it makes GroupNorm's backward pass in bfloat16 on a CPU 12 times slower.
     model.train()
     state = TrainingState(
         model=model, optimizer=make_optimizer(model, optim), averaged=Averaged(model, optim.ema), sums=torch.zeros(3)
@@ -71,7 +70,7 @@ def train(model: Glip, data: Iterator[Batch], vocab: Path, config: GlipTrainConf
 
 
 def make_optimizer(model: Glip, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only and a separate learning rate for the language tower."""
+    """Build AdamW with weight decay on matrices only and a separate learning rate for the language tower."""
     groups = parameter_groups(
         model,
         lr=config.lr,
@@ -82,7 +81,7 @@ def make_optimizer(model: Glip, config: OptimConfig) -> torch.optim.AdamW:
 
 
 def lr_factor(step: int, config: OptimConfig) -> float:
-    """The learning rate at `step`, counted from 0, as a multiple of the peak learning rate."""
+    """Return the learning rate at `step`, counted from 0, as a multiple of the peak learning rate."""
     return warmup_cosine(
         step, steps=config.steps, warmup_steps=config.warmup_steps, final_ratio=config.final_lr_ratio, first_step=1
     )
@@ -91,7 +90,7 @@ def lr_factor(step: int, config: OptimConfig) -> float:
 def train_step(state: TrainingState, batch: Batch, config: OptimConfig) -> Tensor:
     """Run one optimizer step. Returns the token, box and centerness losses, [3] on the CPU.
 
-    Raises FloatingPointError if a loss or the gradient is not finite; the weights are unchanged then.
+    Raises FloatingPointError, before changing the weights, if a loss or the gradient is not finite.
     """
     model, device = state.model, next(state.model.parameters()).device
     factor = lr_factor(state.step, config)
@@ -107,7 +106,7 @@ def train_step(state: TrainingState, batch: Batch, config: OptimConfig) -> Tenso
     norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm)
     values = (
         torch.stack([losses.token, losses.box, losses.centerness, norm]).detach().cpu()
-    )  # one wait for a GPU per step
+    )  # the only GPU synchronization of a step
     if not torch.isfinite(values).all():
         names = ("token", "box", "centerness", "gradient")
         terms = ", ".join(f"{name} {value:.3g}" for name, value in zip(names, values, strict=True))
@@ -117,7 +116,7 @@ def train_step(state: TrainingState, batch: Batch, config: OptimConfig) -> Tenso
 
 
 def _log(out: Path, step: int, config: GlipTrainConfig, losses: Tensor, step_s: float) -> None:
-    """Log the mean losses since the last call, and append them to the metrics; `step_s` is the time per step."""
+    """Log the mean losses since the last call and append them to the metrics; `step_s` is the time of a step."""
     n_processes = dist.get_world_size() if dist.is_initialized() else 1
     images_per_s = config.batch_size * n_processes / step_s
     token, box, centerness = (round(value, 4) for value in losses.tolist())

@@ -19,10 +19,10 @@ from pipeline.ground.glip.training.atss import assign
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The boxes of one image, and the word pieces that name them."""
+    """The true boxes of an image, and the word pieces of their phrases."""
 
     boxes: Tensor  # [g, 4], inclusive xyxy in pixels of the network's input
-    tokens: Tensor  # bool [g, t], true where a word piece names the box
+    tokens: Tensor  # bool [g, t], true at the word pieces of the phrases of a box
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,12 @@ class Losses:
 
     @property
     def total(self) -> Tensor:
-        """The sum, which training minimises."""
+        """The sum of the losses, which training minimises."""
         return self.token + self.box + self.centerness
 
 
 def glip_loss(output: GlipOutput, mask: Tensor, targets: list[Target], config: GlipConfig) -> Losses:
-    """The three losses of a batch, computed in float32; `mask` [b, t] is that of the prompts."""
+    """Compute the three losses of a batch in float32; `mask` [b, t] is 0 for padding of the prompts."""
     anchors = torch.cat(output.anchors)
     owners = torch.stack([assign(output.anchors, target.boxes, config.loss.candidates) for target in targets])
     positive = owners >= 0
@@ -65,8 +65,8 @@ def glip_loss(output: GlipOutput, mask: Tensor, targets: list[Target], config: G
 def token_targets(owner: Tensor, target: Target, max_tokens: int) -> Tensor:
     """Targets [n, t] of the token logits of one image; `owner` [n] is the box of each cell, or -1 for background.
 
-    In a prompt of `max_tokens` word pieces, the last one is the target of background cells; in shorter prompts they
-    have none.
+    As in the released code, the target of background cells is the last word piece if the prompt has `max_tokens` word
+    pieces, and none otherwise.
     """
     t = target.tokens.shape[1]
     background = owner.new_zeros((1, t), dtype=torch.float32)

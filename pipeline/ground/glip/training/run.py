@@ -1,4 +1,4 @@
-"""A complete training run: from its configuration to a grounder."""
+"""Run a complete training, from the configuration to a grounder."""
 
 import logging
 from pathlib import Path
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 def run(config: GlipTrainConfig) -> None:
     """Train from the start, or resume from the checkpoint in `config.output`.
 
-    Raises UserError or OSError if the user has to correct the settings, the shards or the disk, and FloatingPointError
-    if the loss or its gradient is not finite.
+    Raises UserError or OSError for errors of the settings, the shards or the disk, which the user can fix, and
+    FloatingPointError if the loss or its gradient is not finite.
     """
     output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)
@@ -34,8 +34,8 @@ def run(config: GlipTrainConfig) -> None:
     model, vocab = build_initial_model(config, output, shards)
     prompter = Prompter(vocab, model.config.text)
     examples, skipped = index_examples(shards, prompter, model.config)
-    logger.info("%d examples in %d shards; skipped: %s", len(examples), len(shards), dict(skipped) or "none")
+    logger.info("%d examples in %d shards; skipped examples: %s", len(examples), len(shards), dict(skipped) or "none")
     batches = load_batches(examples, prompter, model.config, config, first_step)
     model.to(pick_device(config.device))
     train(model, batches, vocab, config, resume=first_step > 0)
-    logger.info("done: grounder=%s", output)
+    logger.info("training is complete; use the model with grounder=%s", output)

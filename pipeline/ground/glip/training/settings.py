@@ -1,4 +1,4 @@
-"""The saved settings of a run, which must not change when it resumes."""
+"""Check that the settings of a training run do not change when it resumes."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,8 +18,8 @@ SETTINGS_FILE: Final = "training.yaml"
 def check_settings(path: Path, config: GlipTrainConfig, *, resumes: bool) -> None:
     """Save the settings in `path`; if the run resumes, compare them with the saved ones first.
 
-    Settings saved by version 0.1 are translated. Raises UserError naming the first setting that differs. Settings
-    marked with `runtime` may differ.
+    Settings marked with `runtime` may differ. Settings saved by version 0.1 are translated. Raises UserError naming the
+    first other setting that differs.
     """
     if resumes and path.exists():
         fixed, _ = split_runtime(config)
@@ -36,7 +36,7 @@ def check_settings(path: Path, config: GlipTrainConfig, *, resumes: bool) -> Non
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    """Saved settings under the present keys. Raises UserError if the file is damaged."""
+    """Read saved settings and translate them to the current keys. Raises UserError if the file is damaged."""
     try:
         saved = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -49,7 +49,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
 def _differences(
     saved: Mapping[str, Any], current: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """(key, saved value, current value) of each setting of `current` that differs."""
+    """Yield (key, saved value, current value) for each setting of `current` that differs."""
     for name, value in current.items():
         old = saved.get(name)
         if isinstance(value, Mapping) and isinstance(old, Mapping):

@@ -23,46 +23,47 @@ Corners = tuple[float, float, float, float]
 
 
 class StoredExample(NamedTuple):
-    """An example in a shard, and the position of its image."""
+    """An example of a shard, and the position of its image in the file."""
 
     url: str  # of the shard; a path if it is local
-    position: int  # row of an .arrow file; offset of the image's first byte in a .tar
-    n_bytes: int  # length of the image in a .tar
+    position: int  # in an .arrow file, the row; in a .tar file, the offset of the image's first byte
+    n_bytes: int  # in a .tar file, the length of the image
     height: int
     width: int
     caption: str
     boxes: tuple[Corners, ...]
-    spans: tuple[Span, ...]  # of the phrase of each box
+    spans: tuple[Span, ...]  # span of the phrase of each box
 
 
 def list_training_shards(shards: str) -> list[str]:
-    """The .tar and .arrow files of a folder, glob, file or URL, or of several separated by commas, in numeric order.
+    """List the .tar and .arrow files of a folder, glob, file or URL, or of several separated by commas.
 
-    Of an output folder of the pipeline these are the files of grit/, or of arrow/ if it has no grit/. Files that their
-    job has not committed are skipped with a warning. Raises UserError if no file is found.
+    The files are in numeric order. For an output folder of the pipeline, they are the files of grit/, or those of
+    arrow/ if there is no grit/. Uncommitted files, which have no manifest, are skipped with a warning. Raises UserError
+    if no file is found.
     """
     with prefixed("shards: "):
         found = list_shards(shards, formats=("grit", "arrow"), suffixes=SUFFIXES)
-        usable = [url for url in found if url.endswith(SUFFIXES)]  # a glob may also match the .parquet files of grit/
+        usable = [url for url in found if url.endswith(SUFFIXES)]  # a glob can also match the .parquet files of grit/
         if not usable:
             raise UserError(f"{shards} holds no *.tar or *.arrow; give an output folder of the pipeline")
     return usable
 
 
 def read_captions(urls: Sequence[str]) -> Iterator[str]:
-    """The captions of all examples."""
+    """Yield the captions of all examples."""
     return (example.caption for url in urls for example in read_examples(url))
 
 
 def read_examples(url: str) -> Iterator[StoredExample]:
-    """The examples of a shard, without their images. Raises UserError if it cannot be read or is not a shard."""
+    """Yield the examples of a shard without their images. Raises UserError if it cannot be read or is not a shard."""
     return _arrow_examples(url) if url.endswith(".arrow") else _tar_examples(url)
 
 
 def read_images(examples: Sequence[StoredExample]) -> list[bytes]:
-    """The encoded images of examples; those of remote shards are requested concurrently.
+    """Return the encoded images of examples; those of remote shards are requested concurrently.
 
-    Raises UserError or OSError if one cannot be read.
+    Raises UserError or OSError if an image cannot be read.
     """
     if any(_is_remote(example.url) for example in examples):
         return list(map_concurrently(_read_image, examples))
@@ -88,7 +89,7 @@ def _read_image(example: StoredExample) -> bytes:
 
 @cache
 def _arrow_table(url: str) -> pa.Table:
-    """The table of an .arrow file. It stays in memory, where the columns of the pipeline's files are decompressed."""
+    """Return the table of an .arrow file. It is cached: reading it again would decompress all columns again."""
     with _damage_explained(url, "arrow/"):
         if not _is_remote(url):
             return pa.ipc.open_file(pa.memory_map(url)).read_all()
@@ -106,7 +107,7 @@ def _arrow_examples(url: str) -> Iterator[StoredExample]:
         if row["status"] == KEPT:
             if not images[position].is_valid:
                 raise UserError(
-                    f"{url} holds no images; write.image_bytes=true stores them, or give the grit/ beside it"
+                    f"{url} holds no images; write it with write.image_bytes=true, or give the grit/ of the same output"
                 )
             scored = zip(row["boxes"], row["box_scores"], strict=True)
             boxes = [box for box, score in scored if score["removed"] is None]
@@ -124,7 +125,7 @@ def _arrow_examples(url: str) -> Iterator[StoredExample]:
 
 
 def _tar_examples(url: str) -> Iterator[StoredExample]:
-    """Examples of a tar of grit/, which holds a .jpg, a .txt and a .json for each, in this order."""
+    """Yield the examples of a tar of grit/: a .jpg, a .txt and a .json member for each, in this order."""
     with _damage_explained(url, "grit/"), _open(url) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         image: tarfile.TarInfo | None = None
         for member in tar:
@@ -153,14 +154,14 @@ def _open(url: str) -> IO[bytes]:
 
 @contextmanager
 def _damage_explained(url: str, folder: str) -> Iterator[None]:
-    """Raise UserError if the shard cannot be read, or if it is not one of this folder of the pipeline's output."""
+    """Raise UserError if the shard cannot be read, or is not a file of `folder` in the pipeline's output."""
     try:
         yield
     except store_errors() as error:
         raise UserError(
-            f"{url} cannot be read: {one_line(error)}; check the path and the permissions, or write it again"
+            f"{url} cannot be read: {one_line(error)}; check the path and the permissions, or write the shard again"
         ) from error
     except (tarfile.TarError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(
-            f"{url} is not a shard of the pipeline's {folder}, or is damaged: {type(error).__name__} {one_line(error)}"
+            f"{url} is not a shard of the pipeline's {folder}, or is damaged: {type(error).__name__}: {one_line(error)}"
         ) from error

@@ -11,7 +11,7 @@ from common.disk import atomic_write
 def write_vocabulary(path: Path, texts: Iterable[str], size: int) -> None:
     """Write at most `size` word pieces, one per line.
 
-    All printable ASCII characters are among them, so that no word of ASCII characters is unknown.
+    They include all printable ASCII characters, so that no word of ASCII characters is unknown.
     """
     characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
     characters += [f"##{character}" for character in characters if character.isalnum()]
