@@ -1,7 +1,7 @@
 """Training and evaluation of hyperbolic vision-language models.
 
-The names below are the public Python API: later versions add to it and change none of it. They are imported at first use, so that
-`import trainer` and `--help` need no torch.
+The exported names are the public Python API: later versions may add names, but do not change the existing ones. Each
+name is imported at its first use, so `import trainer` and `--help` do not import torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,11 +1,12 @@
 """Large contrastive batches in bounded memory: activations are recomputed in the backward pass.
 
-A contrastive loss needs the features of the full batch at once, so gradients of parts of the batch cannot be added up
-as for other losses. Only the features have to be kept, however (GradCache: Gao et al. 2021, arXiv 2101.06983): chunks
-of rows pass through a tower without keeping activations, the loss is computed from the features of all ranks, and in
-the backward pass each chunk passes through the tower again. The random numbers of the first pass are repeated. The
-gradient is that of one pass over the full batch, for any tower whose rows do not depend on each other; batch norm makes
-them depend on each other.
+A contrastive loss needs the features of the full batch at once, so gradients cannot be accumulated over parts of the
+batch as for other losses. Only the features have to stay in memory, however (GradCache: Gao et al. 2021, arXiv
+2101.06983). A tower processes chunks of rows without keeping their activations, the loss is computed from the features
+of all ranks, and the backward pass runs the tower again for each chunk, with the same random numbers.
+
+The gradient equals that of one pass over the full batch if the rows in the output of a tower do not depend on each
+other. They do with batch norm.
 """
 
 import re
@@ -21,16 +22,16 @@ from trainer.distributed.gather import counts_of_ranks
 from trainer.models.dual_encoder import DualEncoder
 
 BLOCK_LISTS: Final = re.compile(r"blocks|resblocks|stages|layer\d")
-"""Names under which networks hold the list of their blocks; those of ResNets are layer1 to layer4."""
+"""Attribute names of the lists of blocks in networks; ResNets have layer1 to layer4."""
 
 
 def checkpoint_chunks(
     function: Callable[..., Any], chunk_size: int, same_on_all_ranks: bool, rows: Tensor, *arguments: Any
 ) -> Any:
-    """Compute `function(rows, *arguments)` in chunks of at most `chunk_size` rows, and again in the backward pass.
+    """Compute `function(rows, *arguments)` in chunks of at most `chunk_size` rows, which the backward pass recomputes.
 
     The function returns a tensor or a tuple of tensors with the rows on axis 0. With `same_on_all_ranks`, each rank
-    computes as many chunks as the rank with the most rows; the chunks of other ranks are smaller and may be empty.
+    computes as many chunks as the rank with the most rows; chunks of the other ranks are smaller and may be empty.
     """
     if not torch.is_grad_enabled():
         return function(rows, *arguments)
@@ -49,9 +50,9 @@ def checkpoint_chunks(
 def set_micro_batch(model: DualEncoder, n_rows: int, same_on_all_ranks: bool = False) -> None:
     """Make each tower process at most `n_rows` rows at a time. Parameter names do not change.
 
-    FSDP needs `same_on_all_ranks`, because its ranks exchange weights in each call of a tower.
+    FSDP needs `same_on_all_ranks`: its ranks exchange weights in each call of a tower, so all must make as many calls.
     """
-    # `image_features` rather than the image tower: uint8 images become floats, four times as large, inside it.
+    # Not the image tower itself: `image_features` converts uint8 images to float32, which is four times as large.
     for module, name in ((model, "image_features"), (model.textual, "forward")):
         setattr(module, name, partial(checkpoint_chunks, getattr(module, name), n_rows, same_on_all_ranks))
 
@@ -63,13 +64,13 @@ def checkpoint_blocks(model: DualEncoder) -> None:
 
 
 def tower_blocks(model: DualEncoder) -> list[nn.Module]:
-    """The repeated parts of both towers: transformer blocks, or the blocks or stages of other networks.
+    """List the blocks of both towers: transformer blocks, or the blocks or stages of other networks.
 
-    A tower without a list of blocks is one block.
+    A tower without a list of blocks counts as one block.
     """
     blocks: list[nn.Module] = []
     for tower in (model.visual, model.textual):
-        network = getattr(tower, "transformer", None) or getattr(tower, "trunk", tower)  # as open_clip nests them
+        network = getattr(tower, "transformer", None) or getattr(tower, "trunk", tower)  # open_clip nests them
         children = [child for name, child in cast(nn.Module, network).named_children() if BLOCK_LISTS.fullmatch(name)]
         lists = [child for child in children if isinstance(child, nn.ModuleList | nn.Sequential)]
         blocks += [block for part in lists for block in part] if lists else [tower]

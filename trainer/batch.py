@@ -1,7 +1,8 @@
 """Data classes of one training step: the batch, its features, the lifted points and the losses.
 
-Shapes: b pairs and m boxes on this rank, n pairs on all ranks, d embedding width, l tokens of the longest caption, l'
-of the longest phrase, w words of the longest caption. Lifted points are [b d], or [k b d/k] in a product of k factors.
+Shapes: b pairs and m boxes on this rank, n pairs on all ranks, d embedding width, l and l' tokens of the longest
+caption and of the longest phrase, w words of the longest caption. Lifted points are [b d], or [k b d/k] in a product of
+k factors.
 """
 
 import dataclasses
@@ -15,9 +16,9 @@ from trainer.text.syntax import Syntax
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """b images with their captions, and m boxes of these images with the phrases that they show.
+    """A batch of b images with their captions, and of m boxes in these images with their phrases.
 
-    Images are float in [0, 1] or uint8; the model converts uint8 on its own device.
+    Images are float in [0, 1] or uint8; the model converts uint8 to float on its device.
     """
 
     images: Tensor  # [b 3 h w]
@@ -55,7 +56,7 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True)
 class LiftedPairs:
-    """Lifted images and captions, of this rank and of all ranks. `image` and `text` are rows of the other two."""
+    """Lifted images and captions of this rank, and those of all ranks, which contain them."""
 
     image: Tensor  # [*k b d]
     text: Tensor  # [*k b d]
@@ -65,7 +66,7 @@ class LiftedPairs:
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """Output of a model for a batch: the loss to minimise, and detached terms to log, by name."""
+    """Output of a model for a batch: the loss to minimise, and the detached terms to log, by name."""
 
     loss: Tensor
     terms: dict[str, Tensor]

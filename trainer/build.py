@@ -30,7 +30,7 @@ from trainer.text.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
 class Run(TrainingState):
     """A training run in this process: the state that a checkpoint saves, and the parts that training uses.
 
-    `wrapped` is the module to call for the losses: `model` itself in a single process, else `model` under DDP or FSDP.
+    `wrapped` is the module that computes the losses: `model` in a single process, else `model` under DDP or FSDP.
     """
 
     config: TrainConfig
@@ -69,7 +69,7 @@ def build(config: TrainConfig, process: Process) -> Run:
         set_micro_batch(model, config.micro_batch_size, same_on_all_ranks=config.parallel.strategy == "fsdp")
     if config.compile:
         for block in tower_blocks(model):
-            block.forward = torch.compile(block.forward)  # inside the activation checkpoint, which stays eager
+            block.forward = torch.compile(block.forward)  # the activation checkpoint around it is not compiled
     if config.checkpoint_activations:
         checkpoint_blocks(model)
     wrapped = wrap(model, tower_blocks(model), config.parallel, process)
@@ -110,10 +110,10 @@ def new_model(config: TrainConfig) -> DualEncoder:
     """
     try:
         model = build_model(config.model_name, config.model)
-    except (ValueError, TypeError, AssertionError, RuntimeError, ArithmeticError) as error:  # timm's, for wrong sizes
+    except (ValueError, TypeError, AssertionError, RuntimeError, ArithmeticError) as error:  # of timm, for wrong sizes
         raise UserError(f"model_name={config.model_name} cannot be built from model.*: {error}") from error
     check_image_size(model)
-    if config.init:  # holds the weights of the towers too
+    if config.init:  # contains the weights of the towers too
         try:
             load_state(model, read_weights(Path(config.init)), Path(config.init))
         except (OSError, ValueError) as error:
@@ -124,7 +124,7 @@ def new_model(config: TrainConfig) -> DualEncoder:
 
 
 def check_image_size(model: DualEncoder) -> None:
-    """Raise UserError if the image tower does not accept images of `size_px`: run it on one."""
+    """Run the image tower on one image of `size_px`. Raises UserError if the tower does not accept it."""
     size = model.config.image.size_px
     try:
         with torch.no_grad():
@@ -138,16 +138,16 @@ def check_image_size(model: DualEncoder) -> None:
 
 
 def check_batch_norms(config: TrainConfig, model: DualEncoder) -> None:
-    """Raise UserError for settings that pass only parts of a batch to batch norms, or the same rows twice."""
+    """Raise UserError for settings with which batch norms process a batch in parts, or the same rows twice."""
     used = [
         f"{key}={value}" for key in ("micro_batch_size", "checkpoint_activations") if (value := getattr(config, key))
     ]
     # Batch norms of a frozen tower are in evaluation mode: they use their stored statistics.
     if used and any(isinstance(module, _BatchNorm) and module.training for module in model.modules()):
         raise UserError(
-            f"{used[0]} computes parts of a batch separately and twice, but {config.model.image.name} has batch norms, "
-            "which need the full batch once; remove this setting, or set model.image.kwargs={norm_groups: 8} or "
-            "model.image.frozen=true"
+            f"{used[0]} passes parts of a batch, or the same rows twice, through a tower, but "
+            f"{config.model.image.name} has batch norms, which must process each full batch exactly once; remove this "
+            "setting, or set model.image.kwargs={norm_groups: 8} or model.image.frozen=true"
         )
 
 
@@ -172,7 +172,10 @@ def build_tokenizer(config: TrainConfig) -> Tokenizer:
 
 
 def batch_size_of_rank(config: TrainConfig, process: Process) -> int:
-    """The number of pairs per step on each rank. The contrastive loss needs the same number on all of them."""
+    """The number of pairs per step on each rank. The contrastive loss needs the same number on all ranks.
+
+    Raises UserError if the batch size is not divisible by the number of processes.
+    """
     if config.batch_size % process.world_size:
         raise UserError(
             f"batch_size={config.batch_size} is not divisible by the {process.world_size} processes; "
@@ -182,9 +185,9 @@ def batch_size_of_rank(config: TrainConfig, process: Process) -> int:
 
 
 def full_model(run: Run) -> DualEncoder:
-    """The model with all its parameters on this rank, to evaluate or save it. Collective.
+    """The model with all its parameters on this rank, for evaluation and saving. Collective.
 
-    Without FSDP this is the model of the run itself.
+    Without FSDP this is `run.model` itself.
     """
     if run.wrapped is not run.model or run.process.world_size == 1:
         return run.model

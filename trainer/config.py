@@ -1,6 +1,6 @@
-"""The configuration of a training run: the groups of its parts, loaded from YAML files and `key=value` arguments.
+"""The configuration of a training run, loaded from YAML files and `key=value` arguments.
 
-`model.*` are the settings of the model that `model_name` selects.
+The keys of the group `model` depend on the model that `model_name` selects.
 """
 
 import json
@@ -28,16 +28,16 @@ KEYS: Final = Keys(
     short={"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"},
     renamed={"batch": "batch_size", "micro_batch": "micro_batch_size"},
 )
-"""Key names of training; `renamed` are those of version 0.1."""
+"""Short names of keys, and the names of version 0.1 with their replacements."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """AdamW and the learning rate schedule. The defaults are MERU's, which HyCoCLIP and PHyCLIP use too.
 
-    `decay` selects the parameters with weight decay. "paper": all but gains, biases and learned scalars. "released":
-    all but the four scalars of MERU, because its code treats a decay of 0 for gains as not set; PHyCLIP's curvatures
-    and alphas decay too.
+    `decay` selects the parameters with weight decay. "paper": all except gains, biases and learned scalars. "released":
+    all except the four scalars of MERU, because the authors' code ignores the weight decay of 0 that it sets for gains
+    and biases. PHyCLIP's curvatures and alphas, which are vectors, decay too.
     """
 
     # peak learning rate, reached after the warm-up
@@ -48,13 +48,13 @@ class OptimConfig:
     beta2: float = 0.98
     # AdamW's term added to the denominator
     eps: float = 1e-8
-    # AdamW's decoupled weight decay: a step shrinks a weight by this times the learning rate
+    # AdamW's decoupled weight decay: each step multiplies a weight by 1 - learning rate * weight_decay
     weight_decay: float = 0.2
-    # parameters with weight decay: paper, matrices only; released, all that decay in the authors' code
+    # parameters with weight decay: paper, only matrices; released, all that decay in the authors' code
     decay: Literal["paper", "released"] = "paper"
     # steps in which the learning rate rises linearly from 0 to lr
     warmup_steps: int = 4000
-    # optimizer steps of the run; the learning rate falls to 0 at the last one
+    # optimizer steps of the run; the learning rate falls to 0 at its end
     steps: int = 120_000
 
     def __post_init__(self) -> None:
@@ -67,9 +67,9 @@ class OptimConfig:
 class RayConfig:
     """Processes started by Ray Train on a cluster (trainer/on_ray.py)."""
 
-    # number of training processes that Ray starts; 0: no Ray, this process or those that torchrun started
+    # number of training processes that Ray starts; 0: train without Ray, in this process or in those of torchrun
     workers: int = 0
-    # cluster to join; null: RAY_ADDRESS if it is set, else start Ray on this machine
+    # address of the cluster to join; null: that in RAY_ADDRESS if it is set, else start Ray on this machine
     address: str | None = None
     # CPUs reserved for each training process, including its loader processes
     cpus_per_worker: float = 1.0
@@ -95,15 +95,15 @@ class TrainConfig:
     tokenizer: str = "openai"
     # image-text pairs per step, over all processes
     batch_size: int = 768
-    # images or texts that pass through a tower together; smaller values need less memory and give the same gradient;
-    # null: all of a step
+    # number of images or texts that a tower processes at once; smaller values need less memory and give the same
+    # gradient; null: all images or texts of a step
     micro_batch_size: int | None = runtime(None)
     # number format of the towers: auto, fp32, bf16, or fp16 as in the papers; auto: bf16 on GPUs that compute in it,
     # else fp32; losses are always computed in fp32
     precision: Precision = runtime("auto")
     # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
-    # random seed of the initial weights and of all random numbers of the training
+    # random seed of the initial weights and of random numbers in the model, such as dropout; see also data.seed
     seed: int = 0
     # behaviour if the output folder holds checkpoints. auto: resume from the newest; never: stop with an error;
     # anyway: resume even if settings differ, provided that the tensors fit
@@ -134,7 +134,7 @@ class TrainConfig:
         if self.precision == "fp16" and self.parallel.strategy == "fsdp":
             raise UserError("precision=fp16 cannot be combined with parallel.strategy=fsdp; use precision=bf16")
         if self.model.boxes_as_pairs and self.data.boxes == "all":
-            raise UserError("model.boxes_as_pairs uses one box per pair; set data.boxes=random or boxes_as_pairs=false")
+            raise UserError("model.boxes_as_pairs uses one box per pair; set data.boxes=random or model.boxes_as_pairs=false")
 
 
 def load_config(arguments: Sequence[str]) -> TrainConfig:
@@ -162,9 +162,9 @@ def model_config_class(layers: Sequence[Layer]) -> type[ModelConfig]:
 
 
 def tower_sizes(layers: Sequence[Layer]) -> list[Layer]:
-    """A layer with the sizes of the open_clip towers that `layers` select; empty for other towers.
+    """Return a layer with the sizes of the open_clip towers that `layers` select; no layer for other towers.
 
-    It precedes `layers`, which override it. Raises UserError for an unknown tower.
+    It is merged before `layers`, which override it. Raises UserError for an unknown tower.
     """
     names: dict[str, str | None] = {"image": None, "text": None}
     for layer, _ in layers:
@@ -189,7 +189,7 @@ def help_text(usage: str, arguments: Sequence[str] = ()) -> str:
 
 
 def as_dict(config: TrainConfig) -> dict[str, Any]:
-    """The configuration as plain values, which JSON stores and reads without a change."""
+    """Convert the configuration to plain values, which can be written as JSON and read back unchanged."""
     plain = json.loads(json.dumps(OmegaConf.to_container(OmegaConf.structured(config))))
     assert isinstance(plain, dict)
     return plain
@@ -198,8 +198,8 @@ def as_dict(config: TrainConfig) -> dict[str, Any]:
 def differences(saved: dict[str, Any], config: TrainConfig) -> list[str]:
     """Describe each setting that differs from the configuration of a checkpoint and may not change on resume.
 
-    `saved`, the configuration of the checkpoint, may be of an earlier version. The data are not compared here: the
-    loader checks that the shards are the same.
+    `saved` is the configuration of the checkpoint, which an earlier version may have written. The shards are not
+    compared here, but by the loader.
     """
     free = runtime_keys(TrainConfig, {"model": type(config.model)})
     return _differences(KEYS.translate(saved), as_dict(config), free)
@@ -207,7 +207,7 @@ def differences(saved: dict[str, Any], config: TrainConfig) -> list[str]:
 
 def _differences(saved: dict[str, Any], config: dict[str, Any], free: set[str], prefix: str = "") -> list[str]:
     found = []
-    # Plain values first: if model_name differs, the keys of the group `model` differ too.
+    # Compare plain values before groups: if model_name differs, the keys of the group `model` differ too.
     for key in sorted(saved.keys() | config.keys(), key=lambda key: (isinstance(saved.get(key), dict), key)):
         name, before, after = prefix + key, saved.get(key), config.get(key)
         if name in free or before == after:

@@ -1,1 +1,1 @@
-"""Files of weights: trained models, checkpoints of runs, and the formats of the papers and of open_clip."""
+"""Weight files: trained models, checkpoints of runs, and the formats of the released models and of open_clip."""

@@ -9,9 +9,9 @@ from common.config import check_range
 class SaveConfig:
     """Checkpoints of the run, in OUTPUT/checkpoints."""
 
-    # steps between checkpoints; there is also one at the end and one when the run receives SIGTERM or SIGINT
+    # steps between two checkpoints; the run also saves one at its end and when it receives SIGTERM or SIGINT
     every: int = 1000
-    # number of checkpoints that are kept, the newest ones
+    # number of checkpoints to keep; older ones are deleted
     keep: int = 3
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Models on disk: folders that the trainer writes, and the released checkpoint files.
+"""Models on disk: folders written by the trainer, and the released checkpoint files.
 
 A folder holds config.json, model.safetensors and, unless the tokenizer is OpenAI's, its merges.txt.
 """
@@ -103,7 +103,10 @@ def load_folder(folder: Path, name: str | None) -> LoadedModel:
             raise FileNotFoundError(f"{folder}: {file} is missing; give a folder that the trainer saved")
     config = read_object(folder / "config.json")
     if config.get("format") != FORMAT:
-        raise ValueError(f"{folder}: format {config.get('format')}; this version reads format {FORMAT}")
+        raise ValueError(
+            f"{folder} has format {config.get('format')}, but this version reads format {FORMAT}; load it with the "
+            "version that saved it"
+        )
     invalid = [key for key, kind in REQUIRED_KEYS.items() if not isinstance(config.get(key), kind)]
     if invalid:
         raise ValueError(
@@ -111,7 +114,9 @@ def load_folder(folder: Path, name: str | None) -> LoadedModel:
             "save the model again"
         )
     if name is not None and config["model"] != name:
-        raise ValueError(f"{folder} holds a {config['model']} model, not {name}")
+        raise ValueError(
+            f"{folder} holds a {config['model']} model, not {name}; give model_name={config['model']}, or omit it"
+        )
     model = build_model(config["model"], parse_config(config["model"], config["config"], folder))
     load_state(model, read_tensors(folder / "model.safetensors"), folder)
     context_length = model.config.text.context_length
@@ -121,19 +126,22 @@ def load_folder(folder: Path, name: str | None) -> LoadedModel:
         tokenizer = read_tokenizer(folder / "merges.txt", context_length)
     if tokenizer.vocab_size != model.config.text.vocab_size:
         raise ValueError(
-            f"{folder}: merges.txt gives {tokenizer.vocab_size} tokens, the model has {model.config.text.vocab_size}"
+            f"{folder}: merges.txt gives {tokenizer.vocab_size} tokens, the model has {model.config.text.vocab_size}; "
+            "copy the folder again, or save the model again"
         )
     try:
         preprocess = PreprocessConfig(**{key: config["preprocess"][key] for key in ("size_px", "mode")})
     except KeyError as error:
-        raise ValueError(f"{folder / 'config.json'}: preprocess lacks {error}") from error
+        raise ValueError(
+            f"{folder / 'config.json'}: {error} is missing in 'preprocess'; copy the folder again, or save the model again"
+        ) from error
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, preprocess=preprocess, config=config)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the state dict of a folder written by the trainer, or of a released file, converted to the trainer's layout.
+    """Read the state dict of a folder written by the trainer, or of a released file, in the trainer's layout.
 
-    Raises OSError for a file that cannot be read, and ValueError for one that holds no state dict.
+    Raises OSError for a file that cannot be read, and ValueError for a file without a state dict.
     """
     if path.is_dir():
         return read_tensors(path / "model.safetensors")
@@ -143,7 +151,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def parse_config(name: str, values: dict[str, Any], source: Path) -> ModelConfig:
-    """Build the configuration of the model `name` from the dictionary that `dataclasses.asdict` made of it.
+    """Build the configuration of the model `name` from a dictionary written by `dataclasses.asdict`.
 
     Raises ValueError, naming `source`, for an unknown model, key or value.
     """
@@ -168,8 +176,8 @@ def load_state(model: DualEncoder, state: Mapping[str, Tensor], source: Path) ->
 def copy_state(module: nn.Module, state: Mapping[str, Tensor], message: str) -> None:
     """Copy a state dict into a module.
 
-    Raises ValueError that begins with `message` and names the first missing, unknown and misshapen entry, unless all
-    fit.
+    Raises ValueError if names or shapes differ. The error begins with `message` and names one missing, one unknown and
+    one misshapen entry.
     """
     expected = module.state_dict()
     missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
@@ -187,7 +195,7 @@ def copy_state(module: nn.Module, state: Mapping[str, Tensor], message: str) -> 
 def infer_config(state: Mapping[str, Tensor], name: str, source: Path) -> ModelConfig:
     """Infer the sizes of a released model from the shapes of its weights.
 
-    Raises ValueError, naming `source`, if they are not those of a released model.
+    Raises ValueError, naming `source`, if the sizes are not those of a released model.
     """
     try:
         width, patch = state["visual.cls_token"].shape[-1], state["visual.patch_embed.proj.weight"].shape[-1]
@@ -202,7 +210,7 @@ def infer_config(state: Mapping[str, Tensor], name: str, source: Path) -> ModelC
         ) from error
     tower = next((key for key, value in PAPER_VITS.items() if value["embed_dim"] == width), None)
     if tower is None:
-        raise ValueError(f"{source}: the image tower has width {width}; the released ones are small, base and large")
+        raise ValueError(f"{source}: the image tower has width {width}, which no released model has; give a released file")
     text = TextConfig(
         vocab_size=vocab_size, context_length=context_length, width=text_width, layers=layers, heads=text_width // 64
     )

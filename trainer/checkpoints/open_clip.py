@@ -1,4 +1,4 @@
-"""Initial weights of open_clip towers, in the forms that open_clip saves. Nothing is unpickled but tensors."""
+"""Load initial weights of open_clip towers from the files that open_clip saves. Only tensors are unpickled."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -46,9 +46,10 @@ def load_towers(model: DualEncoder) -> None:
 
 
 def find_weights(config: ImageConfig | TextConfig) -> Path:
-    """The file of `config.weights`, which is a file, a folder written by open_clip, or a pretrained tag of open_clip.
+    """Return the weight file of `config.weights`: a file, a folder written by open_clip, or one of its pretrained tags.
 
-    Raises OSError if it does not exist, and ValueError if it belongs to another network.
+    The file of a tag is downloaded. Raises OSError if there is no such file, and ValueError if it belongs to a
+    different network.
     """
     assert config.weights
     path = Path(config.weights)
@@ -56,14 +57,14 @@ def find_weights(config: ImageConfig | TextConfig) -> Path:
         check_same_network(config, path)
         file = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
         if file is None:
-            raise FileNotFoundError(f"{path} holds neither {' nor '.join(WEIGHT_FILES)}; give the file itself")
+            raise FileNotFoundError(f"{path} holds neither {' nor '.join(WEIGHT_FILES)}; give the path of a weight file")
         return file
     return path if path.is_file() else download_weights(config)
 
 
 def download_weights(config: ImageConfig | TextConfig) -> Path:
-    """Download the safetensors file of a pretrained tag, unless open_clip has cached it. Errors as in `find_weights`."""
-    import open_clip  # loaded already, for the tower
+    """Download the safetensors file of a pretrained tag, or find it in the cache. Errors as in `find_weights`."""
+    import open_clip  # already imported for the tower
 
     name = str(config.name).removeprefix(OPEN_CLIP)
     pretrained = open_clip.get_pretrained_cfg(name, str(config.weights))
@@ -75,24 +76,26 @@ def download_weights(config: ImageConfig | TextConfig) -> Path:
     quick_gelu = pretrained.get("quick_gelu", False)
     if quick_gelu != open_clip.get_model_config(name).get("quick_gelu", False):
         other = f"{name}-quickgelu" if quick_gelu else name.removesuffix("-quickgelu")
-        raise ValueError(f"{config.weights} was trained with another activation than {name}; use {OPEN_CLIP}{other}")
+        raise ValueError(
+            f"{config.weights} was trained with a different activation function than {name}; use {OPEN_CLIP}{other}"
+        )
     if not pretrained.get("hf_hub"):
         raise ValueError(
-            f"open_clip has {config.weights} as a pickle only; save it as safetensors and give the path of that file"
+            f"open_clip has {config.weights} only as a pickle; save it as safetensors and give the path of that file"
         )
     path = Path(open_clip.download_pretrained(pretrained))
     if path.suffix != ".safetensors":
         raise ValueError(
-            f"open_clip found {config.weights} as {path.name} only; save it as safetensors and give the path of that "
-            "file"
+            f"open_clip has {config.weights} only as {path.name}; save it as safetensors and give the path of that file"
         )
     return path
 
 
 def check_same_network(config: ImageConfig | TextConfig, folder: Path) -> None:
-    """Compare the tower with the configuration beside the weights, if it exists. Raises ValueError if they differ.
+    """Compare the tower with the configuration file in the folder of the weights, if the folder has one.
 
-    Differences in the number of heads or in the activation do not change the shapes of weights.
+    This detects a different number of heads or activation function, which does not change the shapes of the weights.
+    Raises ValueError if they differ.
     """
     from trainer.encoders.open_clip_towers import architecture, first_difference, text_config, vision_config
 
@@ -113,7 +116,7 @@ def check_same_network(config: ImageConfig | TextConfig, folder: Path) -> None:
         other = "quick_gelu"
     if other:
         raise ValueError(
-            f"{folder / CONFIG_FILE} has another {other} than {config.name}; use the weights of {config.name}"
+            f"{folder / CONFIG_FILE} has a different {other} than {config.name}; give the weights of {config.name}"
         )
 
 

@@ -1,10 +1,10 @@
-"""State dicts of the released checkpoints of CLIP, MERU, HyCoCLIP and PHyCLIP, converted to this trainer's and back.
+"""Convert state dicts between the released checkpoints of CLIP, MERU, HyCoCLIP and PHyCLIP and this trainer.
 
 The layouts differ in three ways. Released files hold the causal mask of the text tower as a buffer; this trainer's
 models have no such entry. PHyCLIP's curvatures and alphas are released as one scalar entry per factor (`curvs.0`, ...);
 here they are vectors. PHyCLIP's files also hold MERU's own `curv` and alphas, which its model does not use.
 
-The entries of MERU and HyCoCLIP have the same names: a file does not tell which of the two it holds.
+The entries of MERU and HyCoCLIP have the same names, so a file does not show which of the two models it contains.
 """
 
 import re
@@ -49,7 +49,10 @@ def from_released(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, stem in FACTOR_SCALARS.items():
             entries = {int(key.rpartition(".")[2]): key for key in converted if re.fullmatch(rf"{stem}\.\d+", key)}
             if sorted(entries) != list(range(len(entries))):
-                raise ValueError(f"{stem}: entries {sorted(entries)} are not numbered from 0 on; the file is damaged")
+                raise ValueError(
+                    f"{stem}: the entries are numbered {sorted(entries)} instead of 0, 1, ...; the file is damaged, "
+                    "download it again"
+                )
             converted[name] = torch.stack([converted.pop(entries[index]) for index in range(len(entries))])
     return converted
 

@@ -30,7 +30,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Restore a `random_state`. The generator of a GPU is restored only from a state that was saved on one."""
+    """Restore a `random_state`. The generator of a GPU is restored only if it was saved on a GPU."""
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     inner = state["numpy"]["state"] | {"key": np.array(state["numpy"]["state"]["key"], dtype=np.uint32)}
@@ -41,10 +41,10 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
 
 
 def encode(state: Tensor) -> str:
-    """The bytes of a tensor as base64."""
+    """Encode a tensor of bytes as base64."""
     return base64.b64encode(state.numpy().tobytes()).decode()
 
 
 def decode(text: str) -> Tensor:
-    """The tensor of bytes that `encode` turned into `text`."""
+    """Decode the output of `encode` to a tensor of bytes."""
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

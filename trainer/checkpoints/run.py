@@ -5,8 +5,8 @@
         state.json          step, configuration, state of the gradient scaler, number of ranks
         rank_00000.json     for each rank: state of the random number generators and of the data loader
 
-A checkpoint is written to a draft folder that is renamed once all files are on the disk. A folder named step_* is
-always complete.
+A checkpoint is written to a draft folder, which is renamed once all files are on the disk. A folder named step_*
+therefore never holds a partly written checkpoint.
 """
 
 import json
@@ -72,7 +72,7 @@ def save_checkpoint(
     Raises UserError if it cannot be written; earlier checkpoints stay.
     """
     final, draft = folder / f"step_{step:08d}", folder / f".draft_{step:08d}"
-    tensors = gather_tensors(training)  # on all ranks: each may hold a shard
+    tensors = gather_tensors(training)  # on all ranks, because each may hold a shard
     state = {
         "format": FORMAT,
         "step": step,
@@ -109,12 +109,12 @@ def save_checkpoint(
 
 
 def rank_file(folder: Path, rank: int) -> Path:
-    """The file of a rank's own state."""
+    """Path of the file with the state of one rank."""
     return folder / f"rank_{rank:05d}.json"
 
 
 def create_draft(draft: Path) -> None:
-    """Create an empty draft folder. Remove the drafts of runs that were killed while writing."""
+    """Create an empty draft folder, and remove drafts that killed runs have left."""
     draft.parent.mkdir(parents=True, exist_ok=True)
     for abandoned in draft.parent.glob(".draft_*"):
         shutil.rmtree(abandoned)
@@ -128,7 +128,9 @@ def commit(draft: Path, final: Path, world_size: int) -> None:
     """
     missing = [rank for rank in range(world_size) if not rank_file(draft, rank).is_file()]
     if missing:
-        raise OSError(f"process {missing[0]} wrote to another disk; output must be a folder that all machines share")
+        raise OSError(
+            f"the file of process {missing[0]} is missing; output must be a folder that all machines share"
+        )
     for file in draft.iterdir():
         sync(file)
     sync(draft)
@@ -139,7 +141,7 @@ def commit(draft: Path, final: Path, world_size: int) -> None:
 
 
 def run_on_all_ranks(action: Callable[[], None], process: Process) -> str:
-    """Run `action` and return the message of its error on any rank, empty if it succeeds on all. Collective."""
+    """Run `action`. Return an error message if it fails on any rank, else an empty string. Collective."""
     problem = ""
     try:
         action()
@@ -171,10 +173,13 @@ def restore_checkpoint(
     """
     state = read_json(path / "state.json")
     if state.get("format") != FORMAT:
-        raise UserError(f"{path} has format {state.get('format')}; this version reads format {FORMAT}")
+        raise UserError(
+            f"{path} has format {state.get('format')}, but this version reads format {FORMAT}; resume with the version "
+            "that saved it, or give another output="
+        )
     check_unchanged(path, changed(state["config"]))
     same_ranks = state["ranks"] == process.world_size
-    # The loader has the same position on all ranks: with another number of ranks, that of rank 0 is used.
+    # The loader has the same position on all ranks, so any file serves if the number of ranks has changed.
     rank_state = read_json(rank_file(path, process.rank if same_ranks else 0))
     load_tensors(path, training)
     training.scaler.load_state_dict(state["scaler"])
@@ -195,9 +200,9 @@ def check_unchanged(path: Path, differences: list[str]) -> None:
     if differences:
         n_more = len(differences) - SHOWN_DIFFERENCES
         raise UserError(
-            f"{path} belongs to a run with other settings: {'; '.join(differences[:SHOWN_DIFFERENCES])}"
+            f"{path} belongs to a run with different settings: {'; '.join(differences[:SHOWN_DIFFERENCES])}"
             f"{f'; and {n_more} more' if n_more > 0 else ''}. Restore these settings, give another output=, or set "
-            "resume=anyway to resume with the new ones"
+            "resume=anyway to resume with the new settings"
         )
 
 
@@ -215,12 +220,16 @@ def load_tensors(path: Path, training: TrainingState) -> None:
                         targets[name] = new_adam_state(training.optimizer, parameters[owner], key)
             if unmatched := sorted(names ^ targets.keys()):
                 side = "the checkpoint" if unmatched[0] in names else "the model"
-                raise UserError(f"{path} does not fit this model: only {side} has {unmatched[0].split('/', 1)[-1]}")
+                raise UserError(
+                    f"{path} does not fit this model: only {side} has {unmatched[0].split('/', 1)[-1]}; restore the "
+                    "settings of the checkpoint, or give another output="
+                )
             for name, target in targets.items():
                 value = file.get_tensor(name)
                 if value.shape != target.shape:
                     raise UserError(
-                        f"{path} does not fit this model: {name} is {list(value.shape)}, not {list(target.shape)}"
+                        f"{path} does not fit this model: {name} is {list(value.shape)}, not {list(target.shape)}; "
+                        "restore the settings of the checkpoint, or give another output="
                     )
                 copy_sharded(target, value)
     except (SafetensorError, OSError) as error:

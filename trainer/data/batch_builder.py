@@ -29,8 +29,8 @@ from trainer.data.subreddits import Segmenter
 from trainer.text.syntax import WordTree, align, collate_trees
 from trainer.text.tokenizer import Tokenizer, pad
 
-MAX_ATTEMPTS: Final = 256  # samples tried for one row; so many bad ones in a row mean that the data are unusable
-MAX_REPORTED: Final = 8  # bad samples that the report of a batch names
+MAX_ATTEMPTS: Final = 256  # samples tried for one row of a batch, before the data count as unusable
+MAX_REPORTED: Final = 8  # bad samples that the report of a batch lists
 
 
 @dataclass
@@ -44,12 +44,12 @@ class BatchReport:
 
 @dataclass
 class BatchRows:
-    """The rows of a batch while they are filled."""
+    """The rows of a batch under construction."""
 
     images: Image  # [b s s 3]
     keys: list[str] = field(default_factory=list)
     ids: list[list[int]] = field(default_factory=list)
-    box_images: list[Image] = field(default_factory=list)  # m of [s s 3]; views of `boxes`, unless it is None
+    box_images: list[Image] = field(default_factory=list)  # m images [s s 3]; views of `boxes` if it is set
     boxes: Image | None = None  # [b s s 3] if every pair has exactly one box
     box_ids: list[list[int]] = field(default_factory=list)
     box_owner: list[int] = field(default_factory=list)
@@ -58,7 +58,7 @@ class BatchRows:
 
 @dataclass(kw_only=True)
 class BatchBuilder:
-    """Builds the batch at any position. Can be sent to other processes."""
+    """Builds the batch at a given position. Can be pickled."""
 
     config: DataConfig
     layout: Layout
@@ -74,8 +74,8 @@ class BatchBuilder:
     def build(self, position: int, samples: NDArray[np.int64]) -> tuple[dict[str, Any], BatchReport]:
         """Return the fields of a `trainer.batch.Batch` of `samples`, and a report.
 
-        `position` is that of the first sample. A bad sample is replaced by a random other one. Raises UserError if a
-        shard cannot be read.
+        `position` is the position of the first sample. A bad sample is replaced by a different, random one. If too many
+        are bad, the fields are empty and the report has an `error`. Raises UserError if a shard cannot be read.
         """
         rows = BatchRows(self.empty_images(len(samples)))
         if "boxes" in self.needs and self.config.boxes == "random":
@@ -110,7 +110,7 @@ class BatchBuilder:
         return np.empty((n, self.size_px, self.size_px, 3), np.uint8)
 
     def draw_replacement(self, generator: random.Random, used: set[int]) -> int:
-        """Draw a sample and add it to `used`; avoid those in `used` if there are more than twice as many samples."""
+        """Draw a sample and add it to `used`. Samples in `used` are avoided if the index has more than twice as many."""
         avoid_used = self.index.n_samples > 2 * len(used)
         while True:
             sample = generator.randrange(self.index.n_samples)
@@ -141,7 +141,7 @@ class BatchBuilder:
     def prefixed_caption(self, sample: Sample, generator: random.Random) -> str:
         """Return the caption, with the words of its subreddit in front with probability `subreddit_probability`.
 
-        A caption with a parse gets no prefix, since the parse's offsets count from the start of the caption.
+        A caption with a parse gets no prefix, because the offsets in the parse count from the start of the caption.
         """
         if sample.subreddit is None or sample.words is not None or self.segmenter is None:
             return sample.caption
@@ -158,7 +158,7 @@ class BatchBuilder:
     ) -> None:
         """Write random crops of the image and of each box to `outs`, each [s s 3].
 
-        All regions of the sample's image are cropped from one decoding. Raises BadSample if an image is damaged.
+        The sample's image is decoded once for all its crops. Raises BadSample if an image is damaged.
         """
         image, config = sample.image, self.config
         draw = partial(draw_crop, generator, sample.pad_to_square, self.size_px, config.crop_scale, config.crop_ratio)

@@ -16,19 +16,19 @@ class DataConfig:
 
     # training shards: a folder, a glob of tars, or several of them separated by commas; each a path or an fsspec URL
     shards: str = runtime("")
-    # content of the tars. train: samples of this pipeline; hycoclip: the same without JSON; grit: raw GRIT; pairs: a
+    # layout of the tars. train: samples of this pipeline; hycoclip: the same without JSON; grit: raw GRIT; pairs: a
     # jpg with a txt, or with a JSON that holds a caption; auto: detected from the first usable sample
     layout: Literal["auto", "train", "hycoclip", "grit", "pairs"] = "auto"
-    # boxes per sample for models that use boxes. random: one, drawn anew in each epoch; all: every box
+    # boxes per sample for models that use boxes. random: one, drawn again in each epoch; all: every box
     boxes: Boxes = "random"
     # random seed of the sample order, and of the choice of boxes and crops
     seed: int = 0
     # largest distance, in samples, by which shuffling moves a sample within an epoch; 0: samples keep the order of
     # their shard. The shards of an epoch are in random order in any case
     shuffle_buffer: int = 4000
-    # loader processes per training process; 0: the training process builds its batches itself
+    # number of loader processes per training process; 0: the training process builds its batches itself
     workers: int = runtime(2)
-    # batches that each loader process prepares ahead
+    # number of batches that each loader process prepares in advance
     prefetch: int = runtime(2)
     # smallest and largest area of a random crop, as fractions of the image's area
     crop_scale: tuple[float, float] = (0.5, 1.0)
@@ -36,7 +36,7 @@ class DataConfig:
     crop_ratio: tuple[float, float] = (0.75, 4 / 3)
     # probability, 0 to 1, of putting a sample's subreddit in front of its caption, if it has one (RedCaps)
     subreddit_probability: float = 0.5
-    # folder that caches the index of the shards for the next start; empty: the index is built at each start
+    # folder in which the index of the shards is cached for later runs; empty: build the index at each start
     index_folder: str = runtime("")
 
     def __post_init__(self) -> None:
@@ -46,6 +46,5 @@ class DataConfig:
         for name, most in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
             low, high = getattr(self, name)
             if not 0 < low <= high <= most:
-                raise UserError(
-                    f"{name} is {low}, {high}; give a smallest and a largest value, above 0 and at most {most}"
-                )
+                limit = "" if most == float("inf") else f" and at most {most}"
+                raise UserError(f"{name} is {low}, {high}; give a smallest and a largest value, above 0{limit}")

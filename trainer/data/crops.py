@@ -1,13 +1,13 @@
 """Random crops of encoded images: decode at the lowest sufficient resolution, then crop and resize in one step.
 
-Regions are drawn as by torchvision's RandomResizedCrop. The pixels differ slightly from torchvision's. Mean and
-maximum of the difference, in levels of 255, as the tests measure them:
+Regions have the same distribution as those of torchvision's RandomResizedCrop. Pixels differ slightly from
+torchvision's. The mean and the maximum of the difference, on a scale of 255, for the images of the tests:
 
     0.4, 12   enlarged: OpenCV's bicubic kernel (a = -0.75) instead of Pillow's (a = -0.5)
     0.03, 2   shrunk: torch's anti-aliased bicubic kernel, which equals Pillow's up to rounding
-    0.4, 21   shrunk from an image decoded at 1/2, 1/4 or 1/8 of its size: libjpeg omits the frequencies that cannot be
-              shown. The corners of the region are also rounded to pixels of the decoded image, which moves them by at
-              most half a pixel of the output; these figures exclude that shift.
+    0.4, 21   shrunk from an image decoded at 1/2, 1/4 or 1/8 of its size: libjpeg omits the frequencies above the
+              reduced resolution. The corners of the region are also rounded to pixels of the decoded image, which moves
+              them by at most half a pixel of the output; these figures exclude that shift.
 """
 
 import math
@@ -23,7 +23,7 @@ from common.images import Image, ImageLimits, ImageRejected, check_header, decod
 from trainer.data.preprocess import resize
 
 WHITE: Final = 255
-# Reduction factor -> flags of cv2.imdecode. OpenCV's named flags for 1/2, 1/4 and 1/8 exist only for BGR.
+# Reduction factor -> flags of cv2.imdecode. OpenCV names the flags for 1/2, 1/4 and 1/8 only for BGR.
 DECODE_FLAGS: Final = {
     1: cv2.IMREAD_COLOR_RGB,
     2: cv2.IMREAD_COLOR_RGB | 16,
@@ -35,7 +35,7 @@ JPEG_END: Final = b"\xff\xd9"
 START_OF_FRAME: Final = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
 START_OF_SCAN: Final = 0xDA
 APP1: Final = 0xE1
-MAX_DRAWS: Final = 10  # of a random region that fits the image, as in torchvision
+MAX_DRAWS: Final = 10  # attempts to draw a region that fits the image, as in torchvision
 
 LIMITS: Final = ImageLimits(max_pixels=100_000_000, max_aspect_ratio=math.inf)
 
@@ -114,9 +114,9 @@ def draw_crop(
 
 
 def overlap(start: int, length: int, content: int, size_px: int) -> Overlap | None:
-    """Return the part of [0, content) inside [start, start + length), which an output of `size_px` pixels shows.
+    """Return the overlap of an image [0, content) and a crop [start, start + length) along one axis.
 
-    Returns None if they do not overlap, or if the overlap rounds to no pixel of the output.
+    The crop is resized to `size_px` pixels. Returns None if there is no overlap, or if it rounds to 0 output pixels.
     """
     first, last = max(start, 0), min(start + length, content)
     if first >= last:
@@ -129,13 +129,13 @@ def overlap(start: int, length: int, content: int, size_px: int) -> Overlap | No
 
 
 def reduction_factor(crops: Sequence[Crop]) -> int:
-    """Return the largest of 8, 4, 2 and 1 by which an image can be reduced so that no crop must then be enlarged."""
+    """Return 8, 4 or 2: the largest reduction after which no crop has to be enlarged. Return 1 if there is none."""
     factor = min(min(crop.source.width / crop.target.width, crop.source.height / crop.target.height) for crop in crops)
     return next((step for step in (8, 4, 2) if factor >= step), 1)
 
 
 def reduce_region(region: Region, factor: int) -> Region:
-    """Return the region in pixels of the image decoded at 1 / factor, with rounded corners."""
+    """Convert a region to pixels of the image decoded at 1 / factor, with its corners rounded to whole pixels."""
     left, top = round(region.x / factor), round(region.y / factor)
     right, bottom = round((region.x + region.width) / factor), round((region.y + region.height) / factor)
     return Region(left, top, right - left, bottom - top)
@@ -157,10 +157,10 @@ def render_crop(image: Image, factor: int, crop: Crop, out: Image) -> None:
 
 
 def plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Return width and height of a JPEG that needs no conversion, from its header.
+    """Read width and height from the header of a JPEG that needs no conversion.
 
-    Returns None if the bytes are not a complete JPEG, if they hold Exif (which may rotate the image), or if they are
-    CMYK.
+    Returns None if the bytes are not a complete JPEG, if they contain Exif data, which may rotate the image, or if the
+    colours are CMYK.
     """
     if not data.startswith(JPEG_START) or not data.endswith(JPEG_END):
         return None
@@ -185,7 +185,7 @@ class EncodedImage:
         self.data = data
         size = plain_jpeg_size(data)
         self.is_plain = size is not None
-        self.pixels: Image | None = None  # decoded here if only decoding shows the size
+        self.pixels: Image | None = None  # set here if the size is known only after decoding
         if size is None:
             self.pixels = decode(data, LIMITS)
             size = self.pixels.shape[1], self.pixels.shape[0]
@@ -194,11 +194,14 @@ class EncodedImage:
 
     @property
     def full_region(self) -> Region:
-        """The region of the whole image."""
+        """The region that covers the full image."""
         return Region(0, 0, self.width, self.height)
 
     def decode(self, factor: int) -> Image:
-        """Decode to upright RGB at 1 / factor, with sides rounded up. Raises ImageRejected if the image is damaged."""
+        """Decode to RGB at 1 / factor, with sides rounded up and Exif rotation applied.
+
+        Raises ImageRejected if the image is damaged.
+        """
         if self.pixels is not None:
             return self.pixels
         pixels = cv2.imdecode(np.frombuffer(self.data, np.uint8), DECODE_FLAGS[factor])

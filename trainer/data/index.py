@@ -1,7 +1,7 @@
 """Index the samples of shards: the byte range of each, found from the tar headers and optionally cached in a folder.
 
 The index takes eight bytes per sample. The members of a sample are adjacent in its shard, as the webdataset format
-requires, so a sample is one byte range and is read at once; its headers are parsed again when it is used.
+requires, so a sample is one byte range and takes one read. Its headers are parsed again after the read.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ from trainer.data.tar import BLOCK, TarError, iter_members, round_up_to_block
 
 logger = logging.getLogger(__name__)
 
-VERSION: Final = 1  # of the files in the index folder
-MAX_WITHOUT_POOL: Final = 8  # number of shards up to which a pool of processes takes longer than it saves
-MAX_LOGGED: Final = 5  # damaged shards that the log names
+VERSION: Final = 1  # format version of the files in the index folder
+MAX_WITHOUT_POOL: Final = 8  # shards; with fewer, a pool of processes takes longer to start than it saves
+MAX_LOGGED: Final = 5  # damaged shards that are logged by name
 MEMBER: Final = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")
 """Key and extension of a member, as in webdataset: the key ends at the first dot after the last slash."""
 
@@ -79,8 +79,8 @@ class Index:
 def build_index(urls: Sequence[str], folder: str, workers: int, rank: int = 0, world_size: int = 1) -> Index:
     """Build the index of the shards `urls` with `workers` processes.
 
-    `folder` caches the index of each shard, if it is not empty. Ranks begin with different shards, so that ranks with a
-    common folder share the work. Raises UserError if no shard has a sample.
+    The index of each shard is cached in `folder`, unless that is empty. Ranks begin with different shards, so that
+    ranks with the same folder share the work. Raises UserError if no shard has a sample.
     """
     started = time.monotonic()
     first = rank * len(urls) // world_size
@@ -89,14 +89,14 @@ def build_index(urls: Sequence[str], folder: str, workers: int, rank: int = 0, w
     if not index.n_samples:
         reasons = "; ".join(f"{shard.url}: {shard.problem or 'no samples'}" for shard in index.shards[:MAX_LOGGED])
         raise UserError(f"no sample in {len(urls)} shards: {reasons}; create or download them again")
-    warn_of_damage(index)
+    log_damaged_shards(index)
     seconds = time.monotonic() - started
     logger.info("%d samples in %d shards, indexed in %.1f s", index.n_samples, len(urls), seconds)
     return index
 
 
-def warn_of_damage(index: Index) -> None:
-    """Log the damaged shards: the first few by name, the others by number."""
+def log_damaged_shards(index: Index) -> None:
+    """Log the damaged shards: the first few by name, then the number of the others."""
     damaged = [shard for shard in index.shards if shard.problem]
     for shard in damaged[:MAX_LOGGED]:
         logger.warning(
@@ -146,7 +146,7 @@ def save_shard_index(shard: ShardIndex, path: Path) -> None:
 
 
 def index_shard(url: str) -> ShardIndex:
-    """Index a shard from its headers. In a truncated shard, the sample whose member is truncated is dropped."""
+    """Index a shard from its headers. The incomplete last sample of a truncated shard is dropped."""
     with ShardFile(url) as file:
         starts: list[int] = []
         key, end, problem = "", 0, ""

@@ -79,7 +79,10 @@ def read_train(files: SampleFiles, needs: frozenset[str]) -> Sample:
 
 
 def train_boxes(files: SampleFiles) -> Iterator[Box]:
-    """Yield the box-phrase pairs (HyCoCLIP's "parents"), without those whose phrase is empty."""
+    """Yield the boxes with their phrases (HyCoCLIP's "parents"), except those with an empty phrase.
+
+    Raises BadSample if a file is missing, or if the number of boxes is not a number.
+    """
     count = files.text(TRAIN_N_PARENTS).strip()
     if not count.isdigit() or len(count) > 4:
         raise BadSample("missing_member", f"{TRAIN_N_PARENTS} contains {count[:20]!r} instead of a number below 10000")
@@ -90,15 +93,17 @@ def train_boxes(files: SampleFiles) -> Iterator[Box]:
 
 
 def read_parse(fields: dict[str, Any], caption: str) -> tuple[Word, ...] | None:
-    """Read the words in the pipeline's field `tokens`; None if the sample has none.
+    """Read the words of the parse from the pipeline's field `tokens`. Returns None if it is missing or empty.
 
-    Raises BadSample if they are not a parse of `caption`.
+    Raises BadSample if the words are not a parse of `caption`.
     """
     tokens = fields.get("tokens")
     if not tokens:
         return None
-    if not isinstance(tokens, list) or fields.get("caption", caption) != caption:
-        raise BadSample("no_parse", "the parse in the JSON is of another caption")
+    if not isinstance(tokens, list):
+        raise BadSample("no_parse", "the field tokens of the JSON is not a list")
+    if fields.get("caption", caption) != caption:
+        raise BadSample("no_parse", "the parse in the JSON belongs to a different caption")
     try:
         return tuple(read_words(tokens, caption))
     except ValueError as error:
@@ -121,9 +126,10 @@ def read_grit(files: SampleFiles, needs: frozenset[str]) -> Sample:
 
 
 def grit_boxes(fields: dict[str, Any], caption: str, image: EncodedImage) -> Iterator[Box]:
-    """Yield the boxes that HyCoCLIP's conversion of GRIT keeps: of noun chunks first, then of referring expressions.
+    """Yield the boxes that HyCoCLIP's conversion of GRIT keeps: first of noun chunks, then of referring expressions.
 
-    Each distinct phrase has only its first box, and none if that box is too small. Corners are rounded down to pixels.
+    Only the first box of each distinct phrase counts; if it is too small, the phrase has no box. Corners are rounded
+    down to pixels. Raises BadSample if the boxes do not have the expected form.
     """
     seen: set[str] = set()
     for name in ("noun_chunks", "ref_exps"):

@@ -27,7 +27,7 @@ from trainer.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 KEY: Final = "data.shards"
-MAX_LOGGED: Final = 5  # bad samples that are logged one by one; after them only those whose number is a power of two
+MAX_LOGGED: Final = 5  # bad samples that are all logged; after them, only the 8th, the 16th, the 32nd and so on
 T = TypeVar("T")
 
 
@@ -41,7 +41,7 @@ class BatchRequest(NamedTuple):
 class BatchDataset(Dataset[tuple[dict[str, Any], BatchReport]]):
     """Maps a request to the fields of its batch and a report. Runs in the loader processes.
 
-    The message of a UserError is returned in the report: if raised, it would arrive with the traceback of its process.
+    The message of a UserError is returned in the report, because DataLoader adds a traceback to errors that are raised.
     """
 
     def __init__(self, builder: BatchBuilder) -> None:
@@ -57,9 +57,9 @@ class BatchDataset(Dataset[tuple[dict[str, Any], BatchReport]]):
 class Loader:
     """Iterates over this rank's part of each global batch: `batch` pairs out of `batch * world_size`.
 
-    A global batch contains a sample at most once, except for replacements of bad samples, and except if an epoch ends
-    within the batch. `counts` holds the number of "samples" of this rank, of bad samples by reason ("bad/REASON"),
-    and of "damaged_shards".
+    A global batch contains a sample at most once, unless it replaces a bad sample or the batch spans two epochs.
+    `counts` holds the number of "samples" of this rank, of bad samples by reason ("bad/REASON"), and of
+    "damaged_shards".
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Loader:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Index the shards. Raises UserError if they have no samples, or none with everything in `needs`."""
+        """Index the shards. Raises UserError if they have no samples, or no sample with all fields in `needs`."""
         self.config, self.batch, self.rank, self.world_size = config, batch, rank, world_size
         with prefixed(f"{KEY}: "):
             index = build_index(list_shards(config.shards), config.index_folder, config.workers, rank, world_size)
@@ -87,7 +87,7 @@ class Loader:
         self.iterators: list[Iterator[Batch]] = []
         if index.n_samples < batch * world_size:
             logger.warning(
-                "%s: the %d samples are fewer than a batch of %d, which repeats some of them",
+                "%s: the %d samples are fewer than a batch of %d, so each batch repeats some of them",
                 KEY,
                 index.n_samples,
                 batch * world_size,
@@ -103,7 +103,7 @@ class Loader:
         return self.position / self.n_samples
 
     def __iter__(self) -> Iterator[Batch]:
-        """Iterate over the batches from the current position on. An earlier iterator is closed."""
+        """Iterate over the batches, starting at the current position. Earlier iterators are closed."""
         self.close()
         batches = self._batches()
         self.iterators.append(batches)
@@ -120,7 +120,7 @@ class Loader:
             prefetch_factor=self.config.prefetch if workers else None,
             worker_init_fn=init_worker,
             pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # without one, DataLoader draws from the global one, which is checkpointed
+            generator=torch.Generator(),  # the default is the global one, whose state is checkpointed
         )
         with preserve_sigchld_handler():
             results = iter(loader)
@@ -133,7 +133,7 @@ class Loader:
             yield Batch(**fields)
 
     def requests(self, position: int) -> Iterator[BatchRequest]:
-        """Yield this rank's part of every batch from `position` on."""
+        """Yield this rank's part of every batch, starting at `position`."""
         while True:
             start = position + self.rank * self.batch
             yield BatchRequest(start, self.order.take(start, self.batch))
@@ -160,7 +160,7 @@ class Loader:
         """Resume from the position in `state` without reading earlier samples. Raises UserError if the data differ."""
         if state["data"] != self.fingerprint:
             raise UserError(
-                f"{KEY}: the checkpoint's position belongs to other data ({state['data']}, here {self.fingerprint}); "
+                f"{KEY}: the checkpoint belongs to different data ({state['data']}, not {self.fingerprint}); "
                 f"use the same shards, data.seed and data.shuffle_buffer as the checkpoint"
             )
         self.close()
@@ -169,7 +169,7 @@ class Loader:
 
     @property
     def fingerprint(self) -> str:
-        """An identifier of the sample order: hash of the index, seed and shuffle buffer."""
+        """Identifier of the sample order: hash of the index, seed, and size of the shuffle buffer."""
         return f"{self.builder.index.fingerprint}-{self.config.seed}-{self.config.shuffle_buffer}"
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ def next_result(results: Iterator[T]) -> T:
             raise
         raise UserError(
             f"a loader process was killed ({error}), probably because memory or /dev/shm ran out; lower data.workers "
-            f"or data.prefetch and restart: the run resumes from its last checkpoint"
+            f"or data.prefetch, then repeat the command to resume"
         ) from error
 
 
@@ -215,11 +215,11 @@ def preserve_sigchld_handler() -> Iterator[None]:
 
 
 def identity(item: T) -> T:
-    """Return `item`: batches need no collation."""
+    """Return `item` unchanged, because the batches are already collated."""
     return item
 
 
 def init_worker(_: int) -> None:
-    """Use one thread, and leave Ctrl-C to the training process."""
+    """Use one thread, and ignore Ctrl-C, which the training process handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     cv2.setNumThreads(0)

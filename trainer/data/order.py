@@ -1,9 +1,9 @@
 """The order of samples: a function of the sample counts of the shards, the seed and the shuffle buffer.
 
-Epochs follow each other in one endless sequence of samples. A position is an index into this sequence, a batch is a
-range of positions, and each rank takes an equal part of every batch. So a batch may span two epochs, each epoch
-contains every sample once whatever the batch size, and the order does not depend on the number of ranks or workers.
-Training can resume at any position without replaying those before it.
+The epochs form one endless sequence of samples. A position is an index into this sequence, a batch is a range of
+positions, and each rank takes an equal part of every batch. A batch may therefore span two epochs, each epoch contains
+every sample once for any batch size, and the order does not depend on the number of ranks or loader processes. Training
+can resume at any position without replaying those before it.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def epoch_order(counts: Sequence[int], seed: int, epoch: int, buffer: int) -> Sa
     """Return the samples of one epoch: shards in random order, each sample moved by at most `buffer` positions.
 
     Samples are sorted by their position before shuffling plus a uniform random number below `buffer`. This mixes like a
-    shuffle buffer, but any position of the result is found without a replay.
+    shuffle buffer, but the sample at any position is found without replaying those before it.
     """
     generator = np.random.default_rng([seed, epoch])
     ends = np.cumsum(counts)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessConfig:
-    """`squash` resizes both sides to the input size; `crop` resizes the shorter side and crops the centre."""
+    """Preprocessing of images. "squash" resizes both sides to `size_px`; "crop" resizes the shorter side, then crops."""
 
     size_px: int = 224
     mode: Literal["squash", "crop"] = "crop"
@@ -24,7 +24,7 @@ def resize(image: Tensor, height: int, width: int) -> Tensor:
 
 
 def preprocess(image: NDArray[np.uint8], config: PreprocessConfig) -> Tensor:
-    """Convert an RGB image, uint8 [h w 3], to float32 [3 size size] in [0, 1]."""
+    """Resize and crop an RGB image, uint8 [h w 3], to float32 [3 size size] in [0, 1]."""
     return to_pixels(fit(image, config))
 
 

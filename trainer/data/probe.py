@@ -28,8 +28,8 @@ OTHER_FIX: Final = (
 def probe(index: Index, expected: Layout | Literal["auto"], needs: frozenset[str]) -> Layout:
     """Return the layout of the shards: `expected`, or the detected one if it is "auto".
 
-    Checks samples spread over all shards until one can be read with everything in `needs`. Raises UserError if there
-    is none.
+    Checks samples spread over all shards until one can be read with all fields in `needs`. Raises UserError if none of
+    them is usable.
     """
     reader = ByteRangeReader()
     problems: list[tuple[str, BadSample]] = []

@@ -18,7 +18,7 @@ from trainer.text.syntax import Word
 Reason = Literal["damaged", "missing_member", "undecodable_image", "bad_json", "no_caption", "no_boxes", "no_parse"]
 
 
-class BadSample(Exception):  # noqa: N818 (a verdict on the input, no error of the program)
+class BadSample(Exception):  # noqa: N818 (a property of the input, not an error of the program)
     """A sample that cannot be used for training. Such samples are counted by `reason`."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
@@ -50,7 +50,7 @@ class Sample:
 
 
 class SampleFiles:
-    """The files of a sample by extension, in lower case. Raises BadSample if the bytes are not part of a tar."""
+    """The files of a sample by lower-case extension. Raises BadSample if the bytes are not part of a tar."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -79,7 +79,7 @@ class SampleFiles:
         return self[name].decode("utf-8", "replace")
 
     def json(self, name: str) -> dict[str, Any]:
-        """Parse a file as a JSON object. Raises BadSample if it does not exist or is not one."""
+        """Parse a file as a JSON object. Raises BadSample if it does not exist or is not a JSON object."""
         try:
             value = json.loads(self[name])
         except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Read byte ranges of shards, on disk or behind any fsspec URL."""
+"""Read byte ranges of shards from local disks and from any store with an fsspec URL."""
 
 import logging
 import mmap
@@ -17,8 +17,8 @@ from common.shards import is_local, read_errors_explained
 
 logger = logging.getLogger(__name__)
 
-MAX_OPEN_FILES: Final = 64  # per process; more than the number of shards that a shuffle buffer mixes
-MAX_ATTEMPTS: Final = 4  # to read from a remote store, with pauses of one, two and four seconds
+MAX_OPEN_FILES: Final = 64  # per process; more than the shards that shuffling usually mixes
+MAX_ATTEMPTS: Final = 4  # for each read from a remote store, with pauses of 1, 2 and 4 seconds
 
 
 class ByteRange(NamedTuple):
@@ -55,7 +55,7 @@ class ShardFile:
             self.map = mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Read `length` bytes from `offset` on, or fewer at the end of the shard."""
+        """Read `length` bytes starting at `offset`, or fewer at the end of the shard."""
         if self.map is not None:
             return self.map[offset : offset + length]
         return read_with_retries(partial(self._read_remote, offset, length), self.url)

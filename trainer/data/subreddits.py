@@ -1,6 +1,6 @@
-"""Split the names of subreddits into words, which MERU puts in front of RedCaps captions.
+"""Split the names of subreddits into words.
 
-For example, "itookapicture" gives "i took a picture : my cat".
+MERU puts these words in front of RedCaps captions: "i took a picture : my cat" for the subreddit "itookapicture".
 """
 
 import math
@@ -10,15 +10,15 @@ import regex
 
 from trainer.text.tokenizer import END_OF_WORD, Tokenizer
 
-# Parts of a name that case, digits and punctuation separate: "Earth" and "Porn" in "EarthPorn".
+# A part of a name, separated from the others by case, digits or punctuation: "Earth" and "Porn" in "EarthPorn".
 PART = regex.compile(r"\p{Lu}?\p{Ll}+|\p{Lu}+(?!\p{Ll})|\p{N}+|\p{L}+")
 MAX_WORD_LENGTH = 24
-# Words of at most two letters. Most of the vocabulary's tokens of that length are not English words.
+# Known words of at most two letters. Most tokens of that length in the vocabulary are not English words.
 SHORT_WORDS = " a i am an as at be by do go he if in is it me my no of on or so to tv up us we "
 
 
 class Segmenter:
-    """Splits a name into the most likely sequence of words; a part that known words cannot form is not split.
+    """Splits a name into the most likely sequence of words. Parts that do not consist of known words are not split.
 
     Known words are the tokens of the vocabulary that are complete words. They are ordered by frequency, so the word
     of rank r gets a probability proportional to 1 / r (Zipf's law).
@@ -36,13 +36,13 @@ class Segmenter:
         return Segmenter, (self.tokenizer,)
 
     def _segment(self, name: str) -> str:
-        """Return the words of a name in lower case, separated by blanks: "earth porn" for "EarthPorn"."""
+        """Return the words of a name in lower case, separated by spaces: "earth porn" for "EarthPorn"."""
         return " ".join(word for part in PART.findall(name) for word in self.split(part.lower()))
 
     def split(self, text: str) -> list[str]:
         """Return the words of lowest total cost that concatenate to `text`, or `text` itself if no known words do.
 
-        Dynamic programming over the end of the text so far.
+        Uses dynamic programming over the prefixes of `text`.
         """
         best: list[tuple[float, list[str]]] = [(0.0, [])]  # cost and words of each prefix of `text`
         for end in range(1, len(text) + 1):

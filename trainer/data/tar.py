@@ -1,8 +1,8 @@
 """List the members of a tar from its headers, without reading their contents.
 
-`tarfile` creates an object and a dictionary for each member, while indexing shards takes three numbers for each of up
-to a hundred million members. Supported are ustar, pax and GNU long names: the formats that webdataset, tarfile, tar
-and img2dataset write.
+`tarfile` creates an object and a dictionary for each member. Indexing needs only a few numbers for each of up to a
+hundred million members. The supported formats are ustar, pax and GNU long names, which webdataset, tarfile, tar and
+img2dataset write.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 
 BLOCK: Final = 512
 CHECKSUM: Final = slice(148, 156)
-MAX_EXTENSION_BYTES: Final = 1 << 20  # size of a long name or of pax records
+MAX_EXTENSION_BYTES: Final = 1 << 20  # maximum size of a long name or of pax records
 REGULAR: Final = (b"0", b"\0", b"7")
 
 ReadAt = Callable[[int, int], bytes]
-"""(offset, length) -> the bytes from `offset` on; fewer than `length` only at the end of the data."""
+"""(offset, length) -> `length` bytes starting at `offset`, or fewer at the end of the data."""
 
 
 class Member(NamedTuple):
@@ -41,7 +41,7 @@ def iter_members(read_at: ReadAt, start: int, end: int, verify: bool = True) -> 
     content of a member extends beyond `end`.
     """
     offset, header_offset = start, None
-    # Name and size that a pax or GNU header gives for the member after it.
+    # Name and size of the next member, from a pax or GNU header before it.
     long_name: str | None = None
     long_size: int | None = None
     while offset < end:
@@ -116,13 +116,13 @@ def parse_number(field: bytes, offset: int) -> int:
 
 
 def verify_checksum(header: bytes, offset: int) -> None:
-    """Compare a header's checksum with the sum of its bytes, in which blanks replace the checksum itself.
+    """Compare a header's checksum with the sum of its bytes, with spaces in place of the checksum itself.
 
     Raises TarError, naming the header's `offset`, if they differ.
     """
     total = sum(header) - sum(header[CHECKSUM]) + 8 * ord(" ")
     if total != parse_number(header[CHECKSUM], offset):
-        raise TarError(f"no tar header at byte {offset}, or a damaged one")
+        raise TarError(f"missing or damaged tar header at byte {offset}")
 
 
 def parse_pax_records(data: bytes, offset: int) -> dict[str, str]:
