@@ -1,11 +1,10 @@
 """Large contrastive batches in bounded memory: activations are recomputed in the backward pass.
 
-A contrastive loss needs the features of the full batch at once, so gradients of parts of the batch cannot be added up
-as for other losses. Only the features have to be kept, however (GradCache: Gao et al. 2021, arXiv 2101.06983): chunks
+A contrastive loss needs the features of the full batch at once, so ordinary gradient accumulation over parts of the
+batch does not work. It is enough to keep the features, however (GradCache: Gao et al. 2021, arXiv 2101.06983): chunks
 of rows pass through a tower without keeping activations, the loss is computed from the features of all ranks, and in
-the backward pass each chunk passes through the tower again. The random numbers of the first pass are repeated. The
-gradient is that of one pass over the full batch, for any tower whose rows do not depend on each other; batch norm makes
-them depend on each other.
+the backward pass each chunk passes through the tower again, with the same random numbers. The gradient is that of one
+pass over the full batch, for any tower that processes rows independently; towers with batch norm do not.
 """
 
 import re
@@ -21,7 +20,7 @@ from trainer.distributed.gather import counts_of_ranks
 from trainer.models.dual_encoder import DualEncoder
 
 BLOCK_LISTS: Final = re.compile(r"blocks|resblocks|stages|layer\d")
-"""Names under which networks hold the list of their blocks; those of ResNets are layer1 to layer4."""
+"""Attribute names of a network's list of blocks; ResNets have layer1 to layer4."""
 
 
 def checkpoint_chunks(
@@ -30,7 +29,7 @@ def checkpoint_chunks(
     """Compute `function(rows, *arguments)` in chunks of at most `chunk_size` rows, and again in the backward pass.
 
     The function returns a tensor or a tuple of tensors with the rows on axis 0. With `same_on_all_ranks`, each rank
-    computes as many chunks as the rank with the most rows; the chunks of other ranks are smaller and may be empty.
+    computes as many chunks as the rank with the most rows; on the other ranks, chunks are smaller and may be empty.
     """
     if not torch.is_grad_enabled():
         return function(rows, *arguments)
@@ -51,13 +50,13 @@ def set_micro_batch(model: DualEncoder, n_rows: int, same_on_all_ranks: bool = F
 
     FSDP needs `same_on_all_ranks`, because its ranks exchange weights in each call of a tower.
     """
-    # `image_features` rather than the image tower: uint8 images become floats, four times as large, inside it.
+    # `image_features` and not only the image tower, because it converts uint8 images to floats, four times as large.
     for module, name in ((model, "image_features"), (model.textual, "forward")):
         setattr(module, name, partial(checkpoint_chunks, getattr(module, name), n_rows, same_on_all_ranks))
 
 
 def checkpoint_blocks(model: DualEncoder) -> None:
-    """Keep only the input of each block of the towers, and recompute the block in the backward pass."""
+    """Keep only the input of each block of the towers, and recompute its activations in the backward pass."""
     for block in tower_blocks(model):
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
@@ -69,7 +68,8 @@ def tower_blocks(model: DualEncoder) -> list[nn.Module]:
     """
     blocks: list[nn.Module] = []
     for tower in (model.visual, model.textual):
-        network = getattr(tower, "transformer", None) or getattr(tower, "trunk", tower)  # as open_clip nests them
+        # The towers of open_clip nest the network in one of these attributes.
+        network = getattr(tower, "transformer", None) or getattr(tower, "trunk", tower)
         children = [child for name, child in cast(nn.Module, network).named_children() if BLOCK_LISTS.fullmatch(name)]
         lists = [child for child in children if isinstance(child, nn.ModuleList | nn.Sequential)]
         blocks += [block for part in lists for block in part] if lists else [tower]
