@@ -1,4 +1,5 @@
-# HyperGRIT. `make demo` runs the pipeline on the miniature world, `make test` runs lint and tests. Both install their dependencies.
+# HyperGRIT. `make demo` runs the pipeline on the miniature world; `make test` runs lint, type checks and tests. Both
+# first install the environment.
 
 PYTHON ?= python3
 UV_VERSION := 0.13.8
@@ -9,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 
 install: .venv/.installed
 
-# The stamp file is written last, so that an interrupted install is repeated.
+# The stamp file is written last, so that an interrupted installation is repeated.
 .venv/.installed: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is required; choose one with: make PYTHON=python3.12 ..."; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -20,13 +21,13 @@ install: .venv/.installed
 demo: install
 	$(BIN)/python -m demo.run
 
-# Trains the miniature CLIP and GLIP from scratch and evaluates them on unseen scenes; about an hour on two cores.
+# Trains the miniature CLIP and GLIP from scratch and evaluates them on unseen scenes. Takes about an hour on two cores.
 demo-models: install
 	$(BIN)/python -m demo.train_clip
 	$(BIN)/python -m demo.train_glip --steps 1200 --out demo/weights/glip --init-clip demo/weights/clip/model.safetensors
 	$(BIN)/python -m demo.eval
 
-# Trains one miniature model on shards of the demo's world, for example: make train-demo MODEL=phyclip
+# Trains a miniature of one model on shards of the demo's world, for example: make train-demo MODEL=phyclip
 MODEL ?= hycoclip
 train-demo: install
 	$(BIN)/python -m demo.train_demo --model $(MODEL)
@@ -39,11 +40,12 @@ lint: install
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# Runs the long tests and skips those that passed before at this commit, for example: SOAK_SEED=1 make soak ARGS=--fresh
+# Runs the long tests. Tests that have already passed at this commit are skipped, unless ARGS=--fresh. Example:
+# SOAK_SEED=1 make soak ARGS=--fresh
 soak: install
 	$(BIN)/python -m pytest --soak $(ARGS)
 
-# Pins all dependencies with versions and hashes.
+# Writes requirements.lock: the versions and hashes of all dependencies.
 lock: install
 	$(BIN)/uv pip compile --universal --python-version 3.11 --all-extras --generate-hashes --no-emit-index-url --no-header --quiet pyproject.toml -o requirements.lock
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.download [n_images]
 
-`jpeg_server.py` serves 64 JPEGs (500 x 400, about 50 KB) from memory on another core. Both sides download the same URLs in
-alternating rounds. img2dataset runs its shard loop directly (`Downloader`, 32 threads, webdataset, sha256, otherwise
-defaults), so its startup time is not included. `ratio` compares CPU time per image, which other load on the core hardly
-changes; `ratio_wall` compares wall time.
+`jpeg_server.py` serves 64 JPEGs (500 x 400, about 50 KB) from memory on another core. Both downloaders fetch the same
+URLs in alternating rounds. img2dataset's shard loop is called directly (`Downloader`, 32 threads, webdataset, sha256,
+otherwise defaults), so its startup time is not included. `ratio` compares CPU time per image, which hardly depends on
+other load; `ratio_wall` compares wall-clock time.
 """
 
 import json
@@ -55,7 +55,7 @@ def build_ours(urls: list[str], folder: Path) -> Callable[[], int]:
 
 def build_img2dataset(urls: list[str], folder: Path) -> Callable[[], int]:
     """Return a function that runs img2dataset's shard loop. It returns the number of kept images."""
-    os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # otherwise its import checks for updates over the network
+    os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # otherwise, importing albumentations checks for updates online
     from img2dataset.downloader import Downloader
     from img2dataset.resizer import Resizer
     from img2dataset.writer import WebDatasetSampleWriter
@@ -82,7 +82,7 @@ def build_img2dataset(urls: list[str], folder: Path) -> Callable[[], int]:
     )
 
     def run() -> int:
-        # The loop deletes its input at the end.
+        # The shard loop deletes its input at the end, so the input is written for each run.
         with pa.OSFile(str(shard), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
         downloader.download_shard((0, str(shard)))
@@ -109,7 +109,7 @@ def served_urls(n: int) -> Iterator[list[str]]:
 
 
 def time_alternately(runs: dict[str, Callable[[], int]], n: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the median CPU and wall seconds per image of each side, after a warm-up round."""
+    """Return the median CPU and wall-clock seconds per image of each downloader, after a warm-up round."""
     cpu: dict[str, list[float]] = {name: [] for name in runs}
     wall: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(ROUNDS + 1):

@@ -1,10 +1,10 @@
 """Benchmark of GLIP on a CPU: `python -m benchmarks.glip`.
 
-1. CPU seconds of GLIP-T with random weights (which do not affect speed) on one image of 213 x 311 with two threads, compared
-   with a plain implementation: prompt padded to 256 word pieces and torchvision's deformable convolution. The authors' code
-   took 9 to 14 CPU seconds on another machine.
-2. The share of CPU time outside the network (word pieces, positive maps, boxes, NMS), for the miniature GLIP. Its network is
-   the cheapest, so this share is an upper bound.
+1. CPU seconds of GLIP-T with random weights (which do not affect speed) on one image of 213 x 311 with two threads,
+   compared with a plain implementation, which pads the prompt to 256 word pieces and uses torchvision's deformable
+   convolution. The authors' code took 9 to 14 CPU seconds on another machine.
+2. The share of CPU time outside the network (word pieces, positive maps, boxes, NMS), for the miniature GLIP. Its
+   network is the smallest, so this share is an upper bound for other models.
 
 `benchmarks.glip_throughput` measures throughput and memory.
 """

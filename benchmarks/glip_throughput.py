@@ -1,11 +1,14 @@
-"""Benchmark of GLIP: throughput and memory by batch size, and idle time of the network. `python -m benchmarks.glip_throughput`
+"""Benchmark of GLIP: throughput and memory by batch size, and idle time of the network.
 
-1. Throughput at 800 x 1333 and 480 x 640, with achieved TFLOP/s and peak memory, for GLIP-T and Grounding DINO tiny. The
-   weights are random, which does not affect speed.
-2. Waiting: the grounding stage from JPEGs to boxes, and the share of its wall time in which the network is idle.
+    python -m benchmarks.glip_throughput
 
-On a GPU, GLIP-T runs in bfloat16, and its image tower is compiled for the first part. `--tiny` replaces the networks by very
-small ones to test the command. Prints one JSON line per measurement.
+1. Throughput at 800 x 1333 and 480 x 640, with achieved TFLOP/s and peak memory, for GLIP-T and Grounding DINO tiny.
+   The weights are random, which does not affect speed.
+2. Waiting: the throughput of the grounding stage from JPEGs to boxes, and the share of its wall-clock time in which the
+   network is idle.
+
+On a GPU, GLIP-T runs in bfloat16, and its image tower is compiled for the first part. `--tiny` replaces the networks
+with very small ones, to test the command. Prints one JSON line per measurement.
 """
 
 import argparse
@@ -56,7 +59,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def throughput(options: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """Measure each image size, network and batch size. A batch that does not fit into memory ends its series."""
+    """Measure each image size, network and batch size, up to the first batch size that does not fit into memory."""
     glip = (
         Glip(replace(MINIATURE, backbone=SMALL_SWIN) if options.tiny else CONFIGS["glip_t"]).eval().to(options.device)
     )
@@ -132,7 +135,10 @@ def deform_flops(x: Any, weight: Any, offset: Any, *_: Any, **__: Any) -> int:
 
 
 def waiting(options: argparse.Namespace) -> dict[str, object]:
-    """Measure the idle share of the network in the grounding stage: GLIP-T at 480 px on a GPU, the miniature on a CPU."""
+    """Measure the idle share of the network in the grounding stage.
+
+    The network is GLIP-T at 480 px on a GPU, and the miniature GLIP on a CPU.
+    """
     use_miniature = options.tiny or options.device == "cpu"
     model = (
         load_glip_grounder(WEIGHTS, torch.device(options.device), 0.1, "caption").model
@@ -152,14 +158,14 @@ def waiting(options: argparse.Namespace) -> dict[str, object]:
 
 
 def glip_t_at_480() -> Glip:
-    """Return GLIP-T with random weights at 480 px. Its vocabulary is larger than the demo's."""
+    """Return GLIP-T with random weights at 480 px. It accepts the demo's word pieces, as its vocabulary is larger."""
     config = CONFIGS["glip_t"]
     return Glip(replace(config, detect=replace(config.detect, short_side_px=480))).eval()
 
 
 @contextmanager
 def network_timer(model: Glip, device: str) -> Iterator[Callable[[], float]]:
-    """Yield a function that returns the seconds spent in the network so far, measured by GPU events or CPU time stamps."""
+    """Yield a function that returns the seconds spent in the network so far, from GPU events or CPU time stamps."""
     marks: list[Any] = []
     is_cuda = torch.device(device).type == "cuda"
 

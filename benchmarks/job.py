@@ -1,9 +1,10 @@
 """Benchmark: the full job on Ray compared with its most expensive stage alone. `python -m benchmarks.job [shards]`
 
-First, the grounding stage processes prepared shards in as many processes as the job has model workers. Then the full job
-processes the same shards on Ray. Both are measured in the steady state, after every worker has finished its first shards. The
-last line is one JSON object. `ratio` is the job's wall time per row over that of the grounding stage (1.0: the other stages
-add nothing). `cpu_ratio` compares the CPU time of all processes, including Ray's, which other load affects less.
+First, the grounding stage processes prepared shards in as many processes as the job has model workers. Then the full
+job processes the same shards on Ray. Both are measured in the steady state, after every worker has finished its first
+shards. The last line is one JSON object. `ratio` is the wall-clock time per row of the job over that of the grounding
+stage; at 1.0, the other stages and Ray add no time. `cpu_ratio` compares the CPU time of all processes, including those
+of Ray; other load affects it less.
 """
 
 import json
@@ -31,7 +32,7 @@ from pipeline.write.tar import TarWriter
 ROWS_PER_SHARD = 48
 WORKERS = 2
 WARM_SHARDS = 2 * WORKERS
-"""Finished shards that are not measured, because workers start at different times and load their models first."""
+"""Number of shards that finish before the measurement starts, since workers first load their models."""
 
 
 class ShardEnd(NamedTuple):
@@ -51,7 +52,7 @@ def make_input(folder: Path, n_rows: int) -> None:
 
 
 def ground_alone(plans: list[ShardPlan], config: PipelineConfig, ready: Any, ends: "mp.Queue[ShardEnd]") -> None:
-    """Prepare all shards, wait for the other processes, then ground shard by shard. Puts each shard's end into `ends`."""
+    """Prepare all shards, wait for the other processes, and ground the shards. Puts the end of each into `ends`."""
     from pipeline.run import Infer, Prepare
 
     torch.set_num_threads(1)  # as in the job, which has one worker per core
@@ -64,7 +65,7 @@ def ground_alone(plans: list[ShardPlan], config: PipelineConfig, ready: Any, end
 
 
 def per_row(ends: list[ShardEnd], n_warm: int) -> tuple[float, float]:
-    """Return wall and CPU seconds per row, without the first `n_warm` shards."""
+    """Return wall-clock and CPU seconds per row, without the first `n_warm` shards."""
     ends = sorted(ends)
     first, last, n_rows = ends[n_warm - 1], ends[-1], (len(ends) - n_warm) * ROWS_PER_SHARD
     return (last.wall_s - first.wall_s) / n_rows, (last.cpu_s - first.cpu_s) / n_rows
@@ -106,7 +107,7 @@ def main() -> None:
 
 
 def measure_alone(plans: list[ShardPlan], config: PipelineConfig) -> tuple[float, float]:
-    """Return wall and CPU seconds per row of `WORKERS` processes that ground the shards concurrently."""
+    """Return wall-clock and CPU seconds per row of `WORKERS` processes that ground the shards concurrently."""
     context = mp.get_context("spawn")
     queues, ready = [context.Queue() for _ in range(WORKERS)], context.Barrier(WORKERS)
     workers = [

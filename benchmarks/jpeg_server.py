@@ -1,4 +1,4 @@
-"""Web server on 127.0.0.1 that serves 64 photograph-like JPEGs from memory. Prints its port."""
+"""Web server on 127.0.0.1 for the download benchmark. It serves 64 photograph-like JPEGs and prints its port."""
 
 import asyncio
 import io

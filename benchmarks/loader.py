@@ -2,16 +2,17 @@
 
     python -m benchmarks.loader [SHARDS]
 
-Measures CPU time in one process with one thread. The other side is HyCoCLIP's mapper as its paper describes it: webdataset
-reads and shuffles the samples, Pillow decodes them, and the full image and one random box are transformed by
-RandomResizedCrop(224, scale=(0.5, 1), bicubic) and ToTensor. Both sides tokenise both texts with our tokenizer.
+Measures CPU time in one process with one thread. The baseline is HyCoCLIP's mapper as described in its paper:
+webdataset reads and shuffles the samples, Pillow decodes them, and the full image and one random box are transformed by
+RandomResizedCrop(224, scale=(0.5, 1), bicubic) and ToTensor. Both loaders encode the caption and the phrase with our
+tokenizer.
 
-- `ratio`: the other side decodes only the two images that it uses.
-- `ratio_all_decoded`: it decodes all images of a sample, as webdataset's decoder does.
-- `ratio_pairs_768`: images of 1024 x 768 with captions and no boxes, as in RedCaps. Here our loader saves time by decoding
-  JPEGs at a reduced scale.
+- `ratio`: the baseline decodes only the two images that it uses.
+- `ratio_all_decoded`: the baseline decodes all images of a sample, as webdataset's decoder does.
+- `ratio_pairs_768`: images of 1024 x 768 with captions and without boxes, as in RedCaps. Here our loader is faster
+  because it decodes JPEGs at a reduced scale.
 
-Without SHARDS, samples in HyCoCLIP's format are generated from the demo's world: 224 x 224, quality 95.
+Without SHARDS, samples in HyCoCLIP's format are generated from the demo's world: 224 x 224, JPEG quality 95.
 """
 
 import io
@@ -62,14 +63,14 @@ def main() -> None:
         boxed = time_alternately(
             {
                 "ours": iter(ours(shards, tokenizer, frozenset({"boxes"}))),
-                "two decoded": theirs(shards, tokenizer, two_decoded),
-                "all decoded": theirs(shards, tokenizer, all_decoded),
+                "two decoded": baseline(shards, tokenizer, two_decoded),
+                "all decoded": baseline(shards, tokenizer, all_decoded),
             }
         )
         print_times("224 px, full image and box", boxed)
         pairs = write_pairs(Path(folder, "pairs"))
         pairs_only = time_alternately(
-            {"ours": iter(ours(pairs, tokenizer, frozenset())), "webdataset": theirs(pairs, tokenizer, pair_decoded)}
+            {"ours": iter(ours(pairs, tokenizer, frozenset())), "webdataset": baseline(pairs, tokenizer, pair_decoded)}
         )
         print_times("1024 x 768 px, no box", pairs_only)
     result = {
@@ -83,7 +84,7 @@ def main() -> None:
 
 
 def time_alternately(sides: dict[str, Batches]) -> dict[str, float]:
-    """Return the median CPU time per sample in us. The sides load batches alternately."""
+    """Return the median CPU time per sample of each loader in microseconds. The loaders take turns."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for round_ in range(ROUNDS + 1):
         for name, batches in sides.items():
@@ -95,7 +96,7 @@ def time_alternately(sides: dict[str, Batches]) -> dict[str, float]:
 
 
 def print_times(title: str, median: dict[str, float]) -> None:
-    """Print the CPU time per sample of each side."""
+    """Print the CPU time per sample of each loader."""
     print(f"{title}: CPU time, median of {ROUNDS} batches of {BATCH}")
     for name, value in median.items():
         print(f"  {name:<14}{value:>8.0f} us/sample{1e6 / value:>8.0f} samples/s{value / median['ours']:>8.2f}")
@@ -107,8 +108,8 @@ def ours(shards: str, tokenizer: Tokenizer, needs: frozenset[str]) -> Loader:
     return Loader(config, tokenizer=tokenizer, size_px=SIZE_PX, batch=BATCH, needs=needs)
 
 
-def theirs(shards: str, tokenizer: Tokenizer, decode: Callable[[dict[str, Any]], dict[str, Any]]) -> Batches:
-    """Yield batches of a webdataset pipeline."""
+def baseline(shards: str, tokenizer: Tokenizer, decode: Callable[[dict[str, Any]], dict[str, Any]]) -> Batches:
+    """Yield batches of a webdataset pipeline, indefinitely."""
     crop = transforms.RandomResizedCrop(
         SIZE_PX, scale=(0.5, 1.0), interpolation=transforms.InterpolationMode.BICUBIC, antialias=True
     )

@@ -1,17 +1,18 @@
-"""Time and memory of the losses alone, from features to gradients: the chunked losses against the plain formulas.
+"""Benchmark: time and memory of the losses, from features to gradients, compared with the plain formulas.
 
     python -m benchmarks.loss [--models meru hycoclip phyclip] [--sizes 768 4096 16384] [--threads 1] [--rounds 3]
                                [--device cpu|cuda]
 
-One process, embeddings of width 512, PHyCLIP in 64 factors of width 8. Each measurement runs in a new process, and the
-implementations take turns. Memory is the peak of the process minus its peak before the measurement. If the plain
-implementation would not fit into memory, its columns and the ratios are empty.
+Embeddings have width 512, in PHyCLIP 64 factors of width 8. "ours" is the chunked loss, "plain" the formula as printed,
+with the full similarity matrix. Each measurement runs in a new process, and the implementations take turns. Memory is
+the peak of the process minus its peak before the measurement. If the plain implementation does not fit into memory, its
+columns and the ratios are empty.
 
-Ratios are of CPU time, which other work on the machine affects least; `ratio_wall` is of wall-clock time. With
---device cuda, the Triton kernels are measured too, memory is that of the GPU, and all ratios are of wall-clock time.
+`ratio` compares CPU time, which other load affects least; `ratio_wall` compares wall-clock time. With --device cuda,
+the Triton kernels are measured too, memory is that of the GPU, and all ratios compare wall-clock time.
 
-For comparison, the authors' code with 768 rows and one thread on a machine of 2 cores: MERU 0.071 s, HyCoCLIP 0.15 s,
-PHyCLIP 8.8 s and 3.3 GB.
+For comparison, the authors' code with 768 rows and one thread on a machine with two cores: MERU 0.071 s, HyCoCLIP
+0.15 s, PHyCLIP 8.8 s and 3.3 GB.
 """
 
 import argparse
@@ -31,7 +32,7 @@ LONG_S = 5.0  # steps longer than this are timed once
 
 
 def measure(name: str, batch: int, side: str, threads: int, device: str) -> dict[str, float]:
-    """Median time of a step and peak memory, measured in this process."""
+    """Return the median time of a step and the peak memory, measured in this process."""
     import torch
 
     from benchmarks.plain_losses import build
@@ -42,7 +43,7 @@ def measure(name: str, batch: int, side: str, threads: int, device: str) -> dict
     if side == "triton":
         model.config = dataclasses.replace(model.config, loss_kernel="triton")
     parts = ("image", "text", "box_image", "box_text") if name != "meru" else ("image", "text")
-    # Correlated features, so that matching pairs are closer than others, as in training.
+    # The features of a pair are correlated, so that matching pairs are closer than others, as in training.
     common = torch.randn(batch, 512, device=device)
     features = {part: (common + torch.randn_like(common)).requires_grad_() for part in parts}
     model.losses(Pairs(**{part: value[:8] for part, value in features.items()})).loss.backward()
@@ -60,7 +61,7 @@ def measure(name: str, batch: int, side: str, threads: int, device: str) -> dict
 
 
 def peak_mb(device: str) -> float:
-    """Peak memory of this process on the device, in MB."""
+    """Return the peak memory of this process on the device, in MB."""
     if device == "cuda":
         import torch
 
@@ -69,7 +70,7 @@ def peak_mb(device: str) -> float:
 
 
 def measure_in_process(name: str, batch: int, side: str, threads: int, device: str) -> dict[str, float]:
-    """Result of `measure` in a new process."""
+    """Run `measure` in a new process and return its result."""
     command = [sys.executable, "-m", "benchmarks.loss", "--measure", name, str(batch), side, str(threads), device]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
@@ -88,7 +89,7 @@ def plain_fits(name: str, batch: int, device: str) -> bool:
 
 
 def compare(name: str, batch: int, threads: int, rounds: int, device: str) -> dict[str, Any]:
-    """Medians of time and memory of all implementations, and their ratios."""
+    """Return the medians of time and memory of all implementations, and their ratios."""
     sides = ["ours", *(["triton"] if device == "cuda" else []), *(["plain"] if plain_fits(name, batch, device) else [])]
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for _ in range(rounds):
@@ -128,13 +129,13 @@ def print_row(row: dict[str, Any], device: str) -> None:
 
 
 def main() -> None:
-    """Measure the models and sizes of the command line, and print a JSON line with all results."""
+    """Run the command line. The last line that it prints is one JSON object with all results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(PLAIN_NUMBERS), default=list(PLAIN_NUMBERS))
-    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="batch sizes")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each implementation; the median counts")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of the losses")
     parser.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
@@ -146,7 +147,7 @@ def main() -> None:
         import torch
 
         if not torch.cuda.is_available():
-            parser.error("--device cuda: torch finds no CUDA device; use --device cpu")
+            parser.error("--device cuda: torch found no CUDA device; use --device cpu")
     print_header(device)
     for batch in arguments.sizes:
         for name in arguments.models:

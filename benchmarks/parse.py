@@ -1,10 +1,10 @@
-"""Benchmark: the parse stage compared with `nlp.pipe` with all components (batch 256), one thread.
+"""Benchmark: the parse stage compared with spaCy's `nlp.pipe` (all components, batch size 256) on one thread.
 
     python -m benchmarks.parse [--captions 1000] [--rounds 3]
 
-Both sides return tokens, tree, labels, lemmas and noun chunks as Python lists. They run alternately, and CPU time is
-measured, so that other load affects both equally. The last line is one JSON object. Its `ratio` is the smallest speed-up of
-the cases without repeated captions.
+Both return tokens, tree, labels, lemmas and noun chunks as Python lists. They run alternately, and CPU time is
+measured, so that other load affects both equally. The last line is one JSON object. Its `ratio` is the smallest
+speed-up among the cases without repeated captions.
 """
 
 import argparse
@@ -39,7 +39,7 @@ REMARKS = (
 
 
 def web_captions(n: int) -> list[str]:
-    """Return longer captions, similar to those of the web: sentences of the demo's world with typical additions."""
+    """Return longer captions, similar to those of the web: captions of the demo's world with typical additions."""
     rng = Random(0)
     return [
         f"{rng.choice(SHOTS).format(text)} {rng.choice(REMARKS)} {i}"
@@ -48,7 +48,7 @@ def web_captions(n: int) -> list[str]:
 
 
 def with_repeats(captions: Sequence[str], share: float) -> list[str]:
-    """Replace a share of the captions by repeats of the others, and shuffle them."""
+    """Replace a share of the captions with repeats of the others, and shuffle all of them."""
     rng, distinct = Random(1), list(captions[: round(len(captions) * (1 - share))])
     texts = distinct + [rng.choice(distinct) for _ in range(len(captions) - len(distinct))]
     rng.shuffle(texts)
@@ -89,7 +89,7 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--captions", type=int, default=1000, help="number of captions")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds; the fastest counts")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds; the fastest counts")
     arguments = parser.parse_args()
     stage, nlp = Parse(ParseConfig()), spacy.load(spacy_package("en_core_web_sm"))
     world, web = list(corpus(arguments.captions)), web_captions(arguments.captions)

@@ -1,7 +1,7 @@
 """Baseline of the loss benchmark: MERU, HyCoCLIP and PHyCLIP with the formulas as printed.
 
-Similarity matrices are held in full, and autograd computes the gradients. The formulas are written from the equations
-(MERU 4, 9, 10 and 11; HyCoCLIP 5 to 12; PHyCLIP 2 to 6), with eps at the same places as in the released code.
+The full similarity matrices are held in memory, and autograd computes the gradients. The formulas are implemented from
+the equations (MERU 4, 9, 10 and 11; HyCoCLIP 5 to 12; PHyCLIP 2 to 6), with eps as in the released code.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from trainer.models.registry import MODELS
 
 
 class PrintedGeometry:
-    """Lift, similarity and cones as printed. A mix-in that overrides those of a model of the trainer."""
+    """Mix-in that replaces lift, similarity and cones of one of the trainer's models with the printed formulas."""
 
     def lift(self: MERU, features: Tensor, log_alpha: Tensor) -> Tensor:
         c, eps = self.curvature(), self.config.eps
@@ -66,10 +66,10 @@ PLAIN: dict[str, type[MERU]] = {"meru": PlainMERU, "hycoclip": PlainHyCoCLIP, "p
 
 
 def build(name: str, *, plain: bool, full: bool) -> MERU:
-    """Build a model of the papers' sizes: ViT-S/16 and an embedding width of 512.
+    """Build a model with the papers' sizes: ViT-S/16 and an embedding width of 512.
 
-    `plain` selects the baseline, with full similarity matrices. Without `full`, the towers are minimal; the losses do
-    not depend on them.
+    With `plain`, build the baseline, with full similarity matrices. Without `full`, the towers are minimal, which does
+    not affect the losses.
     """
     model_class = MODELS[name].model
     config: ModelConfig = MODELS[name].config()

@@ -1,4 +1,4 @@
-"""Baseline of the step benchmark: towers of the standard modules of torch and timm, one pass for each kind of input."""
+"""Baseline of the step benchmark: towers built from standard modules of torch and timm, one pass per kind of input."""
 
 from collections import OrderedDict
 from functools import partial
@@ -31,7 +31,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainText(nn.Module):
-    """CLIP's text transformer of `PlainBlock`s: token ids [b l] to the states [b w] of the end-of-text tokens."""
+    """CLIP's text transformer, built from `PlainBlock`s. Maps token ids [b l] to states [b w] of end-of-text tokens."""
 
     def __init__(self, vocab_size: int = 49_408, context: int = 77, width: int = 512, layers: int = 12) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class PlainText(nn.Module):
 
 
 def plain_model(name: str) -> MERU:
-    """Build a model of the papers' sizes with plain towers and plain losses. Images and boxes take separate passes."""
+    """Build a model with the papers' sizes, plain towers and plain losses. Images and boxes take separate passes."""
     model = build(name, plain=True, full=True)
     vit = paper_vit(224, **PAPER_VITS["vit_small"])
     vit.blocks[-1].forward = partial(Block.forward, vit.blocks[-1])  # type: ignore[method-assign,arg-type]

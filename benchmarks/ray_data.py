@@ -1,10 +1,10 @@
-"""Benchmark: Ray Data compared with the driver of pipeline/on_ray.py. `python -m benchmarks.ray_data [shards]`
+"""Benchmark: the driver of pipeline/on_ray.py compared with Ray Data. `python -m benchmarks.ray_data [shards]`
 
-Both process the same three steps, which sleep instead of working: prepare (0.1 s, 20 MB), model (0.3 s) and write (0.1 s per
-shard). Ray Data gets one row per shard; the driver uses its actors. Reported are the wall time from the first prepared shard,
-the idle share of the model workers, and the maximum number of prepared shards that waited, which determines memory use. The
-last line is one JSON object. `ratio` is Ray Data's wall time over that of the driver. docs/architecture.md discusses the
-result.
+Both run the same three steps for each shard, which sleep instead of working: prepare (0.1 s, returns 20 MB), model
+(0.3 s) and write (0.1 s). Ray Data gets one row per shard; the driver uses its actors. The benchmark reports the
+wall-clock time from the first prepared shard, the idle share of the model workers, and the maximum number of prepared
+shards waiting for a model worker, which determines memory use. The last line is one JSON object. `ratio` is the
+wall-clock time of Ray Data over that of the driver. docs/architecture.md discusses the result.
 """
 
 import json
@@ -25,13 +25,13 @@ WORKERS = 2
 
 @dataclass(frozen=True)
 class Shard:
-    """The part of a shard plan that the driver uses."""
+    """A shard plan, reduced to the field that the driver uses."""
 
     index: int
 
 
 def prepare() -> np.ndarray:
-    """Sleep, and return as many bytes as a table has."""
+    """Sleep, and return an array of the size of a table."""
     time.sleep(PREPARE_S)
     return np.zeros(SHARD_BYTES, np.uint8)
 
@@ -107,7 +107,7 @@ def with_ray_data(n: int) -> list[dict[str, float]]:
 
 
 def metrics(times: list[dict[str, float]]) -> dict[str, float]:
-    """Return wall time, idle share of the model workers, and the maximum number of waiting prepared shards."""
+    """Return the wall-clock time, the idle share of the model workers, and the maximum number of waiting shards."""
     start, end = min(t["started"] for t in times), max(t["ended"] for t in times)
     busy = sum(t["ended"] - t["started"] for t in times)
     events = sorted([(t["prepared"], 1) for t in times] + [(t["started"], -1) for t in times])
@@ -120,7 +120,7 @@ def metrics(times: list[dict[str, float]]) -> dict[str, float]:
 def main() -> None:
     """Run the command line."""
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 40
-    # Four CPUs, because Ray Data hangs if its actors occupy all of them. "local" starts a separate Ray.
+    # Four CPUs, because Ray Data hangs if its actors occupy all CPUs. "local" starts a new Ray instance.
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     actors, data = metrics(with_actors(n)), metrics(with_ray_data(n))
     ray.shutdown()

@@ -1,15 +1,17 @@
-"""Time of a training step without the optimizer (forward pass, loss, backward pass), against a plain model.
+"""Benchmark: time of a training step without the optimizer (forward pass, loss, backward pass).
 
     python -m benchmarks.step [--models meru hycoclip phyclip] [--threads 1] [--rounds 3] [--batch 16]
 
-ViT-S/16 at 224 px and a text tower of 12 layers of width 512, in float32 on a CPU; captions of 17 tokens, phrases of 5.
-The plain model replaces the authors' code, whose licence forbids copying it: it is written from the papers with the
-standard modules of torch and timm, and takes one pass for images and one for boxes. Both models are measured in turn.
+The models have a ViT-S/16 at 224 px and a text tower with 12 layers of width 512, in float32 on a CPU; captions have 17
+tokens and phrases 5. Our model is compared with a plain model, written from the papers with standard modules of torch
+and timm, with one pass for images and one for boxes. (The licence of the authors' code forbids copying it.) Both are
+measured in alternating rounds.
 
-- ratio: CPU time of the plain model / ours; ratio_wall: the same of wall-clock time.
-- ratio_authors: CPU time of the authors' own code / ours. Their time was measured once, on an idle machine of 2 cores.
-- share_of_products: our FLOP/s / the FLOP/s of float32 matrix products of the image tower's shapes, measured in the
-  same turns. It bounds the possible speed-up: at 1, only a lower precision would be faster.
+- ratio: CPU time of the plain model over that of ours; ratio_wall: the same for wall-clock time.
+- ratio_authors: CPU time of the authors' code over that of ours. The authors' code was measured once, on an idle
+  machine with two cores.
+- share_of_products: our FLOP/s over the FLOP/s of float32 matrix products with the image tower's shapes, measured in
+  the same rounds. It bounds the possible speed-up: at 1, only a lower precision would be faster.
 """
 
 import argparse
@@ -33,7 +35,7 @@ AUTHORS_CPU_S = {  # by number of threads and model, for 16 pairs
 
 
 def token_ids(batch: int, length: int) -> torch.Tensor:
-    """Random token ids [batch length] that end with the end-of-text token."""
+    """Return random token ids [batch length] that end with the end-of-text token."""
     ids = torch.randint(1, 49_000, (batch, length))
     ids[:, -1] = 49_407
     return ids
@@ -63,7 +65,7 @@ def products(n: int) -> tuple[Callable[[], None], float]:
 
 
 def compare(name: str, n: int, threads: int, rounds: int) -> dict[str, object]:
-    """Median times of a step of n pairs, and their ratios."""
+    """Return the median times of a step with n pairs, and their ratios."""
     boxes = {} if name == "meru" else {"box_images": torch.rand(n, 3, 224, 224), "box_token_ids": token_ids(n, 5)}
     batch = Batch(images=torch.rand(n, 3, 224, 224), token_ids=token_ids(n, 17), **boxes)
     multiply, product_flops = products(n if name == "meru" else 2 * n)
@@ -99,12 +101,12 @@ def compare(name: str, n: int, threads: int, rounds: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Measure the models of the command line, and print a JSON line with all results."""
+    """Run the command line. The last line that it prints is one JSON object with all results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(AUTHORS_CPU_S[1]), choices=list(AUTHORS_CPU_S[1]))
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
+    parser.add_argument("--rounds", type=int, default=3, help="measured steps of each model; the median counts")
+    parser.add_argument("--batch", type=int, default=16, help="pairs per step")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     rows = []

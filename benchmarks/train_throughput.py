@@ -1,14 +1,16 @@
 """Benchmark of training: throughput, model FLOP utilisation and the parts of a step, by model size and batch size.
 
-    python -m benchmarks.train_throughput SHARDS [--model hycoclip] [--sizes s b l] [--batches 64 256 768] [--set KEY=VALUE ...]
+    python -m benchmarks.train_throughput SHARDS [--model hycoclip] [--sizes s b l] [--batches 64 256 768]
+                                          [--set KEY=VALUE ...]
 
-Measures the papers' configurations (jobs/train/) in bfloat16, with compiled blocks on a GPU, using the trainer's loader and
-step. SHARDS is a folder of training shards, such as out/train_demo/shards/train. Prints one JSON line per measurement:
+Measures the papers' configurations (jobs/train/) with the trainer's loader and step; on a GPU, in bfloat16 and with
+compiled blocks. SHARDS is a folder of training shards, such as out/train_demo/shards/train. Prints one JSON line per
+measurement:
 
-- `mfu`: the FLOP/s of the towers' forward and backward passes over the GPU's peak according to its data sheet.
-- `share_of_products`: the same over the FLOP/s of one large matrix product, measured in the same run.
-- `share`: shares of the step's time: forward pass of the towers and of the losses, backward pass, and the rest (optimizer,
-  checks).
+- `mfu`: the FLOP/s of the towers' forward and backward passes over the GPU's bfloat16 peak according to its data sheet.
+- `share_of_products`: the same FLOP/s over those of one large matrix product, measured in the same run.
+- `share`: the parts of a step as shares of its time: forward pass of the towers, losses, backward pass, and the rest
+  (optimizer, checks).
 - `data_wait_share`: the share of time that training with the loader waits for data.
 
 `--set` changes settings, as on the trainer's command line.
@@ -46,9 +48,9 @@ def main() -> None:
     parser.add_argument("shards", help="folder of training shards")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda[:n]")
     parser.add_argument("--model", default="hycoclip", choices=["clip", "meru", "hycoclip", "phyclip", "poinclip"])
-    parser.add_argument("--sizes", nargs="+", default=["s", "b", "l"], choices=["s", "b", "l"])
+    parser.add_argument("--sizes", nargs="+", default=["s", "b", "l"], choices=["s", "b", "l"], help="ViT sizes")
     parser.add_argument("--batches", type=int, nargs="+", default=[64, 256, 768], help="batch sizes")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the trainer")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of the trainer's settings")
     options = parser.parse_args()
     device = pick_device(options.device)
     for size in options.sizes:
@@ -83,7 +85,7 @@ def speeds(run: Run) -> dict[str, object]:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     product, product_flops = large_product(run)
-    # Each call includes all previous parts of a step.
+    # Each part includes the parts before it; the shares are computed from the differences.
     cumulative = seconds(
         {
             "towers": lambda: features(run, batch),
@@ -153,7 +155,7 @@ def loss(run: Run, batch: Batch) -> Tensor:
 
 
 def backward(pairs: Pairs) -> None:
-    """Run the towers' backward pass from gradients of ones."""
+    """Run the towers' backward pass, with ones as the gradients of their outputs."""
     outputs = [value for value in vars(pairs).values() if isinstance(value, Tensor) and value.requires_grad]
     torch.autograd.backward(outputs, [torch.ones_like(value) for value in outputs])
 
@@ -167,7 +169,7 @@ def large_product(run: Run) -> tuple[Callable[[], object], float]:
 
 
 def with_loader(run: Run, batches: Iterator[Batch]) -> dict[str, float]:
-    """Measure steps with the loader, and the share of time that they wait for it."""
+    """Measure the throughput of steps with the loader, and the share of time spent waiting for data."""
     meter = Meter()
     for index in range(WARM_UP + REPEATS):
         if index == WARM_UP:

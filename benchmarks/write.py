@@ -1,11 +1,11 @@
-"""Benchmark: pipeline.write.tar compared with webdataset.TarWriter on one core.
+"""Benchmark: the tar writer of the pipeline (pipeline/write/tar.py) compared with webdataset.TarWriter on one core.
 
     python -m benchmarks.write [n_samples]
 
-A sample consists of a JPEG of 50 KB (random bytes, as neither writer decodes it) and a JSON of a caption, boxes and a parse.
-Both are given as bytes, since encoding the JSON takes the same 20 us on both sides. Both sides write the same samples in
-alternating rounds. `ratio` compares the writers alone. `ratio_with_sha256` includes the hash that our manifests contain and
-that TarWriter does not compute.
+A sample consists of a JPEG of 50 KB (random bytes, as neither writer decodes it) and a JSON with a caption, boxes and a
+parse. The JSON is already encoded, which would take 20 us for either writer. The writers write the same samples in
+alternating rounds. `ratio` compares the writers alone. `ratio_with_sha256` includes the SHA-256 of the tar, which our
+manifests contain and TarWriter does not compute.
 """
 
 import json

@@ -25,12 +25,12 @@ class Batch:
     token_ids: Tensor  # [b l]
     box_images: Tensor | None = None  # [m 3 h w]
     box_token_ids: Tensor | None = None  # [m l']
-    box_owner: Tensor | None = None  # [m] index of the pair that each box belongs to, ascending; None: one box per pair
-    keys: tuple[str, ...] = ()  # keys of the b samples, for messages
+    box_owner: Tensor | None = None  # [m] index of the pair that each box belongs to, ascending; None: box i of pair i
+    keys: tuple[str, ...] = ()  # keys of the b samples, for error messages
     syntax: Syntax | None = None  # parses of the b captions
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """The same batch with every tensor on `device`."""
+        """Return a copy with every tensor on `device`."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor | Syntax)}
         moved = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in tensors.items()}
@@ -41,7 +41,7 @@ class Batch:
 class Pairs:
     """Inputs of the losses: features before the lift, plus parse and box ownership.
 
-    Optional fields are None where the batch or the model does not have them.
+    Optional fields are None if the batch or the model does not provide them.
     """
 
     image: Tensor  # [b d]

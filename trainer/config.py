@@ -134,7 +134,9 @@ class TrainConfig:
         if self.precision == "fp16" and self.parallel.strategy == "fsdp":
             raise UserError("precision=fp16 cannot be combined with parallel.strategy=fsdp; use precision=bf16")
         if self.model.boxes_as_pairs and self.data.boxes == "all":
-            raise UserError("model.boxes_as_pairs uses one box per pair; set data.boxes=random or model.boxes_as_pairs=false")
+            raise UserError(
+                "model.boxes_as_pairs uses one box per pair; set data.boxes=random or model.boxes_as_pairs=false"
+            )
 
 
 def load_config(arguments: Sequence[str]) -> TrainConfig:

@@ -1,4 +1,4 @@
-"""A trained model in Python: load it, encode images and texts, compare them.
+"""Inference: load a trained model, encode images and texts, and compare them.
 
 Shapes: n and m rows, d embedding width.
 """
@@ -27,14 +27,14 @@ ImageInput = str | Path | PIL.Image.Image | NDArray[np.uint8]
 """A path, a PIL image, or RGB bytes [h w 3]."""
 Item = TypeVar("Item")
 
-MAX_PAIRS: Final = 2**18  # pairs whose cones are computed at once: bounds the memory of `entails`
+MAX_PAIRS: Final = 2**18  # maximum number of pairs that `entails` processes at once, to limit its memory
 
 
 def load_model(path: str | Path, model_name: str | None = None, device: str = "auto") -> "Model":
     """Load a trained model for inference.
 
-    `path` is the folder of a training run, its folder model/, or a released `.pth` file, which needs `model_name` (a key of
-    `trainer.MODELS`). `device` is auto, cpu, cuda or cuda:N. Raises UserError if the files do not hold such a model.
+    `path` is the folder of a training run, its subfolder model/, or a released `.pth` file, which needs `model_name` (a
+    key of `trainer.MODELS`). `device` is auto, cpu, cuda or cuda:N. Raises UserError if the files contain no such model.
 
     >>> from trainer import load_model
     >>> model = load_model("demo/weights/clip", device="cpu")
@@ -56,8 +56,9 @@ def load_model(path: str | Path, model_name: str | None = None, device: str = "a
 class Model:
     """A trained model with its tokenizer and preprocessing.
 
-    Encoded images and texts are points of the model's space, one row [d] each: unit vectors for CLIP, the space components of points on
-    the hyperboloid for MERU and HyCoCLIP, points of the ball for PoinCLIP, all factors side by side for PHyCLIP.
+    Encoded images and texts are points of the model's space, one row [d] each: unit vectors for CLIP; the space
+    components of points on the hyperboloid for MERU, HyCoCLIP and Syntax-MERU, and those of all factors, concatenated,
+    for PHyCLIP; points of the ball for PoinCLIP.
     """
 
     def __init__(self, parts: LoadedModel, device: torch.device) -> None:
@@ -69,7 +70,9 @@ class Model:
         self.embed_dim = self.module.config.embed_dim
 
     def encode_image(self, images: ImageInput | Sequence[ImageInput], batch_size: int = 64) -> Tensor:
-        """Points [n d] of images: paths, PIL images or RGB arrays, or a single one. Raises UserError naming an unreadable file.
+        """Encode images, given as paths, PIL images or RGB arrays, to points [n d]; a single image gives [1 d].
+
+        Raises UserError if a file cannot be read as an image.
 
         >>> import PIL.Image
         >>> from trainer import load_model
@@ -86,7 +89,7 @@ class Model:
         return self._encode(encode, several, batch_size)
 
     def encode_text(self, texts: str | Sequence[str], batch_size: int = 256) -> Tensor:
-        """Points [n d] of texts, or of a single one. Texts longer than the model's context are truncated.
+        """Encode texts to points [n d]; a single text gives [1 d]. Texts longer than the model's context are truncated.
 
         >>> from trainer import load_model
         >>> load_model("demo/weights/clip", device="cpu").encode_text(["a cat", "a dog", "two dogs"]).shape
@@ -99,7 +102,9 @@ class Model:
 
     @torch.inference_mode()
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
-        """Similarities [n m] of encoded rows [n d] and [m d]; larger is closer: cosine for CLIP, else the negative distance.
+        """Similarities [n m] of encoded rows [n d] and [m d]; larger means more similar.
+
+        The similarity is the cosine for CLIP, and the negative distance for the hyperbolic models.
 
         >>> from trainer import load_model
         >>> model = load_model("demo/weights/clip", device="cpu")
@@ -111,10 +116,13 @@ class Model:
 
     @torch.inference_mode()
     def entails(self, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
-        """True [n m] where the entailment cone of a general row [n d] contains a specific row [m d], in every factor of a product.
+        """Return a mask [n m], True if the cone of a general row [n d] contains a specific row [m d].
 
-        `aperture_scale` widens or narrows the cones; HyCoCLIP trains with 0.7 for text and image and 1.2 for box and whole (eta). In
-        PoinCLIP, the entropy decides which of two points is the apex. Raises ValueError for CLIP, which has no cones.
+        In a product of factors (PHyCLIP), the cones of all factors must contain it. `aperture_scale` multiplies the
+        half-apertures; HyCoCLIP trains with 0.7 for a text and an image, and with 1.2 for a box and its image or a
+        phrase and its caption. In PoinCLIP, the entropy decides which of the two points is the apex.
+
+        Raises ValueError for CLIP, which has no cones.
 
         >>> from trainer import MODELS, build_model
         >>> from trainer.inference import entailed
@@ -134,18 +142,18 @@ class Model:
         return torch.cat(parts) if parts else torch.zeros(0, self.embed_dim, device=self.device)
 
     def _join(self, points: Tensor) -> Tensor:
-        """Factors [k n d/k] to rows [n d]; rows [n d] stay."""
+        """Concatenate factors [k n d/k] to rows [n d]. Points [n d] are returned unchanged."""
         return points if points.ndim == 2 else points.movedim(0, 1).flatten(1)
 
     def _split(self, rows: Tensor) -> Tensor:
-        """Rows [n d] to the model's own layout, factors [k n d/k] for a product of spaces."""
+        """Convert rows [n d] to the model's layout: factors [k n d/k] for PHyCLIP, [n d] for the others."""
         width = getattr(self.module.config, "factor_dim", None)
         rows = rows.to(self.device)
         return rows if width is None else rows.unflatten(-1, (-1, width)).movedim(-2, 0)
 
 
 def entailed(model: Hyperbolic, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
-    """True [n m] where `specific` [*k m d] lies in the cone of `general` [*k n d], for each pair of rows, in all factors k."""
+    """Return a mask [n m], True if `specific` [*k m d] lies in the cone of `general` [*k n d] in all factors."""
     n, m = general.shape[-2], specific.shape[-2]
     rows_at_once = max(1, MAX_PAIRS // max(m, 1))
     found = []
@@ -160,7 +168,7 @@ def entailed(model: Hyperbolic, general: Tensor, specific: Tensor, aperture_scal
 
 
 def read_image(image: ImageInput) -> NDArray[np.uint8]:
-    """RGB bytes [h w 3]. Raises UserError naming the file that is not a usable image."""
+    """Read an image as RGB bytes [h w 3]. Raises UserError if a file cannot be read as an image."""
     if isinstance(image, np.ndarray):
         return image
     if isinstance(image, PIL.Image.Image):

@@ -210,7 +210,9 @@ def infer_config(state: Mapping[str, Tensor], name: str, source: Path) -> ModelC
         ) from error
     tower = next((key for key, value in PAPER_VITS.items() if value["embed_dim"] == width), None)
     if tower is None:
-        raise ValueError(f"{source}: the image tower has width {width}, which no released model has; give a released file")
+        raise ValueError(
+            f"{source}: the image tower has width {width}, which no released model has; give a released file"
+        )
     text = TextConfig(
         vocab_size=vocab_size, context_length=context_length, width=text_width, layers=layers, heads=text_width // 64
     )

@@ -57,7 +57,9 @@ def find_weights(config: ImageConfig | TextConfig) -> Path:
         check_same_network(config, path)
         file = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
         if file is None:
-            raise FileNotFoundError(f"{path} holds neither {' nor '.join(WEIGHT_FILES)}; give the path of a weight file")
+            raise FileNotFoundError(
+                f"{path} holds neither {' nor '.join(WEIGHT_FILES)}; give the path of a weight file"
+            )
         return file
     return path if path.is_file() else download_weights(config)
 

@@ -128,9 +128,7 @@ def commit(draft: Path, final: Path, world_size: int) -> None:
     """
     missing = [rank for rank in range(world_size) if not rank_file(draft, rank).is_file()]
     if missing:
-        raise OSError(
-            f"the file of process {missing[0]} is missing; output must be a folder that all machines share"
-        )
+        raise OSError(f"the file of process {missing[0]} is missing; output must be a folder that all machines share")
     for file in draft.iterdir():
         sync(file)
     sync(draft)

@@ -7,10 +7,10 @@ Shapes: any leading axes *, then d. `curvature` is c and broadcasts against the 
 serve one space (points [b d], curvature []) and k factors (points [k b d], curvature [k 1]).
 
 The formulas are those of the papers, rewritten with A = asinh(sqrt(c)|x|), the distance to the origin in units of
-1/sqrt(c), and with the chord between directions. As printed they subtract numbers of the size of c x_t y_t, and in
-float32 this cancels all digits for points far from the origin, close to it, or close to each other.
+1/sqrt(c), and with the chord between directions. The printed formulas subtract numbers of the size of c x_t y_t; in
+float32 the difference has no correct digits for points far from the origin, close to it, or close to each other.
 
-`eps` limits the results as in the released code, because these limits change the losses: distances are at least
+`eps` limits the results as in the released code, because the limits affect the losses: distances are at least
 acosh(1 + eps)/sqrt(c), exterior angles lie in [acos(1 - eps), pi - acos(1 - eps)], and half-apertures are at most
 pi/2 - acos(1 - eps). MERU and HyCoCLIP use 1e-8, PHyCLIP uses 1e-6.
 """
@@ -64,7 +64,7 @@ def distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tenso
 def pairwise_distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
     """Geodesic distances [*k b n] of each x [*k b d] to each y [*k n d]. `curvature` broadcasts with [*k b].
 
-    The matrix product runs in float64, because 1 - cos t of neighbouring points loses all digits in float32.
+    The matrix product runs in float64, because 1 - cos t of close points loses all digits in float32.
     """
     radius_x, radius_y = scaled_norm(x, curvature), scaled_norm(y, curvature)
     one_minus_cos = (1 - direction(x.double()) @ direction(y.double()).mT).to(x.dtype)
@@ -90,8 +90,8 @@ def half_aperture(apex: Tensor, curvature: Tensor, min_radius: float = 0.1, eps:
 
         asin(2 K / (sqrt(c)|x|))      MERU eq. 10; HyCoCLIP eq. 7
 
-    K is `min_radius`. The formula is undefined for sqrt(c)|x| < 2 K; there the cone is a half-space, of half-aperture
-    pi/2.
+    K is `min_radius`. For sqrt(c)|x| < 2 K the formula is undefined, and the half-aperture is pi/2: the cone is a
+    half-space.
     """
     radius = scaled_norm(apex, curvature).squeeze(-1) + eps
     one_minus_sin = ((radius - 2 * min_radius) / radius).clamp(min=eps)
@@ -134,8 +134,8 @@ def scaled_norm(x: Tensor, curvature: Tensor) -> Tensor:
 class Norm(torch.autograd.Function):
     """|x| [* 1] in float64, with the gradient x / |x|, which is 0 at the origin.
 
-    float64, because the squares of numbers above 2e19 overflow in float32. The saved tensor is the returned one, so
-    that double backward works.
+    The norm is float64, because the squares of numbers above 2e19 overflow in float32. The saved tensor is the returned
+    one, so that double backward works.
     """
 
     @staticmethod
@@ -158,7 +158,7 @@ def direction(x: Tensor) -> Tensor:
 def squared_chord(x: Tensor, y: Tensor) -> Tensor:
     """Squared Euclidean distances [*] between the directions of x and y: 2 - 2 cos t.
 
-    Computed in float64, because sinh A and sinh B multiply the rounding error of directions, 1e-7 in float32.
+    Computed in float64, because sinh A and sinh B amplify the rounding error of directions, 1e-7 in float32.
     """
     return (direction(x.double()) - direction(y.double())).square().sum(-1).to(x.dtype)
 
@@ -212,5 +212,5 @@ def radial_coshm1(radius_x: Tensor, radius_y: Tensor) -> Tensor:
 
 
 def acosh1p(coshm1: Tensor) -> Tensor:
-    """acosh(1 + coshm1), without computing 1 + coshm1, which rounds to 1 for small arguments."""
+    """acosh(1 + coshm1), computed without the sum 1 + coshm1, which rounds to 1 for small coshm1."""
     return torch.log1p(coshm1 + (coshm1 * (coshm1 + 2)).sqrt())

@@ -60,8 +60,8 @@ def distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tenso
         (2/sqrt(c)) artanh(sqrt(c) |(-x) (+) y|)  =  (2/sqrt(c)) asinh(u)      PoinCLIP eq. 2
         u^2 = c |x - y|^2 / ((1 - c|x|^2)(1 - c|y|^2))
 
-    The second form keeps its digits near the boundary. u^2 is clamped to at least `eps`, so that the gradient of its
-    square root is finite.
+    The second form is used, because it is accurate near the boundary. u^2 is clamped to at least `eps`, so that the
+    gradient of its square root is finite.
     """
     denominator = (one_minus_squared_norm(x, curvature) * one_minus_squared_norm(y, curvature)).squeeze(-1)
     u2 = curvature * (x - y).square().sum(-1) / denominator
@@ -71,8 +71,7 @@ def distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tenso
 def pairwise_distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
     """Geodesic distances [*k b n] of each x [*k b d] to each y [*k n d]. `curvature` broadcasts with [*k b].
 
-    The matrix product of the squared Euclidean distances runs in float64, because its result is subtracted from a
-    nearly equal number.
+    The squared Euclidean distances are computed in float64, because they are differences of nearly equal numbers.
     """
     c = curvature[..., None]
     x64, y64 = x.double(), y.double()
@@ -87,7 +86,7 @@ def half_aperture(apex: Tensor, curvature: Tensor, min_radius: float = 0.1, eps:
 
         asin(K (1 - c|x|^2) / (sqrt(c)|x|))      PoinCLIP eq. 8
 
-    K is `min_radius`. Near the origin, where the argument exceeds 1, the cone is a half-space, of half-aperture pi/2.
+    K is `min_radius`. Near the origin, where the argument exceeds 1, the half-aperture is pi/2: the cone is a half-space.
     """
     radius = scaled_norm(apex, curvature).squeeze(-1) + eps
     margin = one_minus_squared_norm(apex, curvature).squeeze(-1)

@@ -9,8 +9,8 @@ def combine(distances: Tensor, metric: Metric) -> Tensor:
     """Distances [*] in the product space, from the distances [k *] in its factors.
 
     "l1" is the mean of the factors' distances, "l2" the root of their mean square. PHyCLIP's metric is the sum of the
-    distances; its loss (eq. 3) uses the mean, d_avg of eq. 2, so that the temperature does not depend on the number of
-    factors. The l2 ablation of the released code also takes the mean.
+    distances, but its loss (eq. 3) uses the mean, d_avg of eq. 2, so that the temperature does not depend on the number
+    of factors. The released code of the l2 ablation also uses a mean.
     """
     match metric:
         case "l1":

@@ -1,4 +1,4 @@
-"""Contrastive loss without the full logit matrix: computes a few rows of queries at a time, with exact gradients.
+"""Contrastive loss without the full logit matrix, computed a few rows at a time, with exact gradients.
 
 The result is that of `functional.contrastive` on the full matrix. Memory grows with the chunk instead of with the
 square of the batch. The gradient of a row depends only on that row and on sums that the forward pass has computed, so
@@ -61,7 +61,7 @@ def apply(similarity: LazySimilarity, scale: Tensor, targets: Tensor | None, chu
 class ChunkedContrastive(torch.autograd.Function):
     """The loss of `contrastive`, or without `targets` that of `symmetric_contrastive`.
 
-    The tensors of `similarity` are arguments too, because autograd does not look inside other objects.
+    The tensors of `similarity` are also passed one by one, because autograd tracks only tensors that are arguments.
     """
 
     @staticmethod
@@ -108,13 +108,13 @@ class ChunkedContrastive(torch.autograd.Function):
 def one_way_loss(
     blocks: RowBlocks, scale: Tensor, targets: Tensor, chunks: list[slice], needs_grad: bool
 ) -> tuple[Tensor, Tensor]:
-    """Loss and gradient of the scale. The other gradients accumulate in `blocks`."""
+    """Return the loss and its gradient with respect to the scale. The other gradients accumulate in `blocks`."""
     loss, grad_scale = torch.zeros_like(scale), torch.zeros_like(scale)
     for rows in chunks:
         similarities = blocks.forward(rows)
         target_entries = (torch.arange(len(similarities), device=targets.device), targets[rows])
         logits = scale * similarities
-        # Without the maxima, the numbers in the loss are far smaller than the logits, and so are the rounding errors.
+        # Subtracting the maxima makes the terms of the loss far smaller than the logits, and so their rounding errors.
         logits -= logits.amax(1, keepdim=True)
         target_logits = logits[target_entries]
         sums = logits.exp_().sum(1)
@@ -129,7 +129,7 @@ def one_way_loss(
 
 
 def symmetric_loss(blocks: RowBlocks, scale: Tensor, chunks: list[slice], needs_grad: bool) -> tuple[Tensor, Tensor]:
-    """Loss and gradient of the scale. The other gradients accumulate in `blocks`."""
+    """Return the loss and its gradient with respect to the scale. The other gradients accumulate in `blocks`."""
     by_chunk: list[LogSumExp] = []
     by_column: LogSumExp | None = None
     target_logits = []
@@ -165,6 +165,6 @@ def log_sum_exp(logits: Tensor, dim: int) -> LogSumExp:
 
 
 def merge(a: LogSumExp, b: LogSumExp) -> LogSumExp:
-    """The `LogSumExp` of two chunks together."""
+    """Combine the `LogSumExp` of two chunks."""
     maxima = torch.maximum(a.max, b.max)
     return LogSumExp(maxima, a.sum_exp * (a.max - maxima).exp() + b.sum_exp * (b.max - maxima).exp())

@@ -1,9 +1,9 @@
 """The contrastive loss of a model, and the choice between its three implementations.
 
-- plain (`functional`): the full similarity matrix and autograd. For similarities without a `LazySimilarity`, for
-  loss_chunk=null, and for batches without queries.
-- chunked (`chunked`): PyTorch operations on a few rows of the matrix at a time.
-- triton (`fused`): Triton kernels for NVIDIA GPUs.
+- plain (`functional`): the full similarity matrix and autograd. Used for models without a `LazySimilarity`, for batches
+  without queries, and for loss_chunk=null unless loss_kernel=triton.
+- chunked (`chunked`): PyTorch operations on a few rows of the matrix at a time. The default.
+- triton (`fused`): Triton kernels for NVIDIA GPUs. Used for loss_kernel=triton.
 
 All of them compute the same loss. Shapes: b queries of this rank, n candidates of all ranks, d embedding width. Lifted
 points are [b d], or [k b d/k] in a product of k factors; [*k b d] stands for both.
@@ -33,12 +33,12 @@ class HasSimilarity(Protocol):
 
 
 class Implementation(NamedTuple):
-    """The loss of given queries and candidates, as functions of the scale []."""
+    """Losses of fixed queries and candidates, as functions of the scale []."""
 
     one_way: Callable[[Tensor, Tensor], Tensor]
-    """Loss of queries against candidates; the second argument are the targets [b]."""
+    """Loss of queries against candidates; its second argument is the tensor of targets [b]."""
     symmetric: Callable[[Tensor], Tensor] | None
-    """Mean of the losses in both directions, where query i matches candidate i. None if it is not computed at once."""
+    """Mean of the losses in both directions, where query i matches candidate i. None: compute each with `one_way`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class ContrastiveLoss:
         return (self.one_way(image, all_texts, scale) + self.one_way(text, all_images, scale)) / 2
 
     def implementation(self, queries: Tensor, candidates: Tensor) -> Implementation:
-        """The implementation that the settings select, for queries [*k b d] and candidates [*k n d]."""
+        """Select the implementation for queries [*k b d] and candidates [*k n d]."""
         avoids_full_matrix = self.kernel == "triton" or self.chunk is not None
         has_queries = queries.shape[-2] > 0
         lazy = self.model.lazy_similarity(queries, candidates) if avoids_full_matrix and has_queries else None

@@ -1,4 +1,4 @@
-"""Loss functions of tensors: logits, angles, entropies. They use no models and no communication between ranks.
+"""Loss functions of logits, angles and entropies. They depend on no model and do not communicate between ranks.
 
 Shapes: b queries, n candidates (of all ranks), w words of the longest caption, d embedding width, k factors.
 """
@@ -18,8 +18,8 @@ def contrastive(logits: Tensor, compatible: Tensor | None = None, targets: Tenso
         -1/b sum_i log( exp(logits[i, targets[i]]) / sum_j exp(logits[i, j]) )      CLIP, figure 3; MERU, section 3
 
     `logits` is [b n]. `targets` [b] are the indices of the queries' candidates; default: candidate i for query i.
-    `compatible` [b n] is True for further candidates that match a query. They are excluded from its denominator, since
-    they are neither the target nor negatives. Without queries (b = 0) the loss is 0.
+    `compatible` [b n] is True for other candidates that also match a query; they are excluded from the denominator,
+    because they are not negatives. Without queries (b = 0) the loss is 0.
     """
     if targets is None:
         targets = torch.arange(len(logits), device=logits.device)
@@ -40,7 +40,7 @@ def angle_outside_cone(angle: Tensor, aperture: Tensor, eta: float = 1.0) -> Ten
 
 
 def mean_over_pairs(energies: Tensor) -> Tensor:
-    """Mean of energies [b] over pairs, or [k b] over factors and pairs (PHyCLIP eq. 5). Without pairs it is 0."""
+    """Mean of energies: [b] over pairs, or [k b] over factors and pairs (PHyCLIP eq. 5). Without pairs it is 0."""
     return energies.mean() if energies.numel() else energies.sum()
 
 
@@ -49,7 +49,8 @@ def regularised_entailment(angle: Tensor, aperture: Tensor, reward: float) -> Te
 
         mean( max(0, exterior angle - half-aperture) - reward * exterior angle )      PoinCLIP eq. 9
 
-    The minimum is at the boundary of the cone: the derivative by the angle is 1 - reward outside and -reward inside.
+    The derivative with respect to the angle is 1 - reward outside the cone and -reward inside, so for a reward below 1
+    the minimum is at the boundary of the cone.
     """
     return (angle_outside_cone(angle, aperture) - reward * angle).mean()
 
@@ -59,10 +60,11 @@ def entropy(points: Tensor, kind: Entropy = "abs") -> Tensor:
 
         -sum_i p_i log2 p_i      PoinCLIP eq. 6
 
-    The paper sets p_i to the coordinates x_i, which can be negative and do not sum to 1. `kind` selects p_i:
-    "abs": |x_i|. On a ball the coordinates are small and the entropy grows with the radius, as the paper states.
-    "normalised": |x_i| / sum_j |x_j|. The entropy does not depend on the radius.
-    "softmax": softmax(x)_i. The entropy falls with the radius.
+    In the paper, p_i are the coordinates x_i themselves, which can be negative and do not sum to 1. `kind` selects p_i:
+
+    - "abs": |x_i|. In the ball the coordinates are small, so the entropy grows with the radius, as the paper states.
+    - "normalised": |x_i| / sum_j |x_j|. The entropy does not depend on the radius.
+    - "softmax": softmax(x)_i. The entropy falls with the radius.
     """
     match kind:
         case "abs":
@@ -75,9 +77,9 @@ def entropy(points: Tensor, kind: Entropy = "abs") -> Tensor:
 
 
 def mean_over_captions(values: Tensor, mask: Tensor, reduction: Reduction) -> Tensor:
-    """Reduce the values [b w] for which `mask` [b w] is True within each caption, then average over captions.
+    """Average over captions the `reduction` of each caption's values [b w] for which `mask` [b w] is True.
 
-    `reduction` is the mean or the sum within a caption. A caption without such values counts as 0.
+    A caption without such values counts as 0.
     """
     sums = values.masked_fill(~mask, 0).sum(1)
     match reduction:

@@ -1,13 +1,12 @@
-"""Contrastive loss on a GPU in Triton kernels: similarities exist only as tiles in registers; gradients are exact.
+"""Contrastive loss in Triton kernels for GPUs. Similarities exist only as tiles in registers; gradients are exact.
 
 The formulas are those of `chunked`. The forward pass accumulates the sums of the softmax tile by tile (Milakov and
-Gimelshein, Online normalizer calculation for softmax, arXiv 1805.02867). The backward pass computes the tiles again.
-Memory is that of the coordinates in float64 and of their gradients in float32, so it grows with the number of points
-and not with the number of pairs. The Poincaré ball is covered by its isometry with the Lorentz model, as in
-`similarity`.
+Gimelshein, Online normalizer calculation for softmax, arXiv 1805.02867). The backward pass recomputes the tiles.
+Memory holds the coordinates in float64 and their gradients in float32, so it grows with the number of points and not
+with the number of pairs. Points of the Poincaré ball are first mapped to the Lorentz model, as in `similarity`.
 
-Shapes: b queries, n candidates, k factors, w coordinates of a factor (`similarity.coshm1_coordinates`). The kernels
-take either side as rows: `x` [k n w] are the points of the rows, `y` [k m w] those of the columns.
+Shapes: b queries, n candidates, k factors, w coordinates of a factor (`similarity.coshm1_coordinates`). In `Kernels`
+and `fused_kernels`, queries or candidates are the rows: `x` [k n w] holds n rows, and `y` [k m w] m columns.
 """
 
 from dataclasses import dataclass
@@ -23,14 +22,14 @@ from trainer.losses.similarity import LazySimilarity
 ROWS, COLUMNS = 64, 64  # of a tile
 MAX_DEPTH = 32  # coordinates in one step of a matrix product
 WARPS, STAGES = 8, 2
-# Minimum number of programs, to occupy a GPU. If there are fewer tiles of rows than this, several programs share a tile
-# of rows, each with some of the columns.
+# Minimum number of programs that keeps a GPU busy. If there are fewer tiles of rows than this, several programs share a
+# tile of rows, and each processes some of the columns.
 MIN_PROGRAMS = 256
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """Sums of the softmax of each of n rows; the sum of the exponentials of its logits is sum_exp * exp(max).
+    """Softmax statistics of n rows. The sum of exp(logits) of a row is sum_exp * exp(max).
 
     Logits reach thousands, so one number would lose the digits of the smaller terms to rounding.
     """
@@ -66,7 +65,7 @@ def apply(similarity: LazySimilarity, scale: Tensor, targets: Tensor | None) -> 
 
 
 def coshm1_coordinates(points: Tensor, curvature: Tensor, sign: int) -> Tensor:
-    """The coordinates of `similarity.coshm1_coordinates`, computed out of place for autograd."""
+    """The coordinates of `similarity.coshm1_coordinates`, computed without in-place operations, for autograd."""
     space = curvature.double().sqrt()[:, None, None] * points.double()
     time = (1 + space.square().sum(-1, keepdim=True)).sqrt()
     return torch.cat([sign * space, time, torch.full_like(time, sign)], -1)
@@ -75,7 +74,7 @@ def coshm1_coordinates(points: Tensor, curvature: Tensor, sign: int) -> Tensor:
 class FusedContrastive(torch.autograd.Function):
     """The loss of `contrastive`, or without `targets` that of `symmetric_contrastive`.
 
-    `x` [k b w] and `y` [k n w] are coordinates whose inner product in a factor is coshm1, or the cosine.
+    `x` [k b w] and `y` [k n w] are coordinates whose inner product in each factor is coshm1, or the cosine.
     """
 
     @staticmethod
@@ -120,7 +119,7 @@ class FusedContrastive(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Kernels:
-    """The Triton kernels with those of their inputs that are not coordinates."""
+    """The Triton kernels and their arguments other than coordinates."""
 
     weights: Tensor | None  # [k]; None: cosine
     scale: Tensor  # []
@@ -128,7 +127,7 @@ class Kernels:
     metric: str  # cosine, l1 or l2
 
     def softmax(self, x: Tensor, y: Tensor, targets: Tensor) -> tuple[Tensor, Softmax]:
-        """Losses [n] of the rows `x` against the columns `y`, and the sums of their softmax."""
+        """Losses [n] of the rows `x` against the columns `y`, and the statistics of their softmax."""
         n_splits, tiles_per_split = split_columns(x.shape[1], y.shape[1])
         maxima, sums, target_logits = (x.new_empty(n_splits, x.shape[1], dtype=torch.float32) for _ in range(3))
         with torch.cuda.device_of(x):
@@ -143,9 +142,10 @@ class Kernels:
     def gradients(
         self, x: Tensor, y: Tensor, by_row: Softmax | None, by_column: Softmax | None, with_scalars: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Gradients of the sum of the losses by `x` in float32 and, `with_scalars`, by the weights and the scale.
+        """Gradients of the sum of the losses with respect to `x` [k n w] in float32, the weights [k] and the scale [].
 
-        The losses are those of the rows, if `by_row` is given, plus those of the columns, if `by_column` is given.
+        The last two are None without `with_scalars`; the weights' gradient is also None for the cosine. The losses are
+        those of the rows, if `by_row` is given, plus those of the columns, if `by_column` is given.
         """
         n_splits, tiles_per_split = split_columns(x.shape[1], y.shape[1])
         n_programs = grid(x, n_splits)[0] * n_splits
@@ -171,7 +171,7 @@ class Kernels:
         return x.shape[1], y.shape[1], x.shape[2], x.shape[0], self.eps
 
     def constants(self, x: Tensor) -> dict[str, Any]:
-        depth = min(MAX_DEPTH, max(8, triton.next_power_of_2(x.shape[2])))  # tensor cores take at least 8
+        depth = min(MAX_DEPTH, max(8, triton.next_power_of_2(x.shape[2])))  # tensor cores need at least 8
         return {
             "METRIC": self.metric, "ROWS": ROWS, "COLUMNS": COLUMNS, "DEPTH": depth,
             "num_warps": WARPS, "num_stages": STAGES,
@@ -181,7 +181,7 @@ class Kernels:
 def split_columns(n_rows: int, n_columns: int) -> tuple[int, int]:
     """Number of splits of the columns, and tiles per split.
 
-    It depends on the sizes only, not on the GPU, so that sums are added up in the same order on each GPU.
+    Both depend on the sizes only, not on the GPU, so that every GPU adds numbers in the same order.
     """
     n_tiles = triton.cdiv(n_columns, COLUMNS)
     tiles_per_split = triton.cdiv(n_tiles, min(n_tiles, triton.cdiv(MIN_PROGRAMS, triton.cdiv(n_rows, ROWS))))
@@ -189,5 +189,5 @@ def split_columns(n_rows: int, n_columns: int) -> tuple[int, int]:
 
 
 def grid(x: Tensor, n_splits: int) -> tuple[int, int]:
-    """Programs by tile of rows and by split of columns."""
+    """Launch grid: number of tiles of rows, number of splits of the columns."""
     return triton.cdiv(x.shape[1], ROWS), n_splits

@@ -2,13 +2,13 @@
 
 Inputs are coordinates `x` of rows [k n w] and `y` of columns [k m w] in float64, as `similarity.coshm1_coordinates`
 computes them: the inner product of two points is coshm1. For the cosine they are unit vectors in float32 and k is 1.
-Only the inner product is computed in float64, because neighbours lose all digits in float32; everything after it is
-float32.
+Only the inner product is computed in float64, because coshm1 of close points loses all digits in float32; everything
+after it is float32.
 
 A program processes one tile of ROWS rows against one split of the columns, COLUMNS at a time. The kernels are called
-with queries as rows and with candidates as rows.
+twice: with queries as rows, and with candidates as rows.
 
-NaN inputs give NaN outputs: clamps are written as comparisons, since `tl.maximum` would hide NaN. The kernels use only
+NaN inputs give NaN outputs: clamps are written as comparisons, because `tl.maximum` ignores NaN. The kernels use only
 operations that Triton's interpreter supports.
 """
 # mypy: allow-untyped-defs
@@ -19,7 +19,10 @@ import triton.language as tl
 
 @triton.jit
 def log1p(u):
-    """log(1 + u). Below 1, where 1 + u rounds u away, by the series of 2 atanh(u / (2 + u)), to a relative 2e-9."""
+    """log(1 + u), for u < 1 by the series of 2 atanh(u / (2 + u)), whose relative error is 2e-9.
+
+    Computing log(1 + u) directly loses the digits of small u.
+    """
     z = u / (2 + u)
     series = z * 0 + 1 / 15
     for n in tl.static_range(7):
@@ -38,7 +41,7 @@ def distance_and_sinh(coshm1, eps):
 
 @triton.jit
 def load_coordinates(x, factor, points, n, width, start, DEPTH: tl.constexpr):
-    """Coordinates start to start + DEPTH of `points` in one factor, [points DEPTH]; 0 beyond the array."""
+    """Load coordinates start to start + DEPTH of `points` in one factor, [points DEPTH]; 0 outside the array."""
     dims = start + tl.arange(0, DEPTH)
     mask = (points < n)[:, None] & (dims < width)[None, :]
     return tl.load(x + (factor * n + points)[:, None] * width + dims[None, :], mask=mask, other=0)
@@ -80,10 +83,10 @@ def softmax_kernel(
     n_rows, n_columns, width, n_factors, eps, tiles_per_split,
     METRIC: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Softmax of each row over the columns of each split, all outputs [split n].
+    """Softmax statistics of each row over the columns of each split.
 
-    `maxima` are the largest logits, `sums` the sums of exp(logit - max), and `target_logits` the logits of the targets,
-    or 0 in splits without the target.
+    The outputs are [split n]: `maxima`, the largest logits; `sums`, the sums of exp(logit - max); `target_logits`, the
+    logits of the targets, or 0 in splits without the target.
     """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(1)
@@ -116,8 +119,8 @@ def gradient_kernel(
     """Gradients of the sum of the losses: `grad_x` [split k n w], `grad_weights` [program k], `grad_scale` [program].
 
     The losses are those of the rows, if `row_maxima` is given, plus those of the columns, if `column_maxima` is given.
-    Without `grad_scale`, only `grad_x` is computed. SINGLE_FACTOR: the inner products of the only factor are reused.
-    Each number is added to by one program only, in a fixed order, so sums have the same bits in each run.
+    Without `grad_scale`, only `grad_x` is computed. With SINGLE_FACTOR, the inner products are not computed a second
+    time. Only one program adds to each number, in a fixed order, so results are bitwise reproducible.
     """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(1)
@@ -134,7 +137,7 @@ def gradient_kernel(
             x, y, weights, rows, columns, n_rows, n_columns, width, n_factors, eps, METRIC, DEPTH
         )
         logits = logit_scale * similarity
-        # `grad` is the gradient by the logits, then by the similarities, then (l2) by the weighted sum under the root.
+        # Gradient with respect to the logits, then the similarities, then (l2) the weighted sum under the root.
         grad = tl.zeros([ROWS, COLUMNS], tl.float32)
         if row_maxima is not None:
             grad += tl.exp(logits - row_max[:, None]) / row_sum[:, None]

@@ -1,12 +1,12 @@
-"""Similarity matrices that are computed a block of rows at a time, with gradients and without autograd.
+"""Similarity matrices, computed one block of rows at a time, with gradients that do not use autograd.
 
 The similarity of each model is a function of inner products x . y. CLIP's cosine is the product itself. Hyperbolic
 distances d follow from
 
     coshm1 = cosh(sqrt(c) d) - 1 = x_t y_t - c x . y - 1,      x_t = sqrt(1 + c|x|^2)
 
-which is one inner product of coordinates with two further entries (`coshm1_coordinates`). In float64 this product is as
-accurate for neighbours and for points near the origin as the longer float32 formula of `lorentz.pairwise_distance`.
+which is one inner product of vectors with two more entries (`coshm1_coordinates`). In float64 this product is as
+accurate for close points and for points near the origin as the longer float32 formula of `lorentz.pairwise_distance`.
 
 Shapes: b queries, r of them in a block of rows, n candidates, k factors, d width of one factor.
 """
@@ -23,13 +23,13 @@ from trainer.geometry.poincare import one_minus_squared_norm
 from trainer.geometry.types import Metric
 
 CACHE_NUMBERS = 2**17
-"""Numbers of a tile that stay in the cache of one CPU core from one operation to the next."""
+"""Maximum size of a tile, in numbers, that stays in the cache of one CPU core from one operation to the next."""
 MIN_TILE_ROWS = 64
 """Minimum rows of a tile; with fewer, a matrix product spends most of its time reading the candidates."""
 
 
 class Gradients(NamedTuple):
-    """Gradients of a loss by the inputs of a similarity matrix."""
+    """Gradients of a loss with respect to the inputs of a similarity matrix."""
 
     queries: Tensor  # [*k b d]
     candidates: Tensor  # [*k n d]
@@ -50,12 +50,12 @@ class RowBlocks(Protocol):
         """Accumulate gradients, given the gradient [r n] of the similarities that `forward` returned for these rows."""
 
     def gradients(self) -> Gradients:
-        """Accumulated gradients of queries, candidates and curvature."""
+        """Accumulated gradients with respect to queries, candidates and curvature."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LazySimilarity:
-    """A similarity matrix [b n] of queries and candidates that has not been computed: its inputs and its formula.
+    """The inputs and the formula of a similarity matrix [b n] that has not been computed.
 
     Without `curvature` the formula is the cosine, otherwise minus the distance in a product of Lorentz factors.
     """
@@ -89,7 +89,7 @@ def poincare_similarity(x: Tensor, y: Tensor, curvature: Tensor, eps: float) -> 
     """`-poincare.pairwise_distance` of points [b d] and [n d] of the ball, with a curvature [].
 
     The isometry p -> 2p / (1 - c|p|^2) maps the points to Lorentz space components. There the distance
-    2 asinh(u) / sqrt(c) is acosh(1 + 2u^2) / sqrt(c), so coshm1 is 2u^2 and its minimum twice that of u^2.
+    2 asinh(u) / sqrt(c) is acosh(1 + 2u^2) / sqrt(c), so coshm1 is 2u^2, and its minimum is twice that of u^2.
     """
     c = curvature.double()
     space = [2 * p / one_minus_squared_norm(p, c) for p in (x.double(), y.double())]
@@ -131,9 +131,9 @@ class DistanceBlocks:
 
         h = acosh(1 + coshm1) = log1p(coshm1 + s),      s = sinh(h) = sqrt(coshm1 (coshm1 + 2))
 
-    Since dh/dcoshm1 = 1/s, `backward` needs h and s of the block, but computes no inner products and no logarithms. The
-    derivative is 0 where coshm1 is clamped to its minimum. The weights w_f are 1/(k sqrt(c_f)) for l1, the mean of
-    distances, and 1/(k c_f) for l2, the mean of their squares.
+    Since dh/dcoshm1 = 1/s, `backward` reuses h and s of the block and computes no inner products and no logarithms. The
+    derivative is 0 where coshm1 is clamped to its minimum. The weights w_f are 1/(k sqrt(c_f)) for l1, the mean of the
+    distances, and 1/(k c_f) for l2, the root of the mean of their squares.
     """
 
     def __init__(self, inputs: LazySimilarity, curvature: Tensor, max_rows: int, dtype: torch.dtype) -> None:
@@ -147,14 +147,14 @@ class DistanceBlocks:
         self.x, self.y = (
             torch.cat([p.to(dtype), time.to(dtype)], -1) for p, time in ((x, self.time_x), (y, self.time_y))
         )
-        # On a CPU, tiles are small enough for each operation to find the output of the previous one in the cache.
+        # On a CPU, tiles are so small that the output of an operation is still in the cache for the next one.
         numbers = CACHE_NUMBERS if x.device.type == "cpu" else self.n_factors * max_rows * self.n
         self.tile_factors = min(self.n_factors, max(1, numbers // (max_rows * self.n)))
         self.tile_rows = min(max_rows, max(MIN_TILE_ROWS, numbers // self.n))
         self.coshm1 = self.coordinates_x.new_empty(self.tile_factors * self.tile_rows * self.n)  # of one tile
         # h and s of one block.
         self.distances, self.sinhs = (self.x.new_empty(self.n_factors * max_rows * self.n) for _ in range(2))
-        # Weighted sums of (y, y_t) for each query and of (x, x_t) for each candidate; `gradients` converts them.
+        # Weighted sums of (y, y_t) for each query and of (x, x_t) for each candidate, as `gradients` needs them.
         self.sum_x, self.sum_y_t = torch.zeros_like(self.x), torch.zeros_like(self.y.mT.contiguous())
         self.grad_weights = torch.zeros_like(self.weights)
         min_coshm1 = torch.tensor(self.eps, dtype=dtype)
@@ -188,11 +188,11 @@ class DistanceBlocks:
             self.sum_y_t[factors].baddbmm_(self.x[factors, queries].mT, s)
 
     def gradients(self) -> Gradients:
-        """Accumulated gradients of queries, candidates and curvature.
+        """Accumulated gradients with respect to queries, candidates and curvature.
 
-        With S = sum (y, y_t) over candidates, weighted by the gradients of coshm1, the gradient by x is
-        c (x S_t / x_t - S), and likewise by y. coshm1 depends on the curvature only through sqrt(c) x and sqrt(c) y, so
-        its gradient by the curvature follows from those by x and y.
+        Let S be the sum of (y, y_t) over the candidates, weighted by the gradients with respect to coshm1. The gradient
+        with respect to x is c (x S_t / x_t - S); that with respect to y is analogous. coshm1 depends on the curvature
+        only through sqrt(c) x and sqrt(c) y, so the gradient with respect to the curvature follows from these two.
         """
         grads = []
         for p, sums, time in ((self.x, self.sum_x, self.time_x), (self.y, self.sum_y_t.mT, self.time_y)):

@@ -12,7 +12,7 @@ from trainer.losses.types import Entropy, LossKernel, Reduction
 from trainer.text.relations import RELATIONS
 
 Ranking = Literal["released", "metric"]
-"""Score of the evaluation: released, that of the authors' evaluation code; metric, the similarity used in training."""
+"""Score by which the evaluation ranks. released: as in the authors' code; metric: the similarity used in training."""
 
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
@@ -30,19 +30,20 @@ class ModelConfig:
     temperature_init: float = 0.07
     # largest factor on similarities in the contrastive loss, the inverse of the smallest temperature
     max_logit_scale: float = 100.0
-    # numbers (queries x candidates x factors) that the contrastive loss holds in memory at once; null: the full matrix;
-    # the loss and its gradients do not depend on it
+    # size of the similarities that the contrastive loss holds in memory at once, in numbers (queries x candidates x
+    # factors); null: the full matrix. The loss and its gradients do not depend on it
     loss_chunk: int | None = 2**21
     # implementation of the contrastive loss. chunked: PyTorch, in chunks of loss_chunk; triton: fused kernels for
-    # NVIDIA GPUs, which hold no similarities in memory; they are tested in Triton's interpreter, but not yet on a GPU.
+    # NVIDIA GPUs, which store no similarities in memory (tested in Triton's interpreter, not yet on a GPU);
     # auto: chunked
     loss_kernel: LossKernel = runtime("auto")
-    # treat boxes and their phrases as additional image-text pairs, which doubles the pairs: the papers' CLIP and MERU
-    # "with boxes", as PHyCLIP trains them
+    # train on boxes and their phrases as additional image-text pairs, which doubles the number of pairs. The papers'
+    # CLIP and MERU "with boxes" are trained in this way
     boxes_as_pairs: bool = False
-    # mean of red, green and blue, subtracted from images in [0, 1]. Weights do not set this key or pixel_std: most of
-    # open_clip's expect OpenAI's 0.48145466, 0.4578275, 0.40821073 and 0.26862954, 0.26130258, 0.27577711. HyCoCLIP's
-    # released training passed the standard deviation here; its checkpoints carry their own buffer
+    # mean of red, green and blue, subtracted from images in [0, 1]. Loading pretrained weights of a tower changes
+    # neither this key nor pixel_std; most weights of open_clip expect OpenAI's mean, 0.48145466, 0.4578275, 0.40821073,
+    # and standard deviation, 0.26862954, 0.26130258, 0.27577711. HyCoCLIP's released code used the standard deviation
+    # as the mean by mistake; its released checkpoints contain the mean that they were trained with
     pixel_mean: tuple[float, float, float] = IMAGENET_MEAN
     # standard deviation of red, green and blue, by which images are divided
     pixel_std: tuple[float, float, float] = IMAGENET_STD
@@ -61,9 +62,9 @@ class HyperbolicConfig(ModelConfig):
     curv_init: float = 1.0
     # learn c; false: it stays curv_init
     curv_learnable: bool = True
-    # range of c: [curv_init / curv_max_ratio, curv_init * curv_max_ratio]
+    # factor that limits c to [curv_init / curv_max_ratio, curv_init * curv_max_ratio]
     curv_max_ratio: float = 10.0
-    # weight of the entailment loss, which is added to the contrastive loss
+    # weight of the entailment loss in the total loss; the contrastive loss has weight 1
     entail_weight: float = 0.2
     # K in the half-aperture of an entailment cone, arcsin(2 K / (sqrt(c) |apex|))
     min_radius: float = 0.1
@@ -82,17 +83,18 @@ class HyperbolicConfig(ModelConfig):
 class HyCoCLIPConfig(HyperbolicConfig):
     """Settings of HyCoCLIP.
 
-    `entail_weight` multiplies half the sum of four terms, as in the released code. The paper prints 0.1 x the sum.
+    `entail_weight` multiplies half the sum of the four entailment terms, as in the released code. The default of 0.2 is
+    therefore the paper's weight of 0.1 on their sum.
     """
 
-    # train on boxes and their phrases too; false: on images and captions only
+    # also train on boxes and their phrases; false: on images and captions only
     use_boxes: bool = True
-    # factor on the aperture of cones in which a text entails an image
+    # factor on the half-apertures of cones across modalities: a caption entails its image, a phrase its box
     eta_inter: float = 0.7
-    # factor on the aperture of cones in which a box entails its image, or a phrase its caption
+    # factor on the half-apertures of cones within a modality: a box entails its image, a phrase its caption
     eta_intra: float = 1.2
-    # candidates in the contrastive loss of boxes and phrases. released: captions and images, as in both released codes
-    # and in HyCoCLIP eq. 6; paper: the phrases and boxes of the batch, as in PHyCLIP eq. 4 but not in its released code
+    # candidates in the contrastive loss of boxes and phrases. released: the captions and images of the batch, as in
+    # HyCoCLIP eq. 6 and in the code of both papers; paper: the phrases and boxes of the batch, as in PHyCLIP eq. 4
     box_candidates: Literal["released", "paper"] = "released"
 
     def __post_init__(self) -> None:
@@ -100,8 +102,8 @@ class HyCoCLIPConfig(HyperbolicConfig):
         check_range(self, "eta_inter", "eta_intra", least=0, below=math.inf)
         if self.use_boxes and self.boxes_as_pairs:
             raise UserError(
-                "use_boxes and boxes_as_pairs are both true; boxes are either more general than their images or "
-                "additional pairs, so set one to false"
+                "use_boxes and boxes_as_pairs are both true, but a box is used either as a general concept of its image "
+                "or as an additional pair; set one to false"
             )
 
 
@@ -129,16 +131,18 @@ class PoinCLIPConfig(HyperbolicConfig):
 
     # weight of the entailment loss, the paper's lambda
     entail_weight: float = 0.1
-    # the paper's lambda_reg, from 0 to below 1; at 1 the loss has no lower bound
+    # weight of the reward for wide angles, the paper's lambda_reg, from 0 to below 1. From 1 on, points outside their
+    # cones are not pulled inside
     entail_reward: float = 0.1
-    # how coordinates become the probabilities of which the entropy is taken: abs, normalised or softmax
+    # probabilities whose entropy orders image and text, computed from the coordinates x_i. abs: |x_i|; normalised:
+    # |x_i| / sum_j |x_j|; softmax: softmax(x)_i
     entropy: Entropy = "abs"
     # lift of features to the ball: conformal, the ball's exponential map; isometric, MERU's map transferred to the ball
     lift: Lift = "conformal"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "entail_reward", least=0, below=1)  # from 1 on, wide angles lower the loss without bound
+        check_range(self, "entail_reward", least=0, below=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,18 +152,18 @@ class SyntaxMERUConfig(HyperbolicConfig):
     # weight of the syntax loss, mu, which the paper does not state; with the default, the two means of eq. 3 together
     # weigh as much as MERU's single entailment term
     syntax_weight: float = 0.1
-    # source of a word's initial and contextual states. tower: token + position embedding, and the state after the last
-    # norm; only the input of the first block is "independent of context", as section 3 requires. block: input and
-    # output of one block; attention: input and output of the attention of one block
+    # initial and contextual state of a word. tower: input of the first block (token + position embedding) and state
+    # after the last norm; block: input and output of one block; attention: input and output of the attention of one
+    # block. Section 3 requires initial states "independent of context", which only the input of the first block is
     word_states: Literal["tower", "block", "attention"] = "tower"
     # block of the text tower that word_states=block and attention refer to, counted from 0
     word_block: int = 0
-    # representation of a word of several tokens: mean, the mean of their states; last, the state of the last one
+    # state of a word of several tokens: mean, the mean of its tokens' states; last, the state of its last token
     word_vector: Literal["mean", "last"] = "mean"
-    # reduction over the edges and words of a caption: mean; or sum, as in eq. 3, where long captions weigh more;
-    # captions are averaged in both cases
+    # reduction over the edges and over the words of a caption: mean; or sum, as in eq. 3, which gives long captions
+    # more weight. The result is averaged over captions in both cases
     syntax_reduction: Reduction = "mean"
-    # weights of the edges by spaCy's dependency label (nsubj, dobj, amod, ...); 1 for labels that are not given
+    # weight of an edge by spaCy's dependency label (nsubj, dobj, amod, ...); labels without a value have weight 1
     relation_weights: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

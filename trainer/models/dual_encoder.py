@@ -1,10 +1,11 @@
 """The base class of all models: two towers, their projections to a joint width, and a temperature.
 
-A model projects the towers' outputs to features, lifts the features into its space, and compares lifted points by its
+A model projects the towers' outputs to features, lifts the features into its space, and compares lifted points by a
 similarity. Its losses are computed from the lifted points of a batch. To add a model, subclass `DualEncoder` or an
-existing model and register it in `trainer/models/registry.py`, with its settings in `trainer/models/config.py`.
+existing model, add its settings to `trainer/models/config.py`, and register it in `trainer/models/registry.py`:
 
-- Implement `lift_image`, `lift_text`, `similarity` and `losses`. `contrast_pairs` computes the usual contrastive loss.
+- Implement `lift_image`, `lift_text`, `similarity` and `losses`. `contrast_pairs` computes the symmetric contrastive
+  loss.
 - Implement `lazy_similarity` for large batches, if a formula of `trainer/losses/similarity.py` fits.
 - If the model learns that general points entail specific ones, list the relations in `entailments` and implement
   `energy`. The evaluation reports the share of pairs that satisfy each relation.
@@ -47,10 +48,10 @@ class Entails:
     A pair of points satisfies it if `DualEncoder.energy(general, specific, eta)` is 0.
     """
 
-    name: str  # in the names of loss terms and evaluation figures
+    name: str  # part of the names of loss terms and of evaluation metrics
     general: Part
     specific: Part
-    eta: float = 1.0  # factor on the aperture of cones
+    eta: float = 1.0  # factor on the half-apertures of cones
 
 
 class DualEncoder(nn.Module, ABC):
@@ -78,7 +79,7 @@ class DualEncoder(nn.Module, ABC):
         return [self.visual] * image + [self.textual] * text
 
     def train(self, mode: bool = True) -> Self:
-        """Set the training mode. Frozen towers stay in evaluation mode, without dropout and updates of batch norms."""
+        """Set the training mode. Frozen towers stay in evaluation mode: no dropout, no updates of batch norms."""
         super().train(mode)
         for tower in self.frozen_towers():
             tower.eval()
@@ -108,10 +109,10 @@ class DualEncoder(nn.Module, ABC):
         """
 
     def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity | None:
-        """The matrix of `similarity`, for the implementations of the contrastive loss that never hold all of it.
+        """Return the formula of `similarity`, for contrastive losses that never hold the full matrix.
 
-        None, the default: no such formula exists, and the contrastive loss holds the full matrix. A subclass that
-        changes `similarity` has to change this method too.
+        The default, None, makes the contrastive loss compute the full matrix. A subclass that overrides `similarity`
+        must override this method too.
         """
         return None
 
@@ -138,8 +139,8 @@ class DualEncoder(nn.Module, ABC):
     def energy(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
         """Energies [*k b] of pairs of lifted points `general` and `specific` [*k b d], element by element.
 
-        The energy is 0 if the general point entails the specific one, and larger the further it is from doing so. `eta`
-        is that of `Entails`. Models with `entailments` implement it.
+        The energy is 0 if the general point entails the specific one; otherwise it grows with the violation. `eta` is
+        that of `Entails`. Raises NotImplementedError if the model has no `entailments`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no entailment energy")
 
@@ -150,9 +151,10 @@ class DualEncoder(nn.Module, ABC):
 
     @abstractmethod
     def losses(self, pairs: Pairs) -> Losses:
-        """Loss of a batch, from its features, and the terms to log, by name and detached.
+        """Loss of a batch, computed from its features, and detached terms to log, by name.
 
-        Terms whose names end in one of `trainer.metrics.writers.GEOMETRY`, such as "curvature", are logged as geometry.
+        Terms whose names end in one of `trainer.metrics.writers.GEOMETRY`, such as "curvature", are logged under
+        "geometry/", all others under "loss/".
         """
 
     def image_features(self, images: Tensor) -> Tensor:
@@ -186,20 +188,23 @@ class DualEncoder(nn.Module, ABC):
         Images and boxes share one pass of the image tower. Captions and phrases take one pass of the text tower each,
         because phrases are short and would be padded to the length of captions.
 
-        Raises ValueError if `boxes_as_pairs` is set and the batch does not have one box per pair.
+        Raises ValueError if `boxes_as_pairs` is true and the batch does not have one box per pair.
         """
         captions = self.caption_features(batch)
         if batch.box_images is None or batch.box_token_ids is None:
             if self.config.boxes_as_pairs:
-                raise ValueError("boxes_as_pairs needs boxes and their phrases in the batch, or set it to false")
+                raise ValueError(
+                    "boxes_as_pairs needs boxes, but the batch has none; train on shards with boxes, or set "
+                    "boxes_as_pairs=false"
+                )
             return Pairs(image=self.image_features(batch.images), syntax=batch.syntax, **captions)
         images = self.image_features(torch.cat([batch.images, batch.box_images]))
         box_text = self.text_features(batch.box_token_ids)
         if self.config.boxes_as_pairs:
             if len(batch.box_images) != len(batch.images):  # `gather` needs the same number of rows on each rank
                 raise ValueError(
-                    f"boxes_as_pairs takes one box per pair; this batch has {len(batch.box_images)} boxes for "
-                    f"{len(batch.images)} pairs"
+                    f"boxes_as_pairs needs one box per pair, but the batch has {len(batch.box_images)} boxes for "
+                    f"{len(batch.images)} pairs; set data.boxes=random"
                 )
             captions["text"] = torch.cat([captions["text"], box_text])
             return Pairs(image=images, syntax=batch.syntax, **captions)
@@ -208,14 +213,14 @@ class DualEncoder(nn.Module, ABC):
         return Pairs(image=image, syntax=batch.syntax, **captions, **boxes)
 
     def caption_features(self, batch: Batch) -> dict[str, Tensor]:
-        """Features of the captions: those fields of `Pairs` that the text tower computes from them."""
+        """Features of the captions, by field of `Pairs`."""
         return {"text": self.text_features(batch.token_ids)}
 
     def contrast_pairs(self, pairs: Pairs) -> tuple[Tensor, LiftedPairs]:
         """Symmetric contrastive loss of images and captions (MERU, section 3.1), and the lifted points.
 
         The candidates are those of all ranks. Features are gathered before the lift, so that the queries of this rank
-        are rows of the candidates. Lifting the features of other ranks too costs little.
+        are rows of the candidates. Lifting the features of the other ranks again costs little.
         """
         all_images, all_texts = self.lift_image(gather(pairs.image)), self.lift_text(gather(pairs.text))
         image, text = rows_of_rank(all_images, len(pairs.image)), rows_of_rank(all_texts, len(pairs.text))

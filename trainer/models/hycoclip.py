@@ -18,7 +18,7 @@ class Boxes(NamedTuple):
     image: Tensor  # [*k m d]
     text: Tensor  # [*k m d]
     contrastive: Tensor  # [], their contrastive loss times `weight`
-    weight: float  # of means over the boxes of this rank: its number of boxes / the mean number of boxes per rank
+    weight: float  # weight of this rank's means over boxes: its number of boxes / the mean number of boxes per rank
 
 
 class HyCoCLIP(MERU):
@@ -38,10 +38,10 @@ class HyCoCLIP(MERU):
         """Contrastive and entailment losses of pairs and boxes: eq. 6, 11 and 12.
 
         Without `use_boxes` these are MERU's two terms with a scaled aperture. Terms of boxes are means over the boxes
-        of all ranks, which may have different numbers of them. A rank without boxes adds 0 through the same operations,
-        because each rank has to take part in each gather, in the forward and in the backward pass.
+        of all ranks; ranks may have different numbers of boxes. A rank without boxes runs the same operations and adds
+        0, because each rank has to take part in each gather, in the forward and in the backward pass.
 
-        Raises ValueError if `use_boxes` is set and the features of boxes or phrases are missing.
+        Raises ValueError if `use_boxes` is true and the features of boxes or phrases are missing.
         """
         contrastive, lifted = self.contrast_pairs(pairs)
         image, text = lifted.image, lifted.text
@@ -75,13 +75,18 @@ class HyCoCLIP(MERU):
         )
 
     def contrast_boxes(self, pairs: Pairs, lifted: LiftedPairs) -> Boxes:
-        """Lift boxes and phrases, and compute the box half of the contrastive loss.
+        """Lift boxes and phrases, and compute their contrastive loss.
 
-        The candidates are `box_candidates` of the settings. `Boxes.weight` gives each box the same weight in the
-        gradients, which are averaged over the ranks.
+        The setting `box_candidates` selects the candidates. `Boxes.weight` gives each box of all ranks the same weight
+        in the gradients, which are averaged over the ranks.
+
+        Raises ValueError if the features of boxes or phrases are missing.
         """
         if pairs.box_image is None or pairs.box_text is None:
-            raise ValueError(f"{type(self).__name__} needs a box and its phrase in each pair, or use_boxes=false")
+            raise ValueError(
+                f"{type(self).__name__} needs boxes and their phrases, but the batch has none; train on shards with boxes, "
+                "or set use_boxes=false"
+            )
         box_image, box_text = self.lift_image(pairs.box_image), self.lift_text(pairs.box_text)
         m, device = len(pairs.box_image), pairs.box_image.device
         counts = [m] * world_size() if pairs.box_owner is None else counts_of_ranks(m, device)

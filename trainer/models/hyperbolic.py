@@ -47,11 +47,11 @@ class Hyperbolic(DualEncoder):
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
         """Exterior angles [*k b] at `general` towards `specific` [*k b d], and half-apertures [*k b] of `general`.
 
-        Both are in radians, for the two sets of points element by element.
+        Both are in radians, one value per pair of points.
         """
 
     def energy(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
-        """Angles [*k b] in radians by which `specific` lies outside the cones of `general`. `eta` scales apertures."""
+        """Angles [*k b] in radians by which `specific` lies outside the cones at `general`; `eta` scales the cones."""
         return angle_outside_cone(*self.cone(general, specific), eta)
 
     @torch.no_grad()

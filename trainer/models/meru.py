@@ -1,4 +1,4 @@
-"""MERU. Shapes: b pairs on this rank, n candidates, d embedding width; a child with k factors has points [k b d/k]."""
+"""MERU. Shapes: b pairs on this rank, n candidates, d embedding width; with k factors (PHyCLIP), points [k b d/k]."""
 
 from torch import Tensor
 

@@ -18,29 +18,29 @@ def describe_nonfinite(
 ) -> str:
     """Message that names the step, the terms, parameters and samples that are not finite, and the latest checkpoint.
 
-    `values` are the logged values of the step by name, with "loss/total"; `checkpoint` is the latest one, or None. Call
-    it with the gradients of the step, before the optimizer changes the parameters.
+    `values` are the logged values of the step by name, including "loss/total"; `checkpoint` is the latest one, or None.
+    Call it after the backward pass and before the optimizer changes the parameters.
     """
     terms = [name for name, value in values.items() if not math.isfinite(value)]
     is_loss = not math.isfinite(values["loss/total"])
     subject = "the loss is" if is_loss else "the gradient is"
-    sentences = [f"step {step}: {subject} not finite. Not finite: {', '.join(terms)}"]
+    sentences = [f"step {step}: {subject} not finite. Values that are not finite: {', '.join(terms)}"]
     parameters = [
         name
         for name, parameter in model.named_parameters()
         if parameter.grad is not None and not is_finite(parameter.grad)
     ]
     if parameters and not is_loss:
-        sentences.append(f"Parameters whose gradients are not finite: {listed(parameters)}")
+        sentences.append(f"Parameters whose gradients are not finite: {first_names(parameters)}")
     keys = nonfinite_keys(model, batch)
     if keys:
-        sentences.append(f"Samples whose features are not finite: {listed(keys)}")
+        sentences.append(f"Samples whose features are not finite: {first_names(keys)}")
     elif batch.keys:
-        sentences.append(f"All features are finite; samples of the batch: {listed(batch.keys)}")
+        sentences.append(f"All features are finite; samples of the batch: {first_names(batch.keys)}")
     saved = f"checkpoint {checkpoint} is complete" if checkpoint else "no checkpoint exists yet"
     sentences.append(
-        f"The step was discarded; {saved}. Check these samples; a lower optim.lr=, a longer optim.warmup_steps= or "
-        "precision=fp32 may help (with resume=anyway)"
+        f"The step was discarded; {saved}. Check these samples. A lower optim.lr, more optim.warmup_steps or "
+        "precision=fp32 may help; resume with resume=anyway after changing them"
     )
     return ". ".join(sentences)
 
@@ -69,12 +69,12 @@ def nonfinite_rows(features: Tensor) -> Tensor:
 
 
 def is_finite(gradient: Tensor) -> bool:
-    """True if all numbers are finite; of a sharded gradient, all numbers on this rank."""
+    """True if all numbers are finite. Of a sharded gradient, only the numbers on this rank are checked."""
     local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     return bool(torch.isfinite(local).all())
 
 
-def listed(names: list[str] | tuple[str, ...]) -> str:
-    """The first names, comma-separated, and the number of further ones."""
+def first_names(names: list[str] | tuple[str, ...]) -> str:
+    """The first `MAX_NAMES` names, separated by commas, and the number of the others."""
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return ", ".join(names[:MAX_NAMES]) + more

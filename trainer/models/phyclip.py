@@ -12,8 +12,8 @@ from trainer.models.hycoclip import HyCoCLIP
 class PHyCLIP(HyCoCLIP):
     """HyCoCLIP in a product of k hyperbolic factors, each with its own curvature. Lifted points are [k b d/k].
 
-    The scales of features start at factor_dim^-0.5, as in the released code. The paper states 512^-0.5, with which the
-    points of factors of width 8 start at an eighth of that radius.
+    The scales of features start at factor_dim^-0.5, as in the released code. The paper states 512^-0.5, which is an
+    eighth of that for factors of width 8.
     """
 
     config: PHyCLIPConfig

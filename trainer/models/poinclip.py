@@ -47,11 +47,11 @@ class PoinCLIP(Hyperbolic):
         return entropy(specific, self.config.entropy) < entropy(general, self.config.entropy)
 
     def entailments(self) -> tuple[Entails, ...]:
-        """The order of text and image, in this or in the opposite direction: `cone` selects the apex of each pair."""
+        """One relation of text and image. Its direction differs from pair to pair: `cone` selects the apex."""
         return (Entails(name="text_image", general="text", specific="image"),)
 
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
-        """Exterior angles [b] and half-apertures [b]. The apex is the point of lower entropy; at a tie `general`."""
+        """Exterior angles [b] and half-apertures [b]. The apex is the point of lower entropy, or `general` if equal."""
         swapped = self.is_swapped(general, specific)[:, None]
         apex, point = torch.where(swapped, specific, general), torch.where(swapped, general, specific)
         c, eps = self.curv.exp(), self.config.eps

@@ -1,4 +1,4 @@
-"""The list of all models by name. Imports torch only when a model's class is first needed."""
+"""Registry of the models by name. It imports torch only when the class of a model is used."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """Settings class and location of a model. The model's class is imported, with torch, when it is first needed."""
+    """Settings class and location of a model. The property `model` imports the model's class, and with it torch."""
 
     config: type[ModelConfig]
     location: str  # MODULE:CLASS
@@ -69,7 +69,8 @@ def build_model(name: str, config: ModelConfig | None = None) -> "DualEncoder":
 def model_name(model: "DualEncoder") -> str:
     """Return the name under which the class of `model` is registered.
 
-    Raises ValueError for a class that is not registered."""
+    Raises ValueError if the class is not registered.
+    """
     location = f"{type(model).__module__}:{type(model).__name__}"
     for name, entry in MODELS.items():
         if entry.location == location:

@@ -18,7 +18,10 @@ from trainer.text.syntax import RELATIONS, Syntax, word_vectors, word_weights
 
 
 class Words(NamedTuple):
-    """Lifted words of captions. Points are finite but meaningless where `is_word` (of `head`, `is_child`) is False."""
+    """Lifted words of captions. Points are valid where `is_word` is True, those of `head` where `is_child` is True.
+
+    All other points are finite but meaningless.
+    """
 
     initial: Tensor  # [b w d] without context
     contextual: Tensor  # [b w d] in the context of the caption
@@ -38,7 +41,7 @@ class SyntaxLoss(NamedTuple):
 class SyntaxMERU(MERU):
     """MERU with a syntax loss: a word entails its head, and a word without context entails itself in its caption.
 
-    "Syntax-Preserving Hyperbolic Visual Semantic Embeddings", here "the paper".
+    The model of "Syntax-Preserving Hyperbolic Visual Semantic Embeddings", called "the paper" below.
     """
 
     config: SyntaxMERUConfig
@@ -60,7 +63,9 @@ class SyntaxMERU(MERU):
         Raises ValueError if the batch has no parses.
         """
         if batch.syntax is None:
-            raise ValueError("syntax_meru needs a parse of each caption; train/ shards of the pipeline hold it")
+            raise ValueError(
+                "syntax_meru needs the parse of each caption, but the batch has none; use the train/ shards of the pipeline"
+            )
         return self.word_features(batch.token_ids, batch.syntax)
 
     def word_features(self, token_ids: Tensor, syntax: Syntax) -> dict[str, Tensor]:
@@ -96,12 +101,13 @@ class SyntaxMERU(MERU):
             edges:  max(0, ext(e_child, e_head) - aper(e_child)), contextual, times the relation's weight
             words:  max(0, ext(e_initial, e_contextual) - aper(e_initial))
 
-        Words are not gathered: gradients are averaged over the ranks, which gives those of the mean over all captions.
+        Words of other ranks are not needed: averaging the gradients over the ranks gives the gradients of the mean over
+        all captions.
 
-        Raises ValueError if the features of words or the parses are missing.
+        Raises ValueError if the features of the words or the parses are missing.
         """
         if pairs.word_initial is None or pairs.word_contextual is None or pairs.syntax is None:
-            raise ValueError("syntax_meru needs the words of each caption; their features or trees are missing")
+            raise ValueError("syntax_meru needs the features of words and the parse of each caption; one is missing")
         words = self.lift_words(pairs.word_initial, pairs.word_contextual, pairs.syntax.head)
         edge_energy = self.energy(general=words.contextual, specific=words.head)
         word_energy = self.energy(general=words.initial, specific=words.contextual)
