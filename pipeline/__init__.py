@@ -1,11 +1,12 @@
 """Image-text pairs to grounded training shards, stage by stage.
 
-The names below are the public Python API: later versions add to it and change none of it. Each stage is a callable from Arrow table to
-Arrow table, with the schemas of `schemas.rows`; it runs without Ray:
+The names below are the public Python API: later versions add names, but do not change or remove any. `Download` to
+`Score` each take and return an Arrow table, with the schemas of `schemas.rows`. All of them run without Ray:
 
-    plan_shards -> read_shard -> Download -> clean_captions -> Parse -> Ground -> Score -> write_shard -> build_stats, write_report
+    plan_shards -> read_shard -> Download -> clean_captions -> Parse -> Ground -> Score -> write_shard
+    -> build_stats -> write_report
 
-They are imported at first use, so that `import pipeline` and `--help` need neither torch nor spaCy.
+The names are imported at first use, so that `import pipeline` and `--help` need neither torch nor spaCy.
 """
 
 from typing import TYPE_CHECKING, Final

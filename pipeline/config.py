@@ -27,7 +27,7 @@ KEYS: Final = Keys(
         "score.device": {None: "auto"},
     },
 )
-"""Key names of the pipeline; `renamed` and `revalued` refer to version 0.1."""
+"""Short forms of keys, and the keys and values that have changed since version 0.1."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,9 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
         config = load_config(arguments)
-        from pipeline.job import (
-            run,
-        )  # imports torch and spaCy, which take seconds; --help and wrong keys do not need them
+        # This imports torch and spaCy, which takes seconds; --help and messages about wrong keys do not need them.
+        from pipeline.job import run
 
         run(config)
     except UserError as error:

@@ -35,7 +35,7 @@ class ResizeConfig:
 
 
 def resize(image: Image, height: int, width: int) -> Image:
-    """Resize an image to `height` x `width` pixels: bicubic with antialiasing, by torch's fast uint8 kernel."""
+    """Resize an image to `height` x `width` pixels: bicubic with antialiasing, with torch's fast uint8 kernel."""
     # torch takes seconds to import, and callers that only crop and encode do not need it.
     import torch
     from torch.nn.functional import interpolate
@@ -79,7 +79,7 @@ def corners(box: Mapping[str, Any]) -> tuple[float, float, float, float]:
 
 
 def crop_box(image: Image, xyxy: Sequence[float]) -> Image:
-    """Cut out a box, given in fractions of width and height; corners are truncated to whole pixels like in HyCoCLIP.
+    """Cut out a box, given in fractions of width and height; corners are truncated to whole pixels, as in HyCoCLIP.
 
     Returns a view; it is empty if the truncated box contains no pixel.
     """
@@ -91,7 +91,7 @@ def crop_box(image: Image, xyxy: Sequence[float]) -> Image:
 def border_square(image: Image, size: int = 224) -> Image:
     """Fit an image into a white square of side `size`, centred, as in the training data of HyCoCLIP.
 
-    OpenCV's area interpolation shrinks, its Lanczos interpolation enlarges.
+    It is shrunk with OpenCV's area interpolation and enlarged with its Lanczos interpolation.
     """
     long = max(image.shape[:2])
     height, width = (max(1, round(side * size / long)) for side in image.shape[:2])

@@ -81,7 +81,7 @@ def pick_runner(config: PipelineConfig) -> Runner:
 def progress(manifests: Iterable[Manifest], n_rows: int) -> Iterator[Manifest]:
     """Pass on the manifests of shards with `n_rows` rows in total, and show their counts.
 
-    On a terminal a progress bar, elsewhere a log line every `LOG_INTERVAL_S` seconds at most.
+    The counts are in a progress bar on a terminal, elsewhere in a log line at most every `LOG_INTERVAL_S` seconds.
     """
     kept, dropped, start, last_log = 0, 0, time.monotonic(), 0.0
     is_terminal = sys.stderr.isatty()

@@ -132,7 +132,7 @@ def connect(config: RayConfig) -> None:
 def run_on_ray(plans: Sequence[ShardPlan], config: PipelineConfig, provenance: Provenance) -> Iterator[Manifest]:
     """Compute the shards on a cluster; yield each manifest once it is committed, in order of completion.
 
-    Raises UserError if the cluster does not exist or is too small, and like `Driver.run`.
+    Raises UserError if the cluster does not exist or is too small, and the exceptions of `Driver.run`.
     """
     connect(config.ray)
     try:
@@ -160,7 +160,7 @@ class Driver:
     def __init__(
         self, plans: Sequence[ShardPlan], config: PipelineConfig, provenance: Provenance, workers: WorkerPlan
     ) -> None:
-        # Ray restarts a worker that died. It must not repeat the call alone: the driver retries the complete shard.
+        # Ray restarts a worker that died, but does not repeat the failed call: the driver retries the complete shard.
         cpu_actor: Any = ray.remote(max_restarts=-1, num_cpus=workers.cpus_per_cpu_worker)(CpuWorker)
         model_actor: Any = ray.remote(
             max_restarts=-1, num_cpus=workers.cpus_per_model_worker, num_gpus=workers.gpus_per_model_worker

@@ -56,7 +56,8 @@ class Prepare:
 class Infer:
     """The model step: boxes for the phrases, scores for the boxes.
 
-    On a CPU it uses one thread, since the last bits of sums depend on the number of threads; more workers are faster.
+    On a CPU it uses one thread, since the last bits of sums depend on the number of threads. To use more cores, raise
+    the number of workers.
     """
 
     def __init__(self, config: PipelineConfig) -> None:
@@ -80,8 +81,8 @@ def run_stages(
 ) -> tuple[pa.Table, Timings]:
     """Apply `stages` to a table one after the other; add the time of each to `timings`.
 
-    Raises RuntimeError if a stage loses a row or returns another schema than its own, which is a bug. Exceptions of a
-    stage get a note with the stage and the rows.
+    Raises RuntimeError if a stage changes the number of rows or does not return its schema, which is a bug. A note with
+    the stage and the rows is added to exceptions of a stage.
     """
     for name, stage in stages:
         n_kept, n_rows, start = len(kept_indices(table)), table.num_rows, time.perf_counter()

@@ -19,10 +19,10 @@ def clean(text: str) -> str:
 
 
 def clean_as_redcaps(text: str) -> str:
-    """Clean a caption like RedCaps, as MERU describes it for YFCC (arXiv 2304.09172, appendix D).
+    """Clean a caption as in RedCaps; MERU describes it for YFCC (arXiv 2304.09172, appendix D).
 
-    Converts to lower case, removes accents, letters other than Latin ones, and text in round or square brackets, and
-    replaces words that start with @ by <usr>.
+    Converts to lower case; removes accents, text in round or square brackets, and all characters except ASCII and Latin
+    letters; replaces words that start with @ by <usr>.
     """
     before = ""
     while before != text:  # innermost brackets first

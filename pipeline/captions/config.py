@@ -9,7 +9,7 @@ from common.config import check_range
 class CaptionsConfig:
     """Cleaning of captions."""
 
-    # also clean as RedCaps does: lower case, Latin letters only, no bracketed text, @handles as <usr>
+    # also clean as in RedCaps: lower case, only ASCII and Latin letters, no bracketed text, @handles as <usr>
     redcaps: bool = False
     # maximum length of a cleaned caption, in characters; rows with a longer one are dropped
     max_characters: int = 1000

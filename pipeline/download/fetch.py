@@ -168,7 +168,7 @@ def parse_url(text: str, base: URL | None = None) -> URL:
 
 
 def check_url(url: URL, config: DownloadConfig) -> None:
-    """Raise PrivateAddressError if the host is a private address, FetchError if it is one in a numeric spelling."""
+    """Raise PrivateAddressError if the host is a private address, FetchError for a public one in a legacy spelling."""
     try:
         check_host(url.raw_host or "", config.allowed_private_hosts)
     except ValueError as error:
@@ -205,7 +205,8 @@ def opt_out(values: Iterable[str], config: DownloadConfig) -> str | None:
 async def read_body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     """Read a body, and decompress it if the server compressed it although that was not requested.
 
-    Raises FetchError if the compressed or the decompressed body has more than `max_bytes`; reading stops there.
+    Raises FetchError if the compressed or the decompressed body has more than `max_bytes`, where reading stops, or if
+    it cannot be decompressed.
     """
     too_large = FetchError("too_many_bytes", f"more than {max_bytes}")
     if (response.content_length or 0) > max_bytes:

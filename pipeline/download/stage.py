@@ -122,8 +122,9 @@ def prepare_image(data: bytes, config: DownloadConfig) -> Outcome:
         return Outcome(fields, drop=Drop(error.reason, error.detail))
     pixels = resize_as(decoded.pixels, config.resize)
     height, width = pixels.shape[:2]
-    if max(height, width) > MAX_SIDE_PX:  # with resize.mode=none and generous limits
-        return Outcome(fields, drop=Drop("too_many_pixels", f"{width} x {height} px, more than a JPEG's side"))
+    if max(height, width) > MAX_SIDE_PX:  # possible with resize.mode=none and high limits
+        detail = f"{width} x {height} px, but the side of a JPEG has at most {MAX_SIDE_PX}"
+        return Outcome(fields, drop=Drop("too_many_pixels", detail))
     fields |= {
         "width": width,
         "height": height,
@@ -136,7 +137,7 @@ def prepare_image(data: bytes, config: DownloadConfig) -> Outcome:
 
 
 def find_duplicates(outcomes: dict[int, Outcome], captions: list[str | None], keys: list[str]) -> dict[int, Drop]:
-    """Drop rows (by position) that repeat image and original caption of an earlier row; the detail is its key."""
+    """Drop rows (by position) that repeat image and caption of an earlier row, whose key becomes the detail."""
     first: dict[tuple[str, str | None], str] = {}
     drops: dict[int, Drop] = {}
     for i, outcome in sorted(outcomes.items()):

@@ -17,11 +17,11 @@ class ParseConfig:
     model: str = "en_core_web_sm"
     # number of captions that spaCy parses together
     batch_size: int = runtime(256)
-    # lemmas whose phrases are removed as abstract, in addition to the list in pipeline/parse/word_lists.py
+    # further abstract nouns (lemmas), in addition to pipeline/parse/word_lists.py; their phrases are removed
     extra_abstract: tuple[str, ...] = ()
-    # endings of lemmas whose phrases are removed as abstract; []: none
+    # endings of abstract nouns (lemmas), whose phrases are removed; []: none
     abstract_suffixes: tuple[str, ...] = SUFFIXES
-    # lemmas whose phrases are kept in spite of the lists and endings
+    # nouns (lemmas) whose phrases are kept although a list or ending matches
     keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -34,5 +34,8 @@ def load_spacy(name: str) -> Language:
 
 
 def spacy_package(name: str) -> str:
-    """Return the installed package that contains the model `name`; `name` itself for any other model or folder."""
+    """Return the package to load for the model `name`.
+
+    It is `name` if that is an installed package, else the package in PACKAGE_NAMES, else `name`, such as a folder.
+    """
     return name if spacy.util.is_package(name) else PACKAGE_NAMES.get(name, name)

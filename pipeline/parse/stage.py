@@ -19,7 +19,7 @@ class Parse:
     """Parse captions with spaCy. Takes a CAPTIONED table and returns a PARSED table.
 
     Adds `tokens`, `noun_chunks`, `ref_exps` and `given_chunks`. In rows with given boxes (GRIT input), the given
-    phrases replace the parsed ones. Rows without a phrase to ground are dropped as `no_phrase`.
+    phrases replace the parsed ones. Other rows without a phrase to ground are dropped as `no_phrase`.
 
     Raises UserError if the spaCy model is not installed or has no dependency parser.
 

@@ -78,7 +78,7 @@ class TokenTable:
         return found
 
     def _compute(self, doc: Doc, start: int, end: int) -> list[Annotation]:
-        """Run the two spaCy components on the tokens [start, end), which no pattern extends beyond."""
+        """Run the two spaCy components on the tokens [start, end); no match of a pattern crosses this range's ends."""
         tokens = doc[start:end]
         part = Doc(
             doc.vocab,

@@ -40,7 +40,7 @@ UNREADABLE: Final[tuple[type[Exception], ...]] = (
 )
 """Exceptions of the parsers for a damaged file."""
 IMAGE: Final = "__image__"
-"""Key of the encoded image in a record of a tar; chosen so that no column has this name."""
+"""Key of the encoded image in a record of a tar; a column of the input is unlikely to have this name."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _lines(file: IO[bytes], offset: int, line: int) -> Iterator[RawRow]:
 
 
 def _csv_rows(file: IO[bytes], delimiter: str, offset: int, line: int) -> Iterator[RawRow]:
-    """Rows of a CSV file, which may span lines. Invalid UTF-8 becomes surrogates; `read` drops such rows."""
+    """Rows of a CSV file, which may span lines. Invalid UTF-8 becomes surrogates; the stage drops such rows."""
 
     def lines() -> Iterator[str]:
         nonlocal offset, line

@@ -1,4 +1,4 @@
-"""Reading of parquet files, without columns of bytes."""
+"""Read parquet files as records, without binary columns such as images."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import IO, Final
@@ -59,7 +59,7 @@ def as_records(batch: pa.RecordBatch) -> Iterator[Record | BadRecord]:
             try:
                 record[name] = column[i].as_py()
             except VALUE_ERRORS as error:
-                yield BadRecord(f"column {name} holds no readable {column.type}: {error}")
+                yield BadRecord(f"the {column.type} in column {name} cannot be read: {error}")
                 break
         else:
             yield record

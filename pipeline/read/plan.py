@@ -75,10 +75,11 @@ def plan_shards(input: str, rows_per_shard: int, limit: int | None, config: Read
 
 
 def list_files(input: str) -> list[tuple[str, int]]:
-    """List the files of a file, folder or glob, or of an fsspec URL of one, as sorted pairs (path, size in bytes).
+    """List the input files as sorted pairs (path, size in bytes).
 
-    In a folder with tars, other files are ignored: img2dataset writes a parquet file with the same rows next to each
-    tar. Raises UserError if there are no input files, or if they cannot be listed.
+    `input` is a file, folder or glob, as a local path or an fsspec URL. In a folder with tars, other files are ignored:
+    img2dataset writes a parquet file with the same rows next to each tar. Raises UserError if there are no input files,
+    or if they cannot be listed.
     """
     fs, root = open_store(input)
     try:
@@ -111,7 +112,7 @@ def list_files(input: str) -> list[tuple[str, int]]:
 
 
 def warn_about_ignored(tars: list[str], files: list[str]) -> None:
-    """Log a warning about files that are ignored because of tars in the same folder, except files named like a tar."""
+    """Log a warning about files that are ignored because the input has tars, except files named like a tar."""
     stems = {tar.removesuffix(".tar") for tar in tars}
     ignored = [path for path in files if tars and format_of(path) != "tar" and path.rsplit(".", 1)[0] not in stems]
     if ignored:

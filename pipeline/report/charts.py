@@ -192,7 +192,7 @@ def x_ticks(edges: Sequence[float], style: Style, to_x: ToX) -> list[tuple[float
 
 
 def nice_ticks(highest: int) -> list[int]:
-    """Return four or five integers, from 0 in equal steps to at least `highest`."""
+    """Return two to five integers in equal steps, from 0 to at least `highest`."""
     step = max(1, math.ceil(round_step(highest / 4)))
     return list(range(0, highest + step, step))
 

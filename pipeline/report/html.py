@@ -33,7 +33,8 @@ HINTS: Final = {
     "opted_out": "The owner does not allow this use of the image. There is nothing to fix.",
     "private_address": "Add the names of your own hosts to download.allowed_private_hosts.",
     "low_score": "Depends on score.min_score. The scores are stored in arrow/, so another threshold needs no GPU.",
-    "low_clip_score": "Depends on score.min_clip_score. The cosines are stored in arrow/, so another threshold needs no GPU.",
+    "low_clip_score": "Depends on score.min_clip_score. The cosines are stored in arrow/, so another threshold "
+    "needs no GPU.",
     "box_too_small": "Larger stored images (download.resize.size) keep more boxes above the limit.",
 }
 """Drop reason -> advice on the page."""

@@ -1,4 +1,4 @@
-"""Choose the rows that the page shows, sample images and dropped rows. The choice is the same in every run."""
+"""Choose the rows that the page shows: sample images and dropped rows. The choice is the same in every run."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ def rows_with_keys(store: Store, manifest: Manifest, keys: set[str]) -> Iterator
 
 
 def thumbnail(image: bytes, side_px: int) -> tuple[bytes, int, int]:
-    """Return a JPEG whose longest side is at most `side_px`, its width and its height."""
+    """Shrink an image to a longest side of at most `side_px`; return it as JPEG, with its width and height."""
     pixels = decode(image, STORED)
     scale = min(1.0, side_px / max(pixels.shape[:2]))
     height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])

@@ -18,8 +18,8 @@ from schemas.rows import VERSION
 def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Manifest]:
     """Return the manifests of the finished shards, or of those with an index in `only`, in order.
 
-    Shards of earlier versions with the same major schema version are read too. Raises UserError if no shard is finished,
-    or if one has another major schema version.
+    Shards of earlier versions with the same major schema version are read too. Raises UserError if no shard is
+    finished, or if one has another major schema version.
     """
     files = [f"{MANIFEST_FOLDER}/{name}" for name in store.names(MANIFEST_FOLDER) if name.endswith(".json")]
     if only is not None:

@@ -90,7 +90,7 @@ def row_statistics(totals: Totals) -> RowStatistics:
 def sum_rows(manifests: list[Manifest]) -> Counts:
     """Add up the row counts of all shards; stages are in pipeline order, reasons are sorted.
 
-    Raises ValueError if rows read and rows kept plus dropped differ in a shard.
+    Raises ValueError if the rows kept and dropped of a shard do not add up to the rows read.
     """
     read = kept = 0
     dropped: dict[str, Counter[str]] = {stage: Counter() for stage in STAGES}

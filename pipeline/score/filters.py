@@ -27,7 +27,7 @@ def measure_box(box: dict[str, Any], width: int, height: int, thresholds: Thresh
     box_width, box_height = (box["x_max"] - box["x_min"]) * width, (box["y_max"] - box["y_min"]) * height
     side = thresholds.min_side_px
     is_small = box_width * box_height < side**2 if thresholds.size_rule == "area" else min(box_width, box_height) < side
-    # The corners of crops are rounded to pixels, so the crop of a thin box may be empty.
+    # The corners of crops are truncated to whole pixels, so the crop of a thin box may be empty.
     is_empty = any(int(box[f"{a}_max"] * n) <= int(box[f"{a}_min"] * n) for a, n in (("x", width), ("y", height)))
     removed = None
     if is_small or is_empty:
@@ -44,9 +44,9 @@ def why_dropped(boxes: Sequence[dict[str, Any]], scores: Sequence[BoxScore], thr
     match reason:
         case "low_clip_score":
             best = max(clip_score(score["clip_cosine"]) for score in scores if score["clip_cosine"] is not None)
-            return Drop(reason, f"best {best:.2f}, wanted {thresholds.min_clip_score:.2f}")
+            return Drop(reason, f"best {best:.2f}, threshold {thresholds.min_clip_score:.2f}")
         case "low_score":
             best = max(box["score"] for box, score in zip(boxes, scores, strict=True) if score["removed"] == reason)
-            return Drop(reason, f"best {best:.2f}, wanted {thresholds.min_score:.2f}")
+            return Drop(reason, f"best {best:.2f}, threshold {thresholds.min_score:.2f}")
         case _:
             return Drop(reason, f"largest {max(score['area_px'] for score in scores):.0f} px")

@@ -14,8 +14,8 @@ BATCH_ROWS: Final = 1024
 def write_arrow(file: IO[bytes], rows: Sequence[Row], with_images: bool, metadata: dict[str, str]) -> None:
     """Write `rows` in order, in record batches of BATCH_ROWS.
 
-    The arrays are built from Python values, so that equal rows give equal bytes. The bytes of existing Arrow arrays also
-    depend on their chunks and on the values stored under nulls.
+    The arrays are built from Python values, so that equal rows give equal bytes. The bytes of existing Arrow arrays
+    also depend on their chunks and on the values stored under nulls.
     """
     schema = SCORED.with_metadata(metadata)
     with pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:

@@ -25,9 +25,11 @@ def count_rows(rows: Sequence[Row], plan: ShardPlan) -> Counts:
     Raises ValueError if the number of rows is not that of the plan, a key occurs twice, or a row is invalid
     (`check_row`).
     """
-    if len(rows) != plan.n_rows or len({row["key"] for row in rows}) != plan.n_rows:
+    n_keys = len({row["key"] for row in rows})
+    if len(rows) != plan.n_rows or n_keys != plan.n_rows:
         raise ValueError(
-            f"shard {plan.index} was planned with {plan.n_rows} rows, but {len(rows)} arrived, or a key occurs twice"
+            f"shard {plan.index} was planned with {plan.n_rows} rows, but has {len(rows)} rows with {n_keys} distinct "
+            "keys"
         )
     dropped: dict[str, Counter[str]] = {}
     for row in rows:

@@ -40,7 +40,8 @@ def write_shard(
     between the shards of an output.
 
     Raises ValueError if rows of the plan are missing or invalid, such as a kept row without an image or a box. Raises
-    UserError if the output cannot be written. After an error while writing, no file of the shard remains.
+    UserError if the output cannot be written. After an error while writing, no manifest is published, so readers
+    ignore the shard.
 
     >>> from tempfile import TemporaryDirectory
     >>> row = {"key": "0", "source": "pairs.csv", "source_row": 0, "status": "dropped"}

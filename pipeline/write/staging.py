@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import IO, Any, BinaryIO, cast
 
 from common.disk import sync
-from pipeline.write.store import Store, disk_errors_explained
+from pipeline.write.store import Store, convert_disk_errors
 from schemas.manifest import FileFacts
 
 
@@ -76,7 +76,7 @@ class Staging:
         final = self.store.path(relative)
         path = f"{final}.tmp" if self.store.is_local else os.path.join(self._folder, relative.replace("/", "_"))
         self._staged[relative] = path
-        with disk_errors_explained(final if self.store.is_local else path):
+        with convert_disk_errors(final if self.store.is_local else path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "wb", buffering=0) as file:
                 hashed = HashedFile(cast(BinaryIO, file))
@@ -92,7 +92,7 @@ class Staging:
                 self.store.upload(path, relative)
                 os.remove(path)
                 continue
-            with disk_errors_explained(final):
+            with convert_disk_errors(final):
                 os.replace(path, final)
                 sync(os.path.dirname(final))
         self._staged.clear()

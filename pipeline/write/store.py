@@ -28,7 +28,7 @@ REMOTE_FIX: Final = "check the address, the bucket, the credentials and their pe
 
 
 @contextmanager
-def disk_errors_explained(path: str) -> Iterator[None]:
+def convert_disk_errors(path: str) -> Iterator[None]:
     """Convert errors of the file system that the user can fix to UserError, with `path` and the fix."""
     try:
         yield
@@ -56,7 +56,7 @@ class Store:
     def read(self, relative: str) -> bytes | None:
         """Return the content of a file, or None if it does not exist."""
         try:
-            with self.explained("read", relative):
+            with self.convert_errors("read", relative):
                 return cast(bytes, self.fs.cat_file(self.path(relative)))
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -64,7 +64,7 @@ class Store:
     def size(self, relative: str) -> int | None:
         """Return the size of a file in bytes, or None if it does not exist."""
         try:
-            with self.explained("read", relative):
+            with self.convert_errors("read", relative):
                 return int(self.fs.info(self.path(relative))["size"])
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -72,20 +72,20 @@ class Store:
     def names(self, folder: str) -> list[str]:
         """Return the sorted names in a folder; an empty list if it does not exist."""
         try:
-            with self.explained("read", folder):
+            with self.convert_errors("read", folder):
                 return sorted(path.rsplit("/", 1)[-1] for path in self.fs.ls(self.path(folder), detail=False))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def write(self, relative: str, text: str) -> None:
         """Write a small text file, not atomically. The files of a shard are written through `Staging`."""
-        with self.explained("write", relative):
+        with self.convert_errors("write", relative):
             self.make_folder(relative)
             self.fs.pipe_file(self.path(relative), text.encode())
 
     def upload(self, path: str, relative: str) -> None:
         """Copy a local file to a remote store."""
-        with self.explained("write", relative):
+        with self.convert_errors("write", relative):
             self.make_folder(relative)
             self.fs.put_file(path, self.path(relative))
 
@@ -99,22 +99,22 @@ class Store:
             self.fs.makedirs(self.path(relative).rsplit("/", 1)[0], exist_ok=True)
 
     def remove(self, relatives: Iterable[str]) -> None:
-        """Delete files, in order, if they exist; also delete their temporary files, which a killed run may have left."""
+        """Delete files, in order, if they exist, and their temporary files, which a killed run may have left."""
         for relative in relatives:
             for name in (relative, f"{relative}.tmp") if self.is_local else (relative,):
-                with self.explained("write", name):
+                with self.convert_errors("write", name):
                     if self.fs.exists(self.path(name)):
                         self.fs.rm_file(self.path(name))
 
     @contextmanager
-    def explained(self, action: str, relative: str) -> Iterator[None]:
+    def convert_errors(self, action: str, relative: str) -> Iterator[None]:
         """Convert errors of the store to UserError, with the file and the fix; `action` is "read" or "write".
 
         Two kinds of errors are not converted: reading a file that does not exist, which the caller handles, and reading
         from a local disk, for which there is no general fix.
         """
         if self.is_local:
-            with disk_errors_explained(self.path(relative)) if action == "write" else nullcontext():
+            with convert_disk_errors(self.path(relative)) if action == "write" else nullcontext():
                 yield
             return
         try:

@@ -37,7 +37,7 @@ def test_a_value_that_python_cannot_represent_makes_one_bad_row(tmp_path: Path) 
     pq.write_table(pa.table({"url": URLS, "caption": URLS, "seen": dates}), tmp_path / "a.parquet")
     rows = read_all(tmp_path / "a.parquet")
     assert [row["reason"] for row in rows] == [None, "bad_row", None]
-    assert "row 1: column seen holds no readable timestamp[ms]" in rows[1]["detail"]
+    assert "row 1: the timestamp[ms] in column seen cannot be read" in rows[1]["detail"]
 
 
 def test_text_in_latin_1_makes_one_bad_row(tmp_path: Path) -> None:

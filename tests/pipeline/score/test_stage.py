@@ -100,7 +100,7 @@ def test_row_without_a_kept_box_is_dropped_after_the_last_filter_that_removed_a_
     ]
     table = score_stage()(table_after("ground", rows))
     assert table["reason"].to_pylist() == ["box_too_small", "low_score", "low_clip_score", None]
-    assert table["detail"].to_pylist()[:2] == ["largest 200 px", "best 0.20, wanted 0.50"]
+    assert table["detail"].to_pylist()[:2] == ["largest 200 px", "best 0.20, threshold 0.50"]
     assert [value is None for value in table["clip_similarity"].to_pylist()] == [True, True, True, False]
     assert [value is None for value in table["image"].to_pylist()] == [True, True, True, False]
 
@@ -142,5 +142,5 @@ def test_stage_applies_the_thresholds_it_is_given_instead_of_those_of_its_config
     stage = Score(ScoreConfig(min_score=0.1), thresholds, scorer=colour_scorer())
     table = stage(table_after("ground", [row((0, 0.0, 0.4, 0.9))]))
     assert table.select(["reason", "detail"]).to_pylist() == [
-        {"reason": "low_score", "detail": "best 0.90, wanted 0.95"}
+        {"reason": "low_score", "detail": "best 0.90, threshold 0.95"}
     ]

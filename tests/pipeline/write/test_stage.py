@@ -82,8 +82,8 @@ def test_shard_is_finished_only_with_the_same_plan_provenance_and_file_sizes(tmp
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (rows()[:3], "planned with 4 rows, but 3 arrived"),
-        ([*rows()[:3], kept_row(10)], "a key occurs twice"),
+        (rows()[:3], "planned with 4 rows, but has 3 rows with 3 distinct keys"),
+        ([*rows()[:3], kept_row(10)], "planned with 4 rows, but has 4 rows with 3 distinct keys"),
         ([*rows()[:3], kept_row(13) | {"status": "dropped"}], "neither kept nor dropped with a reason"),
         (
             [*rows()[:3], kept_row(13) | {"stage": "score", "reason": "low_score"}],
