@@ -3,10 +3,10 @@
     python -m benchmarks.loss [--models meru hycoclip phyclip] [--sizes 768 4096 16384] [--threads 1] [--rounds 3]
                                [--device cpu|cuda]
 
-Embeddings have width 512, in PHyCLIP 64 factors of width 8. "ours" is the chunked loss, "plain" the formula as printed,
-with the full similarity matrix. Each measurement runs in a new process, and the implementations take turns. Memory is
-the peak of the process minus its peak before the measurement. If the plain implementation does not fit into memory, its
-columns and the ratios are empty.
+Embeddings have width 512, in PHyCLIP 64 factors of width 8. "ours" is the chunked loss, "plain" the formula as printed
+in the paper, with the full similarity matrix. Each measurement runs in a new process, and the implementations take
+turns. Memory is the peak of the process minus its peak before the measurement. If the plain implementation does not fit
+into memory, its columns and the ratios show "-".
 
 `ratio` compares CPU time, which other load affects least; `ratio_wall` compares wall-clock time. With --device cuda,
 the Triton kernels are measured too, memory is that of the GPU, and all ratios compare wall-clock time.
@@ -27,7 +27,8 @@ import time
 from typing import Any
 
 SIZES = [768, 4096, 16384]
-PLAIN_NUMBERS = {"meru": 30, "hycoclip": 55, "phyclip": 28 * 64}  # numbers per similarity at the peak of the plain loss
+# float32 numbers that the plain loss holds at its peak, for each entry of one similarity matrix
+PLAIN_NUMBERS = {"meru": 30, "hycoclip": 55, "phyclip": 28 * 64}
 LONG_S = 5.0  # steps longer than this are timed once
 
 
@@ -134,7 +135,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(PLAIN_NUMBERS), default=list(PLAIN_NUMBERS))
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="batch sizes")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of each implementation; the median counts")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="measurements of each implementation; the median is reported"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of the losses")
     parser.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

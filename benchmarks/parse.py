@@ -89,7 +89,7 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--captions", type=int, default=1000, help="number of captions")
-    parser.add_argument("--rounds", type=int, default=3, help="number of rounds; the fastest counts")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds; the fastest is reported")
     arguments = parser.parse_args()
     stage, nlp = Parse(ParseConfig()), spacy.load(spacy_package("en_core_web_sm"))
     world, web = list(corpus(arguments.captions)), web_captions(arguments.captions)

@@ -1,4 +1,4 @@
-"""Baseline of the loss benchmark: MERU, HyCoCLIP and PHyCLIP with the formulas as printed.
+"""Baseline of the loss benchmark: MERU, HyCoCLIP and PHyCLIP with the formulas as printed in the papers.
 
 The full similarity matrices are held in memory, and autograd computes the gradients. The formulas are implemented from
 the equations (MERU 4, 9, 10 and 11; HyCoCLIP 5 to 12; PHyCLIP 2 to 6), with eps as in the released code.

@@ -105,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(AUTHORS_CPU_S[1]), choices=list(AUTHORS_CPU_S[1]))
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
-    parser.add_argument("--rounds", type=int, default=3, help="measured steps of each model; the median counts")
+    parser.add_argument("--rounds", type=int, default=3, help="measured steps of each model; the median is reported")
     parser.add_argument("--batch", type=int, default=16, help="pairs per step")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

@@ -99,12 +99,12 @@ def speeds(run: Run) -> dict[str, object]:
     step_s, product_s = cumulative["rest"], cumulative.pop("product")
     rate = flops / step_s
     peak = next((flop_s for name, flop_s in DENSE_BF16.items() if name in name_of(device)), None)
-    half = run.precision == "bf16"
+    is_bf16 = run.precision == "bf16"
     return {
         "pairs_per_s": round(run.config.batch_size / step_s, 1),
         "step_s": round(step_s, 4),
         "tflop_per_s": round(rate / 1e12, 2),
-        "mfu": round(rate / peak, 3) if peak and half else None,
+        "mfu": round(rate / peak, 3) if peak and is_bf16 else None,
         "share_of_products": round(rate * product_s / product_flops, 3),
         "share": {
             name: round((cumulative[name] - previous) / step_s, 3)

@@ -46,25 +46,25 @@ class Keys:
     """The key names of one command.
 
     `short` maps short names to full keys, `renamed` maps keys of earlier versions to their present names, and
-    `revalued` maps present keys to {value of an earlier version: present value}.
+    `renamed_values` maps present keys to {value of an earlier version: present value}.
     """
 
     short: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    revalued: Mapping[str, Mapping[Any, Any]] = dataclasses.field(default_factory=dict)
+    renamed_values: Mapping[str, Mapping[Any, Any]] = dataclasses.field(default_factory=dict)
 
     def check(self, layer: DictConfig, source: str) -> None:
         """Raise UserError for a key or a value of an earlier version, naming its replacement."""
         for old, new in self.renamed.items():
             if _has(layer, old):
                 raise UserError(f"{source}: the key {old} is now called {self.shortest(new)}")
-        for key, values in self.revalued.items():
+        for key, values in self.renamed_values.items():
             if _has(layer, key) and _select(layer, key) in values:
                 old_value = "null" if _select(layer, key) is None else _select(layer, key)
                 raise UserError(f"{source}: {key}={old_value} is now written {key}={values[_select(layer, key)]}")
 
     def translate(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert a saved configuration to present keys and values; one of the present version is not changed."""
+        """Replace the keys and values of earlier versions in a saved configuration by the present ones."""
         layer = OmegaConf.create(dict(values))
         assert isinstance(layer, DictConfig)
         for old, new in self.renamed.items():
@@ -74,7 +74,7 @@ class Keys:
                 (_select(layer, group) if group else layer).pop(name)
                 if group and not len(_select(layer, group)):
                     layer.pop(group)
-        for key, replacements in self.revalued.items():
+        for key, replacements in self.renamed_values.items():
             if _has(layer, key) and _select(layer, key) in replacements:
                 OmegaConf.update(layer, key, replacements[_select(layer, key)])
         plain = OmegaConf.to_container(layer)
@@ -132,8 +132,8 @@ def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
 def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None = None) -> Any:
     """Build a `cls` from its defaults, overridden by each layer in turn.
 
-    `kinds` maps the name of a field to the subclass of its declared type to use. Raises UserError naming the file or
-    argument, the key and the fix.
+    `kinds` maps a field name to a subclass that is used instead of the declared type of the field. Raises UserError
+    naming the file or argument, the key and the fix.
     """
     merged: Any = OmegaConf.structured(cls)
     for name, kind in (kinds or {}).items():
@@ -171,8 +171,8 @@ def _form_difference(node: DictConfig, layer: DictConfig, prefix: str = "") -> s
 def _build(node: DictConfig, prefix: str) -> Any:
     """Build the dataclass of a group whose keys begin with `prefix`.
 
-    Nested groups are first built on their own: their error messages begin with a field name, and the prefix of the
-    group completes it to the full key.
+    Nested groups are first built separately, so that the prefix of the group can be prepended to their error messages,
+    which begin with a field name.
     """
     for name in map(str, node):
         child = node._get_node(name)

@@ -76,9 +76,10 @@ class ImageRejected(Exception):  # noqa: N818 (a property of the input, not an e
 
 @dataclass(frozen=True)
 class Decoded:
-    """Pixels of an image, its original format, and its original size: in pixels, upright, before any reduction.
+    """Pixels of an image, with the format and the size of the original.
 
-    `is_plain` is true for an RGB JPEG without an orientation tag.
+    The original size is in pixels, in upright orientation. `is_plain` is true for an RGB JPEG without an orientation
+    tag.
     """
 
     pixels: Image
@@ -89,7 +90,7 @@ class Decoded:
 
 
 def decode(data: bytes, limits: ImageLimits | None = None) -> Image:
-    """Decode an image to upright RGB pixels: transparent parts become white, an animation its first frame.
+    """Decode an image, or the first frame of an animation, to upright RGB pixels. Transparent parts become white.
 
     Raises ImageRejected if the image exceeds a limit or is damaged.
     """
@@ -132,7 +133,7 @@ def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> 
         raise ImageRejected(reason, f"{type(error).__name__}: {text}"[:200]) from error
 
 
-STORED = ImageLimits(max_pixels=2**31, max_aspect_ratio=float("inf"))
+STORED_IMAGE_LIMITS = ImageLimits(max_pixels=2**31, max_aspect_ratio=float("inf"))
 """Practically no limits, for stored images: `download` has checked them against the configured limits."""
 
 
@@ -156,7 +157,10 @@ def check_header(width: int, height: int, limits: ImageLimits) -> None:
 
 
 def _to_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Convert any mode to RGB: 16 bits to the upper 8, transparency to white. Raises ValueError for modes I and F."""
+    """Convert to RGB. Of 16 bits the upper 8 are kept; transparent parts become white.
+
+    Raises ValueError for modes I and F, whose range is not defined.
+    """
     if image.mode == "RGB" and "transparency" not in image.info:
         image.load()
         return image

@@ -6,12 +6,12 @@ from pathlib import Path
 from common.disk import atomic_write
 
 
-def truncate(path: Path, step: int, last: str = "") -> None:
+def truncate(path: Path, step: int, required_field: str = "") -> None:
     """Remove the rows after `step`, the step of the checkpoint from which a run resumes; the run writes them again.
 
-    Rows of `step` itself are kept. If `last` is given, only those with a field of this name are kept: the others, such
-    as the evaluation after the last step, were written after the checkpoint and are written again too. Does nothing if
-    the file does not exist.
+    Rows of `step` itself are kept; if `required_field` is given, only those that have it. The trainer sets it to remove
+    the evaluation after the last step, which is repeated when a finished run is started again. Does nothing if the file
+    does not exist.
     """
     if not path.is_file():
         return
@@ -21,7 +21,7 @@ def truncate(path: Path, step: int, last: str = "") -> None:
             row = json.loads(line)
         except ValueError:  # the process was killed while it wrote the last line
             break
-        if row["step"] > step or (row["step"] == step and last and last not in row):
+        if row["step"] > step or (row["step"] == step and required_field and required_field not in row):
             break
         kept.append(line + "\n")
     with atomic_write(path) as draft:

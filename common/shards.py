@@ -26,10 +26,10 @@ def natural_key(text: str) -> list[tuple[int, str]]:
 def list_shards(shards: str, formats: Sequence[str] = ("train",), suffixes: Sequence[str] = (".tar",)) -> list[str]:
     """List the shards in a folder, a glob or a file, or in several separated by commas: each once, in numeric order.
 
-    In a folder, only files with the first of `suffixes` that occurs are listed. A folder without such files is replaced
-    by the first of its subfolders `formats` that contains some. Files of a pipeline output are listed only if their
-    shard has a manifest. Raises UserError if nothing is found or a store cannot be read; `common.errors.prefixed` adds
-    the key of the setting to its message.
+    `suffixes` are in order of preference: in a folder, only the files with one suffix are listed, the first that any
+    file has. If a folder has no such files, its subfolders `formats` are tried in order. Files of a pipeline output are
+    listed only if their shard has a manifest. Raises UserError if nothing is found or a store cannot be read;
+    `common.errors.prefixed` adds the key of the setting to its message.
     """
     urls: dict[str, None] = {}
     for pattern in filter(None, (part.strip() for part in shards.split(","))):
@@ -62,7 +62,7 @@ def _list_pattern(pattern: str, formats: Sequence[str], suffixes: Sequence[str])
 
 
 def _files_in(fs: AbstractFileSystem, folder: str, suffixes: Sequence[str]) -> list[str]:
-    """List the files of a folder that have the first of `suffixes` that occurs."""
+    """List the files of a folder with the first of `suffixes` that any file has; return [] if there are none."""
     names = [str(name) for name in fs.ls(folder, detail=False)] if fs.isdir(folder) else []
     by_suffix = ([name for name in names if name.endswith(suffix)] for suffix in suffixes)
     return next((found for found in by_suffix if found), [])

@@ -21,13 +21,13 @@ from pipeline.write.config import WriteConfig
 KEYS: Final = Keys(
     short={"grounder": "ground.grounder", "scorer": "score.scorer", "formats": "write.formats"},
     renamed={"ground.compiled": "ground.compile"},
-    revalued={
+    renamed_values={
         "ground.device": {None: "auto"},
         "ground.precision": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"},
         "score.device": {None: "auto"},
     },
 )
-"""Short forms of keys, and the keys and values that have changed since version 0.1."""
+"""Key names of the pipeline; `renamed` and `renamed_values` refer to version 0.1."""
 
 
 @dataclass(frozen=True, kw_only=True)

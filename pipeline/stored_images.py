@@ -1,6 +1,6 @@
 """A cache of decoded images for the stages of one process."""
 
-from common.images import STORED, Image, decode
+from common.images import STORED_IMAGE_LIMITS, Image, decode
 
 
 class StoredImages:
@@ -17,7 +17,7 @@ class StoredImages:
     def __call__(self, data: bytes) -> Image:
         pixels = self._cache.get(data)
         if pixels is None:
-            pixels = decode(data, STORED)
+            pixels = decode(data, STORED_IMAGE_LIMITS)
             if pixels.nbytes <= self._free_bytes:
                 self._cache[data] = pixels
                 self._free_bytes -= pixels.nbytes

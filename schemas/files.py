@@ -44,7 +44,10 @@ TRAIN_MEMBERS: Final = MappingProxyType(
         TRAIN_ANNOTATIONS: "boxes, parse and provenance of the sample (TrainAnnotations)",
     }
 )
-"""Members of one sample of train/NNNNN.tar, named `<key>.<member>`, in this order: HyCoCLIP's, and a JSON file."""
+"""Members of one sample of train/NNNNN.tar, in this order: those of HyCoCLIP's format, then a JSON file.
+
+Each is named `<key>.<member>`.
+"""
 
 GRIT_IMAGE: Final = "jpg"
 GRIT_CAPTION: Final = "txt"

@@ -31,7 +31,7 @@ class FileFacts(TypedDict):
 
     bytes: Annotated[int, "size in bytes"]
     sha256: Annotated[str, "hex SHA-256 of the content"]
-    rows: Annotated[int, "rows, or samples of a tar"]
+    rows: Annotated[int, "number of rows; for a tar, number of samples"]
 
 
 class Counts(TypedDict):
@@ -76,7 +76,7 @@ class Models(TypedDict):
 class ThresholdValues(TypedDict):
     """The thresholds that a box had to reach: configured, or calibrated for the model."""
 
-    min_side_px: Annotated[int, "smallest box, in pixels of the stored image"]
+    min_side_px: Annotated[int, "smallest allowed box, in pixels of the stored image"]
     size_rule: Annotated[Literal["area", "side"], "measure that min_side_px applies to"]
     min_score: Annotated[float, "lowest grounding score"]
     min_clip_score: Annotated[float, "lowest CLIPScore"]
@@ -94,7 +94,7 @@ class Provenance(TypedDict):
 
 
 class Manifest(TypedDict):
-    """`_manifests/NNNNN.json`, written last: a shard without a manifest does not exist for readers."""
+    """`_manifests/NNNNN.json`, written last: readers ignore the files of a shard without a manifest."""
 
     schema: Annotated[str, "version of the schemas (VERSION)"]
     shard: Annotated[int, "index of the shard"]
@@ -105,7 +105,7 @@ class Manifest(TypedDict):
     boxes: Annotated[int, "kept boxes of the kept rows"]
     phrases: Annotated[int, "noun chunks of the kept rows that have at least one kept box"]
     asked: Annotated[
-        int, "noun chunks of all rows that were not removed: passed to the grounder, or grounded in the input"
+        int, "noun chunks that were not removed, over all rows: passed to the grounder, or with boxes from the input"
     ]
     removed: Annotated[Removed, "phrases and boxes removed"]
     provenance: Annotated[Provenance, "versions, models, thresholds and configuration"]

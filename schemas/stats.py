@@ -13,7 +13,7 @@ class PhraseCounts(TypedDict):
 
     found: Annotated[int, "noun chunks found"]
     removed: Annotated[dict[str, int], "noun chunks removed: {reason of PHRASE_REMOVALS: n}"]
-    given: Annotated[int, "noun chunks not removed: passed to the grounder, or grounded in the input"]
+    given: Annotated[int, "noun chunks that were not removed: passed to the grounder, or with boxes from the input"]
     grounded: Annotated[int, "noun chunks with at least one kept box"]
 
 
@@ -81,7 +81,7 @@ class Statistics(RowStatistics):
 
     schema: Annotated[str, "version of the schemas (VERSION)"]
     shards: Annotated[list[int], "indices of the finished shards"]
-    without_rows: Annotated[int, "shards without arrow/, of which only the manifest is counted"]
+    without_rows: Annotated[int, "number of shards without a file in arrow/; only their manifests are counted"]
     rows: Annotated[Counts, "rows read, kept and dropped"]
     stages: Annotated[dict[str, StageSpeed], "stage -> time"]
     run: Annotated[RunTimings, "time of the last run; empty if unknown"]

@@ -45,7 +45,7 @@ REASONS: Final = MappingProxyType(
         },
         "ground": {
             "no_box": "the grounder found no box for any phrase",
-            "ungroundable": "no phrase has a token in the grounder's vocabulary, or no given phrase is in the caption",
+            "ungroundable": "the grounder can process none of the phrases, or no phrase of the input is in the caption",
         },
         "score": {
             "box_too_small": "the last remaining boxes were below the size limit",

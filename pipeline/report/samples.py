@@ -8,7 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from common.images import STORED, decode
+from common.images import STORED_IMAGE_LIMITS, decode
 from pipeline.images import encode_jpeg, resize
 from pipeline.report.config import ReportConfig
 from pipeline.report.shards import read_batches, read_images
@@ -76,8 +76,8 @@ def rows_with_keys(store: Store, manifest: Manifest, keys: set[str]) -> Iterator
 
 
 def thumbnail(image: bytes, side_px: int) -> tuple[bytes, int, int]:
-    """Shrink an image to a longest side of at most `side_px`; return it as JPEG, with its width and height."""
-    pixels = decode(image, STORED)
+    """Return a JPEG whose longest side is at most `side_px`, its width and its height."""
+    pixels = decode(image, STORED_IMAGE_LIMITS)
     scale = min(1.0, side_px / max(pixels.shape[:2]))
     height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
     return encode_jpeg(resize(pixels, height, width), THUMBNAIL_QUALITY), width, height

@@ -7,7 +7,7 @@ The parents are the noun chunks, then the referring expressions. Each distinct t
 from collections.abc import Iterator
 from typing import Final
 
-from common.images import STORED, Image, decode
+from common.images import STORED_IMAGE_LIMITS, Image, decode
 from pipeline.images import border_square, corners, crop_box, encode_jpeg
 from pipeline.write.config import WriteConfig
 from pipeline.write.samples import (
@@ -45,7 +45,7 @@ def train_sample(row: Row, config: WriteConfig, config_hash: str) -> Iterator[tu
 
     Raises ValueError if the row has no kept box, which is a bug.
     """
-    image = decode(row["image"], STORED)
+    image = decode(row["image"], STORED_IMAGE_LIMITS)
     phrases = distinct_phrases(row, config.ref_exps)
     if not phrases:
         raise ValueError(f"row {row['key']} is kept without a box")

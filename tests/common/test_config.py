@@ -18,7 +18,7 @@ from common.errors import UserError
 KEYS = Keys(
     short={"width": "tower.width"},
     renamed={"title": "name", "tower.breadth": "tower.width"},
-    revalued={"tower.device": {None: "auto", "gpu": "cuda"}},
+    renamed_values={"tower.device": {None: "auto", "gpu": "cuda"}},
 )
 
 

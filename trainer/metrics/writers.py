@@ -87,7 +87,7 @@ class Metrics:
     def __init__(self, output: Path, config: LogConfig, training: dict[str, Any], *, step: int, steps: int) -> None:
         self.path = output / "metrics.jsonl"
         # A finished run that is started again repeats its evaluation: only the training row of the last step stays.
-        truncate(self.path, step, last="loss/total" if step == steps else "")
+        truncate(self.path, step, required_field="loss/total" if step == steps else "")
         self.file = self.path.open("a", encoding="utf-8")
         self.sinks: list[Sink] = []
         if config.tensorboard:

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from common.errors import UserError
-from common.images import STORED, ImageRejected, decode
+from common.images import STORED_IMAGE_LIMITS, ImageRejected, decode
 from pipeline.ground.glip.config import GlipConfig
 from pipeline.ground.glip.text import Prompter
 from pipeline.ground.glip.training.config import GlipTrainConfig
@@ -83,7 +83,7 @@ def load_examples(stored: Sequence[StoredExample]) -> list[Example]:
 def decode_example(stored: StoredExample, image: bytes) -> Example:
     """Decode an example. Raises UserError naming the shard if the image is damaged."""
     try:
-        pixels = decode(image, STORED)
+        pixels = decode(image, STORED_IMAGE_LIMITS)
     except ImageRejected as error:
         raise UserError(f"{stored.url}, image at {stored.position}: {error}; write the shard again") from error
     height, width = pixels.shape[:2]

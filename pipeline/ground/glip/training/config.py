@@ -22,9 +22,9 @@ KEYS: Final = Keys(
         },
         **{f"train.{name}": f"optim.{name}" for name in ("max_gradient_norm", "ema", "average_every")},
     },
-    revalued={"device": {None: "auto"}},
+    renamed_values={"device": {None: "auto"}},
 )
-"""Key names of GLIP's training; `renamed` and `revalued` are the keys and values of version 0.1."""
+"""Key names of GLIP's training; `renamed` and `renamed_values` are the keys and values of version 0.1."""
 
 NEW: Final = "new:"
 """Prefix of `init` for random weights."""
