@@ -110,7 +110,13 @@ def new_model(config: TrainConfig) -> DualEncoder:
     """
     try:
         model = build_model(config.model_name, config.model)
-    except (ValueError, TypeError, AssertionError, RuntimeError, ArithmeticError) as error:  # of timm, for wrong sizes
+    except (
+        ValueError,
+        TypeError,
+        AssertionError,
+        RuntimeError,
+        ArithmeticError,
+    ) as error:  # timm raises these for wrong sizes
         raise UserError(f"model_name={config.model_name} cannot be built from model.*: {error}") from error
     check_image_size(model)
     if config.init:  # contains the weights of the towers too

@@ -89,7 +89,8 @@ class TrainConfig:
     model_name: str = "hycoclip"
     # folder of the run: checkpoints/, metrics.jsonl, tensorboard/, model/, evaluation.json, config.yaml
     output: str = runtime("")
-    # initial weights: a folder written by the trainer, or a released .pth file; null: random weights
+    # initial weights: a folder written by the trainer, or a released .pth file; null: random weights, or those of
+    # model.image.weights and model.text.weights
     init: str | None = None
     # tokenizer: openai for that of OpenAI's CLIP, or the path of a merges.txt in the same format
     tokenizer: str = "openai"

@@ -53,7 +53,7 @@ Exit code: 0 finished; 1 internal error; 2 error that you can fix (the message e
 class EvaluateConfig(EvaluationConfig):
     """Settings of the command."""
 
-    # model of a released .pth file, which does not name it; a folder written by the trainer does
+    # name of the model in a released .pth file; a folder written by the trainer contains the name
     model_name: str | None = None
     # JSON file for the results; empty: none
     output: str = ""

@@ -24,7 +24,7 @@ from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.registry import model_name as registered_name
 
 ImageInput = str | Path | PIL.Image.Image | NDArray[np.uint8]
-"""A path, a PIL image, or RGB bytes [h w 3]."""
+"""A path, a PIL image, or an RGB array, uint8 [h w 3]."""
 Item = TypeVar("Item")
 
 MAX_PAIRS: Final = 2**18  # maximum number of pairs that `entails` processes at once, to limit its memory
@@ -168,7 +168,7 @@ def entailed(model: Hyperbolic, general: Tensor, specific: Tensor, aperture_scal
 
 
 def read_image(image: ImageInput) -> NDArray[np.uint8]:
-    """Read an image as RGB bytes [h w 3]. Raises UserError if a file cannot be read as an image."""
+    """Read an image as RGB, uint8 [h w 3]. Raises UserError if a file cannot be read as an image."""
     if isinstance(image, np.ndarray):
         return image
     if isinstance(image, PIL.Image.Image):

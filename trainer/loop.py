@@ -165,7 +165,7 @@ def update(run: Run, batch: Batch, stopping: bool = False) -> dict[str, float]:
     """Do one step of the optimizer and return the values to log, averaged over the ranks. Collective.
 
     The value "stop" is above 0 if `stopping` is true on any rank. Raises UserError if the loss or the gradient is not
-    finite, before anything is changed.
+    finite; parameters and optimizer are then unchanged.
     """
     rate = learning_rate(run.step, run.config.optim)
     for group in run.optimizer.param_groups:

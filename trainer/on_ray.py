@@ -97,9 +97,10 @@ def connect(config: TrainConfig) -> None:
     try:
         ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": root}}, logging_level=logging.WARNING)
     except ConnectionError as error:
+        source = "ray.address" if config.ray.address else "the environment variable RAY_ADDRESS"
         raise UserError(
-            f"no Ray cluster responds at {address!r}: {error}; start one, or remove ray.address to start Ray on this "
-            "machine"
+            f"no Ray cluster responds at {address or os.environ.get('RAY_ADDRESS')!r}: {error}; start one, or remove "
+            f"{source} to start Ray on this machine"
         ) from None
 
 

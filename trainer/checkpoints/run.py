@@ -164,8 +164,8 @@ def restore_checkpoint(
 ) -> tuple[int, dict[str, Any]]:
     """Restore model, optimizer, scaler and random number generators. Return the step and the loader state of this rank.
 
-    `changed` receives the configuration of the checkpoint and returns a description of each setting that differs from
-    the run's and must not. The generators are restored only if the number of ranks is that of the checkpoint.
+    `changed` receives the configuration of the checkpoint and returns a description of each setting that must equal
+    that of the run, but differs. The generators are restored only if the number of ranks is that of the checkpoint.
 
     Raises UserError if such a setting differs, if tensors do not fit, or if a file cannot be read.
     """

@@ -129,7 +129,7 @@ def overlap(start: int, length: int, content: int, size_px: int) -> Overlap | No
 
 
 def reduction_factor(crops: Sequence[Crop]) -> int:
-    """Return 8, 4 or 2: the largest reduction after which no crop has to be enlarged. Return 1 if there is none."""
+    """Return the largest reduction, 8, 4 or 2, after which no crop has to be enlarged; 1 if all are too large."""
     factor = min(min(crop.source.width / crop.target.width, crop.source.height / crop.target.height) for crop in crops)
     return next((step for step in (8, 4, 2) if factor >= step), 1)
 

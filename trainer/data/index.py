@@ -28,7 +28,7 @@ from trainer.data.tar import BLOCK, TarError, iter_members, round_up_to_block
 logger = logging.getLogger(__name__)
 
 VERSION: Final = 1  # format version of the files in the index folder
-MAX_WITHOUT_POOL: Final = 8  # shards; with fewer, a pool of processes takes longer to start than it saves
+MAX_WITHOUT_POOL: Final = 8  # shards; up to this number, a pool of processes takes longer to start than it saves
 MAX_LOGGED: Final = 5  # damaged shards that are logged by name
 MEMBER: Final = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")
 """Key and extension of a member, as in webdataset: the key ends at the first dot after the last slash."""

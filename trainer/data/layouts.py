@@ -81,7 +81,7 @@ def read_train(files: SampleFiles, needs: frozenset[str]) -> Sample:
 def train_boxes(files: SampleFiles) -> Iterator[Box]:
     """Yield the boxes with their phrases (HyCoCLIP's "parents"), except those with an empty phrase.
 
-    Raises BadSample if a file is missing, or if the number of boxes is not a number.
+    Raises BadSample if a file is missing, or if numparents.txt does not contain a number below 10000.
     """
     count = files.text(TRAIN_N_PARENTS).strip()
     if not count.isdigit() or len(count) > 4:

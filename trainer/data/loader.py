@@ -27,7 +27,7 @@ from trainer.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 KEY: Final = "data.shards"
-MAX_LOGGED: Final = 5  # bad samples that are all logged; after them, only the 8th, the 16th, the 32nd and so on
+MAX_LOGGED: Final = 5  # every bad sample up to this number is logged; after it, only the 8th, 16th, 32nd, ...
 T = TypeVar("T")
 
 

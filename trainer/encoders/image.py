@@ -56,9 +56,8 @@ class ClassTokenBlock(Block):
 def sincos_positions(side: int, width: int) -> Tensor:
     """Return fixed position embeddings [1 1+side*side width] of a square grid (MoCo v3, section 4).
 
-    The first one, of the class token, is zero.
-    Channels are [sin row, cos row, sin column, cos column] at width/4 wavelengths from 2 pi to 10000 * 2 pi. Raises
-    ValueError if `width` is not a multiple of 4.
+    The first one, of the class token, is zero. Channels are [sin row, cos row, sin column, cos column] at width/4
+    wavelengths from 2 pi to 10000 * 2 pi. Raises ValueError if `width` is not a multiple of 4.
     """
     if width % 4:
         raise ValueError(f"embed_dim is {width}; give a multiple of 4 for sine-cosine positions")

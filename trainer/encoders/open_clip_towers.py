@@ -1,4 +1,4 @@
-"""Towers of open_clip's models without their projections, which those of our models replace.
+"""Towers of open_clip's models. Their projections are removed, because the trainer's models add their own.
 
 Shapes: b images or texts, l tokens, w width. Parameter names are open_clip's. Importing open_clip takes seconds, so
 this module is imported only if a configuration selects such a tower.

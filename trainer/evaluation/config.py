@@ -17,22 +17,26 @@ class EvaluationConfig:
     image_folders: tuple[str, ...] = ()
     # prompts whose embeddings are averaged into a class; {} is replaced by the class name
     prompts: tuple[str, ...] = ("a photo of a {}.",)
-    # held-out training shards, for retrieval and entailment: a folder, a glob, several separated by commas, or a URL
+    # held-out shards, for retrieval and entailment: a folder, a glob, several separated by commas, or a URL;
+    # their layouts are those of training shards
     shards: str = ""
     # maximum number of images of each image folder, taken evenly from all classes; 0: all
     max_images: int = 0
     # maximum number of samples of the held-out shards; 0: all
     max_samples: int = 1000
-    # images or texts that pass through a tower together
+    # number of images or texts that a tower processes at once
     batch_size: int = 256
-    # ranking of PHyCLIP: released, by sums of inner products, as in its tables; metric, by its distance
+    # score by which PHyCLIP ranks candidates. released: the sum of inner products, as in its tables; metric: minus its
+    # distance
     ranking: Ranking = "released"
-    # random seed of the mismatched pairs with which entailment is compared
+    # random seed of the mismatched pairs that give the chance level of entailment
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not self.prompts:
+            raise UserError("prompts is empty; give at least one prompt, with {} in place of the class name")
         wrong = next((prompt for prompt in self.prompts if "{}" not in prompt), None)
-        if wrong is not None or not self.prompts:
+        if wrong is not None:
             raise UserError(f"prompts holds {wrong!r}; each prompt needs {{}} in place of the class name")
         check_range(self, "every", "max_images", "max_samples", least=0)
         check_range(self, "seed", least=0, below=2**63)

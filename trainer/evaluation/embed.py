@@ -1,4 +1,4 @@
-"""Embedding of images and texts in batches, to features before the lift [n d] in float32."""
+"""Embed images, texts and words in batches. All results are float32."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -16,14 +16,14 @@ Item = TypeVar("Item")
 
 @torch.no_grad()
 def embed_texts(model: DualEncoder, tokenizer: Tokenizer, texts: Iterable[str], batch_size: int) -> Tensor:
-    """Embed texts."""
+    """Return the features [n d] of texts, before the lift."""
     parts = [model.text_features(tokenizer(part).to(device_of(model))).float() for part in batched(texts, batch_size)]
     return torch.cat(parts)
 
 
 @torch.no_grad()
 def embed_images(model: DualEncoder, images: Iterable[Tensor], batch_size: int) -> Tensor:
-    """Embed images, each of bytes [3 s s]. Of an iterator, only one batch of images is in memory at a time."""
+    """Return the features [n d] of images, uint8 [3 s s], before the lift. Iterators are read one batch at a time."""
     parts = [
         model.image_features(torch.stack(part).to(device_of(model))).float() for part in batched(images, batch_size)
     ]
@@ -34,7 +34,7 @@ def embed_images(model: DualEncoder, images: Iterable[Tensor], batch_size: int) 
 def embed_words(
     model: DualEncoder, tokenizer: Tokenizer, parsed: Iterable[tuple[str, Sequence[Word]]], batch_size: int
 ) -> dict[str, Tensor]:
-    """Lifted words [n d] of parsed captions, by the part that the model's entailments name."""
+    """Return the lifted words [n d] of parsed captions, by part, as `DualEncoder.word_points` does."""
     found: dict[str, list[Tensor]] = {}
     for part in batched(parsed, batch_size):
         ids, trees = zip(*(align(tokenizer, caption, words) for caption, words in part), strict=True)

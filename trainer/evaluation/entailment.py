@@ -1,9 +1,9 @@
 """Share of true pairs that satisfy entailment, and the share of mismatched pairs as the chance level.
 
-A general point entails a specific one if the model's entailment energy of the two is 0. In a cone, that is: the
-exterior angle is at most the half-aperture (MERU, section 3.2). The test is done with the half-aperture scaled by the
-eta of the training, and with the plain cone. In a product of factors, the share is the mean over the factors, as the
-loss is (PHyCLIP eq. 5).
+A general point entails a specific one if the model's entailment energy of the two is 0. For entailment cones, this
+means that the exterior angle is at most the half-aperture (MERU, section 3.2). Shares are computed with the
+half-aperture scaled by eta, as in training, and with the plain half-aperture. In a product of factors, the share is the
+mean over the factors, as is the loss (PHyCLIP eq. 5).
 
 Shapes: n full images or captions, m boxes or phrases, k factors, d embedding width.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from trainer.models.dual_encoder import DualEncoder, Entails
 
 DRAWS: Final = 8
-"""Mismatched partners drawn for each pair; fewer, but at least one, if there would be more than `MAX_MISMATCHED`."""
+"""Mismatched pairs drawn for each true pair; fewer, but at least one, if the total would exceed `MAX_MISMATCHED`."""
 MAX_MISMATCHED: Final = 50_000
 
 
@@ -27,7 +27,7 @@ def entailment_shares(
     """Shares by name: NAME/satisfied and NAME/chance; if eta is not 1, NAME/satisfied_plain and NAME/chance_plain too.
 
     `lifted` holds the points [*k n d] of "image" and "text", those [*k m d] of "box_image" and "box_text" if there are
-    boxes, and the parts that are words, in pairs. `owner` [m] is the index of the image that each box belongs to.
+    boxes, and those of `DualEncoder.word_points`. `owner` [m] is the index of the image that each box belongs to.
     Entailments with a part that is missing are skipped.
     """
     shares: dict[str, float] = {}
@@ -69,7 +69,10 @@ def align_pairs(entails: Entails, lifted: dict[str, Tensor], owner: Tensor | Non
 
 
 def draw_mismatched(owners: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw rows and partners of other owners: about `DRAWS` partners for each row, fewer if there are many rows."""
+    """Draw mismatched pairs: indices of general points, and of specific points that belong to a different sample.
+
+    `owners` [n] is the sample of each true pair. About `DRAWS` pairs are drawn for each true pair, fewer for a large n.
+    """
     generator = torch.Generator().manual_seed(seed)
     n = len(owners)
     draws = min(DRAWS, max(1, MAX_MISMATCHED // max(n, 1)))

@@ -57,7 +57,10 @@ def read_folder(folder: str, limit: int = 0) -> ImageFolder:
         if path.suffix.lower() in SUFFIXES
     ]
     if not found:
-        raise UserError(f"image_folders: {folder} holds no images CLASS/IMAGE that end in {', '.join(SUFFIXES)}")
+        raise UserError(
+            f"image_folders: {folder} holds no images CLASS/IMAGE that end in {', '.join(SUFFIXES)}; give a folder "
+            "with a subfolder of images for each class"
+        )
     if 0 < limit < len(found):
         found = [found[i] for i in np.linspace(0, len(found) - 1, limit).round().astype(int)]
     return ImageFolder(
@@ -69,7 +72,7 @@ def read_folder(folder: str, limit: int = 0) -> ImageFolder:
 
 
 def read_images(paths: list[Path], size_px: int) -> Iterator[Tensor]:
-    """Read each image as bytes [3 s s]: resize the short side to `size_px`, then crop the centre, as the papers do.
+    """Read each image as uint8 [3 s s]: resize the short side to `size_px`, then crop the centre, as the papers do.
 
     Raises UserError for a file that is not a usable image.
     """

@@ -35,7 +35,7 @@ ALL_NEEDS: Final = frozenset({"boxes", "parse"})
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """The content of held-out shards: n samples with m boxes in total. Images are bytes [3 s s]."""
+    """The content of held-out shards: n samples with m boxes in total. Images are uint8 [3 s s]."""
 
     images: list[Tensor] = field(default_factory=list)
     captions: list[str] = field(default_factory=list)
@@ -64,31 +64,31 @@ class HeldOutShards:
                 break
             shard = self.index.locate(number)[0].url
             with prefixed("shards: "):
-                span = reader.read([self.index.byte_range(number)])[0]
+                data = reader.read([self.index.byte_range(number)])[0]
             try:
-                append_sample(held_out, read_available(span, self.layout), size_px)
+                append_sample(held_out, read_available(data, self.layout), size_px)
             except (BadSample, ImageRejected) as error:
                 n_bad += 1
-                logger.warning("%s: sample %s is skipped: %s", shard, sample_key(span), error)
+                logger.warning("%s: sample %s is skipped: %s", shard, sample_key(data), error)
         reader.close()
         if not held_out.images:
             raise UserError(
-                f"shards: no sample of {shard} and the other shards can be read; see the log for the reasons"
+                f"shards: no sample can be read from {shard} or the other shards; the log lists the reasons"
             )
         if n_bad:
             logger.warning("shards: %d bad sample%s skipped", n_bad, "s" if n_bad > 1 else "")
         return held_out
 
 
-def read_available(span: bytes, layout: Layout) -> Sample:
+def read_available(data: bytes, layout: Layout) -> Sample:
     """Read a sample with boxes and parse, or with those of the two that it has. Raises BadSample if it is damaged."""
     for needs in (ALL_NEEDS, frozenset({"boxes"}), frozenset({"parse"})):
         try:
-            return read_sample(span, layout, needs)
+            return read_sample(data, layout, needs)
         except BadSample as bad:
             if bad.reason not in ("no_boxes", "no_parse", "missing_member"):
                 raise
-    return read_sample(span, layout, NO_NEEDS)
+    return read_sample(data, layout, NO_NEEDS)
 
 
 def append_sample(held_out: HeldOut, sample: Sample, size_px: int) -> None:
@@ -112,7 +112,7 @@ def render_box(sample: Sample, box: Box, size_px: int) -> Tensor:
 
 
 def render(image: EncodedImage, region: Region, pad_to_square: bool, size_px: int) -> Tensor:
-    """A region as bytes [3 s s]: in the middle of a white square if `pad_to_square`, else resized to the square."""
+    """A region as uint8 [3 s s]: centred on a white square if `pad_to_square`, else resized to the square."""
     resized = Crop(region, Region(0, 0, size_px, size_px))
     crop = draw_crop(random.Random(0), True, size_px, FULL, FULL, region) if pad_to_square else resized
     out = np.empty((size_px, size_px, 3), np.uint8)

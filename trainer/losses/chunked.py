@@ -114,7 +114,7 @@ def one_way_loss(
         similarities = blocks.forward(rows)
         target_entries = (torch.arange(len(similarities), device=targets.device), targets[rows])
         logits = scale * similarities
-        # Subtracting the maxima makes the terms of the loss far smaller than the logits, and so their rounding errors.
+        # Subtract the maxima: the terms of the loss become far smaller than the logits, which reduces rounding errors.
         logits -= logits.amax(1, keepdim=True)
         target_logits = logits[target_entries]
         sums = logits.exp_().sum(1)

@@ -55,8 +55,8 @@ class ContrastiveLoss:
     def one_way(self, queries: Tensor, candidates: Tensor, scale: Tensor, targets: Tensor | None = None) -> Tensor:
         """Mean cross entropy of queries [*k b d] of this rank against candidates [*k n d] of all ranks.
 
-        `targets` [b] are the indices of the queries' candidates. By default the candidates are b per rank, and query i
-        of this rank matches candidate i of this rank.
+        `targets` [b] are the indices of the queries' candidates. By default each rank has b candidates, and query i of
+        this rank matches candidate i of this rank.
         """
         if targets is None:
             targets = torch.arange(queries.shape[-2], device=queries.device) + rank() * queries.shape[-2]

@@ -77,7 +77,7 @@ def entropy(points: Tensor, kind: Entropy = "abs") -> Tensor:
 
 
 def mean_over_captions(values: Tensor, mask: Tensor, reduction: Reduction) -> Tensor:
-    """Average over captions the `reduction` of each caption's values [b w] for which `mask` [b w] is True.
+    """Reduce the values [b w] of each caption for which `mask` [b w] is True, then average over captions.
 
     A caption without such values counts as 0.
     """

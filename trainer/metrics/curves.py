@@ -1,4 +1,4 @@
-"""Plots of a run's metrics: `python -m trainer.metrics.curves OUTPUT` draws metrics.jsonl to curves.png, in OUTPUT."""
+"""Plots of a run's metrics: `python -m trainer.metrics.curves OUTPUT` draws OUTPUT/curves.png from metrics.jsonl."""
 
 import json
 import sys
@@ -27,9 +27,8 @@ class Line:
     values: list[float]
     dashed: bool = False
     colour: int = 0
-    low: list[float] | None = (
-        None  # minimum and maximum of a metric with several numbers, such as one curvature per factor
-    )
+    # Minimum and maximum of a metric with several numbers, such as one curvature per factor.
+    low: list[float] | None = None
     high: list[float] | None = None
 
 
@@ -52,13 +51,13 @@ def read_rows(path: Path) -> list[Row]:
         raise UserError(f"{path} cannot be read: {error}; give the output folder of a run") from error
     if not rows:
         raise UserError(
-            f"{path} is empty: the run has not reached its first row; log.every is the number of steps to it"
+            f"{path} is empty: the run writes its first row after log.every steps; wait for it, or lower log.every"
         )
     return rows
 
 
 def find_line(rows: Sequence[Row], name: str, label: str, colour: int, dashed: bool = False) -> Line | None:
-    """The line of the metric `name`, None if no row has it."""
+    """The line of the metric `name`, or None if no row has it."""
     found = [row for row in rows if name in row]
     if not found:
         return None
@@ -113,7 +112,7 @@ def short(name: str) -> str:
 
 
 def lines_with_chance(rows: Sequence[Row], names: list[str], group: str, result: str) -> list[Line]:
-    """The lines of every metric GROUP.../RESULT, then dashed lines of the chance levels: one if all are equal."""
+    """The lines of every metric GROUP.../RESULT, and dashed lines of their chance levels: one line if all are equal."""
     chance = result.replace("recall", "chance") if "recall" in result else "chance"
     stems = [
         name.removesuffix(f"/{result}") for name in names if name.startswith(group) and name.endswith(f"/{result}")

@@ -37,7 +37,7 @@ class Progress:
         self.bar.close()
 
     def advance(self, step: int, values: dict[str, float]) -> None:
-        """Display `step` and its `values`. A value that it lacks, such as the speed, is shown as last measured."""
+        """Display `step` and its `values`. Missing values, such as the speed, are shown as last measured."""
         self.values |= values
         self.bar.update(step - self.step)
         self.step = step

@@ -44,7 +44,7 @@ class Meter:
         self.restart()
 
     def restart(self) -> None:
-        """Start to measure anew."""
+        """Start a new measurement."""
         self.start_time, self.seconds_waited, self.samples = time.perf_counter(), 0.0, 0
 
     @contextmanager
@@ -56,7 +56,7 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Exclude the time inside, which is not training: evaluation, checkpoints."""
+        """Exclude the time inside from the elapsed time. Used for evaluation and checkpoints."""
         start = time.perf_counter()
         yield
         self.start_time += time.perf_counter() - start
@@ -86,7 +86,8 @@ class Metrics:
 
     def __init__(self, output: Path, config: LogConfig, training: dict[str, Any], *, step: int, steps: int) -> None:
         self.path = output / "metrics.jsonl"
-        # A finished run that is started again repeats its evaluation: only the training row of the last step stays.
+        # A finished run that is started again repeats its final evaluation, so the evaluation row of the last step is
+        # removed too.
         truncate(self.path, step, required_field="loss/total" if step == steps else "")
         self.file = self.path.open("a", encoding="utf-8")
         self.sinks: list[Sink] = []
@@ -98,8 +99,8 @@ class Metrics:
     def write(self, step: int, values: dict[str, float]) -> None:
         """Append a row and flush it, so that a killed run keeps it. Raises UserError if it cannot be written.
 
-        Values that are not finite are omitted, since JSON has none: gradients that overflow in fp16. `fp16/skipped`
-        records them.
+        Values that are not finite are omitted, because JSON cannot represent them. They occur when gradients overflow
+        in fp16; `fp16/skipped` marks these steps.
         """
         values = {name: value for name, value in values.items() if math.isfinite(value)}
         try:
@@ -121,7 +122,10 @@ class Metrics:
 
 
 def tensorboard_sink(output: Path, step: int) -> Sink:
-    """Event files in OUTPUT/tensorboard; events after `step` are removed. Raises UserError without tensorboard."""
+    """Return a sink that writes event files to OUTPUT/tensorboard, and remove the events after `step`.
+
+    Raises UserError if tensorboard is not installed.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -139,7 +143,7 @@ def tensorboard_sink(output: Path, step: int) -> Sink:
 
 
 def wandb_sink(output: Path, project: str, training: dict[str, Any]) -> Sink:
-    """A run of Weights & Biases; a resumed run continues it, by its id in OUTPUT/wandb_id.
+    """Return a sink that writes to Weights & Biases. On resume it continues the run with the id in OUTPUT/wandb_id.
 
     Raises UserError if wandb is not installed or refuses the run.
     """

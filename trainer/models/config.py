@@ -28,10 +28,11 @@ class ModelConfig:
     embed_dim: int = 512
     # initial temperature of the contrastive loss; it is learned
     temperature_init: float = 0.07
-    # largest factor on similarities in the contrastive loss, the inverse of the smallest temperature
+    # upper limit of the logit scale, by which the contrastive loss multiplies similarities; the lowest temperature is
+    # its inverse
     max_logit_scale: float = 100.0
-    # size of the similarities that the contrastive loss holds in memory at once, in numbers (queries x candidates x
-    # factors); null: the full matrix. The loss and its gradients do not depend on it
+    # approximate number of similarities (queries x candidates x factors) that the contrastive loss holds in memory at
+    # once; null: the full matrix. The loss and its gradients do not depend on it
     loss_chunk: int | None = 2**21
     # implementation of the contrastive loss. chunked: PyTorch, in chunks of loss_chunk; triton: fused kernels for
     # NVIDIA GPUs, which store no similarities in memory (tested in Triton's interpreter, not yet on a GPU);

@@ -230,8 +230,8 @@ class DualEncoder(nn.Module, ABC):
     def contrast(self, queries: Tensor, candidates: Tensor, scale: Tensor, targets: Tensor | None = None) -> Tensor:
         """Contrastive loss of lifted queries [*k b d] of this rank against lifted candidates [*k n d] of all ranks.
 
-        `scale` [] multiplies the similarities. `targets` [b] are the indices of the queries' candidates. By default the
-        candidates are b per rank, and query i of this rank matches candidate i of this rank.
+        `scale` [] multiplies the similarities. `targets` [b] are the indices of the queries' candidates. By default
+        each rank has b candidates, and query i of this rank matches candidate i of this rank.
         """
         return self.contrastive_loss.one_way(queries, candidates, scale, targets)
 

@@ -76,7 +76,8 @@ def read_words(tokens: Sequence[Mapping[str, Any]], caption: str) -> list[Word]:
         try:
             start, end, head, dep = token["start"], token["end"], token["head"], token["dep"]
         except (KeyError, TypeError) as error:
-            raise ValueError(f"tokens[{index}] has no {error}; it needs start, end, head and dep") from error
+            problem = f"has no {error}" if isinstance(error, KeyError) else "is not an object"
+            raise ValueError(f"tokens[{index}] {problem}; it needs start, end, head and dep") from error
         if not all(type(value) is int for value in (start, end, head)) or not isinstance(dep, str):
             raise ValueError(f"tokens[{index}]: start, end and head must be integers, and dep a string")
         if not previous_end <= start <= end <= len(caption):

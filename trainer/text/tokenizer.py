@@ -156,8 +156,8 @@ class Tokenizer:
 def pad(rows: Sequence[Sequence[int]]) -> Tensor:
     """Pad rows of ids with 0 to int64 [b l].
 
-    0 is also the id of a token. Behind end of text it has no effect in a tower with a causal mask; open_clip's towers
-    without one are trained with this padding.
+    0 is also the id of a token. After end of text it has no effect in a tower with a causal mask; open_clip's towers
+    without such a mask are trained with this padding.
     """
     ids = torch.zeros(len(rows), max(map(len, rows), default=0), dtype=torch.int64)
     for index, row in enumerate(rows):
