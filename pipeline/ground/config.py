@@ -26,7 +26,7 @@ class GroundConfig:
     # compile the network (of GLIP, only the image tower) with torch.compile; takes minutes for each image size, so use
     # it for long runs on a GPU
     compile: bool = runtime(False)
-    # maximum number of images in a batch; the images of a batch have the same size
+    # maximum number of images in a batch; a batch contains only images of the same size (GLIP: the same padded size)
     batch_size: int = runtime(8)
     # minimum grounding score of a stored box, 0 to 1; score.min_score decides which boxes are kept
     floor: float = 0.1

@@ -26,7 +26,7 @@ class Detection:
 
 @dataclass(frozen=True, kw_only=True)
 class Grounded:
-    """The result for one image: all boxes with a score of at least `ground.floor`, in any order."""
+    """The result for one image: boxes with a score of at least `ground.floor`, in any order."""
 
     boxes: list[Detection]
     dropped: Mapping[int, PhraseDrop] = field(default_factory=dict)

@@ -48,14 +48,14 @@ def _load(name: str, path: str) -> tuple[str, Any, Any]:
         processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
     except UserError:
         raise
-    except Exception as error:  # for a damaged folder, transformers raises the exceptions of whichever parser fails
+    except Exception as error:  # its type depends on the file that is damaged
         reason = f"{type(error).__name__}: {error!s}".split("\n", 1)[0][:300]
         raise UserError(
             f"ground.grounder={name!r} is neither a usable model folder nor a hub model that can be fetched: {reason}"
         ) from error
     non_finite = [key for key, value in model.named_parameters() if not torch.isfinite(value).all()]
     for defect, keys in (("missing", sorted(report["missing_keys"])), ("not finite", non_finite)):
-        if keys:  # transformers would initialise missing weights randomly and accept the others
+        if keys:  # transformers initialises missing weights randomly and accepts NaN and infinity
             raise UserError(
                 f"ground.grounder={name!r}: {len(keys)} weights are {defect}, such as {', '.join(keys[:5])}; "
                 "download or save the model again"

@@ -90,7 +90,7 @@ class _HfGrounder:
         return [Grounded(boxes=b, dropped=d) for b, d in zip(found, prepared.dropped, strict=True)]
 
     def _fit(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-        """Convert the network's boxes [n 4] to fractions of the image; `size` is its height and width."""
+        """Convert the network's boxes [n, 4] to fractions of the image; `size` is its height and width."""
         return boxes
 
 
@@ -103,13 +103,13 @@ class GroundingDino(_HfGrounder):
         return int(self.model.config.max_text_len)
 
     def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Prepared:
-        """Join the phrases of each caption into a prompt. Phrases that do not fit into it are left for another pass."""
+        """Join the phrases of each caption into a prompt. Phrases that do not fit into it go into further passes."""
         texts = [[c[s:e].lower() for s, e in row_spans] for c, row_spans in zip(captions, spans, strict=True)]
         dropped = [_dropped(phrases, self._why_dropped) for phrases in texts]
         pending = [[n for n in range(len(row)) if n not in lost] for row, lost in zip(texts, dropped, strict=True)]
         passes = []
         while any(pending):
-            rows = [row for row, numbers in enumerate(pending) if numbers]
+            rows = [row for row, indices in enumerate(pending) if indices]
             prompts = [self._prompt(texts[row], pending[row]) for row in rows]
             for row, (phrase_spans, _) in zip(rows, prompts, strict=True):
                 pending[row] = pending[row][len(phrase_spans) :]
@@ -127,15 +127,18 @@ class GroundingDino(_HfGrounder):
             return "no_word_piece"
         return "unknown_words" if all(i == tokenizer.unk_token_id for i in ids) else None
 
-    def _prompt(self, phrases: Sequence[str], numbers: Sequence[int]) -> tuple[dict[int, Span], str]:
-        """Join as many of the phrases `numbers` as fit; return the span of each in the prompt, and the prompt."""
-        count = len(numbers)
+    def _prompt(self, phrases: Sequence[str], indices: Sequence[int]) -> tuple[dict[int, Span], str]:
+        """Join the first of the phrases `indices` into a prompt; return their spans in it, and the prompt.
+
+        Starts with all phrases and halves their number until the prompt fits.
+        """
+        count = len(indices)
         while True:
-            parts = [phrases[n] for n in numbers[:count]]
+            parts = [phrases[n] for n in indices[:count]]
             text = SEPARATOR.join(parts) + " ."
             if count == 1 or len(self.processor.tokenizer(text).input_ids) <= self.max_tokens:
                 starts = accumulate((len(part) + len(SEPARATOR) for part in parts[:-1]), initial=0)
-                return {n: (s, s + len(p)) for n, s, p in zip(numbers, starts, parts, strict=False)}, text
+                return {n: (s, s + len(p)) for n, s, p in zip(indices, starts, parts, strict=False)}, text
             count = (count + 1) // 2
 
     def _pass(self, rows: list[int], prompts: Sequence[tuple[dict[int, Span], str]]) -> Pass:
@@ -146,9 +149,9 @@ class GroundingDino(_HfGrounder):
         )  # fmt: skip
         columns: list[dict[int, list[int]]] = [{} for _ in rows]
         for k, (phrase_spans, _) in enumerate(prompts):
-            for number, (start, end) in phrase_spans.items():
+            for phrase, (start, end) in phrase_spans.items():
                 pieces = {text.char_to_token(k, char) for char in range(start, end)} - {None}
-                columns[k][number] = sorted(pieces)
+                columns[k][phrase] = sorted(pieces)
         return Pass(rows=rows, text=text, columns=columns)
 
 
@@ -165,11 +168,11 @@ class Owlv2(_HfGrounder):
         if most:
             queries = [
                 query
-                for phrases, numbers in zip(texts, kept, strict=True)
-                for query in [*(phrases[n] for n in numbers), *[""] * (most - len(numbers))]
+                for phrases, indices in zip(texts, kept, strict=True)
+                for query in [*(phrases[n] for n in indices), *[""] * (most - len(indices))]
             ]
             text = self.processor.tokenizer(queries, return_tensors="pt", padding="max_length", truncation=True)
-            columns = [{n: [column] for column, n in enumerate(numbers)} for numbers in kept]
+            columns = [{n: [column] for column, n in enumerate(indices)} for indices in kept]
             passes = [Pass(rows=list(range(len(texts))), text=text, columns=columns)]
         return self._prepare_batch(images, passes, dropped)
 
@@ -205,7 +208,7 @@ def _limit_aspect_ratio(image: Image) -> Image:
 
 
 def _detections(phrase: int, boxes: Tensor, scores: Tensor, floor: float) -> list[Detection]:
-    """Return the boxes [n 4] of a phrase whose scores [n] are at least `floor`, clipped to the image."""
+    """Return the boxes [n, 4] of a phrase whose scores [n] are at least `floor`, clipped to the image."""
     keep = scores >= floor
     corners, kept = boxes[keep].clamp(0, 1).tolist(), scores[keep].tolist()
     return [Detection(phrase, tuple(box), score) for box, score in zip(corners, kept, strict=True)]

@@ -72,5 +72,5 @@ def score_threshold(grounder: str) -> float:
 
 
 def grounder_path(grounder: str) -> str:
-    """Return the path of the grounder's weights. Hub names and paths are returned unchanged."""
+    """Return the folder of the miniature for the name `miniature`; return any other name or path unchanged."""
     return str(MINIATURE) if grounder == "miniature" else grounder

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to pinned memory for an asynchronous copy to a GPU; return it unchanged if `device` is no GPU."""
+    """Copy a tensor to pinned memory for an asynchronous copy to a GPU; return it unchanged if `device` is a CPU."""
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
@@ -33,7 +33,7 @@ class OnCpu:
         device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
         if device is not None:
             self.event = torch.cuda.Event()
-            self.event.record(torch.cuda.current_stream(device))  # the default is the stream of the current device
+            self.event.record(torch.cuda.current_stream(device))  # not of the current device, which may be another GPU
 
     def wait(self) -> list[Tensor]:
         """Return the copies once they are complete."""

@@ -16,7 +16,7 @@ def build_backbone(config: SwinConfig | ConvConfig) -> nn.Module:
 
 
 class ConvBackbone(nn.Module):
-    """A residual network with feature maps at strides 8, 16 and 32. Its state-dict keys are timm's after `model.`."""
+    """A residual network of timm with feature maps at strides 8, 16 and 32. Its keys have the prefix `model.`."""
 
     def __init__(self, config: ConvConfig) -> None:
         super().__init__()

@@ -106,7 +106,7 @@ class AnchorConfig:
 
     # strides of the levels P3 to P7, in pixels
     strides: tuple[int, ...] = (8, 16, 32, 64, 128)
-    # side of an anchor, in strides
+    # side of an anchor, as a multiple of its level's stride
     size: float = 8.0
 
 

@@ -26,7 +26,7 @@ def modulated_deform_conv(
             )
     columns = sample_taps(x, offset, mask, stride)
     b, oh, ow = offset.shape[0], offset.shape[2], offset.shape[3]
-    taps_last = weight.permute(0, 2, 3, 1).flatten(1)  # [o, k c]
+    taps_last = weight.permute(0, 2, 3, 1).flatten(1)  # [o, k*c]
     return F.linear(columns, taps_last, bias).view(b, oh, ow, -1).permute(0, 3, 1, 2)
 
 

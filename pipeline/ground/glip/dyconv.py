@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pipeline.ground.glip.config import HeadConfig
 from pipeline.ground.glip.deform import modulated_deform_conv
 
-N_OFFSETS = 18  # channels: (y, x) of nine taps; nine channels of modulation follow
+N_OFFSETS = 18  # offset channels: (y, x) of each of nine taps; nine modulation channels follow
 
 
 class NormedConv(nn.Module):

@@ -55,7 +55,7 @@ def batch_images(images: Sequence[Image]) -> Tensor:
 def normalise(pixels: Tensor, sizes: Sequence[Size]) -> Tensor:
     """Normalise the result of `batch_images` to float32, and set the padding of each image to 0."""
     batch = pixels.float()
-    # Channel by channel with Python numbers, because copying a tensor of means to a GPU would synchronize with it.
+    # The means are Python numbers, because copying a tensor of means to a GPU would synchronize with it.
     for channel, (mean, std) in enumerate(zip(MEAN_BGR, STD_BGR, strict=True)):
         batch[:, channel].sub_(mean).div_(std)
     for row, (height, width) in zip(batch, sizes, strict=True):

@@ -28,7 +28,7 @@ class BertBody(nn.Module):
         self.model = BertModel(bert_config(config), add_pooling_layer=False)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        # A mask of four axes: for one of two axes, BERT would check on the CPU for zeros and synchronize with the GPU.
+        # A 4-D mask: for a 2-D mask, transformers checks on the CPU for zeros, which synchronizes with the GPU.
         return self.model(input_ids=ids, attention_mask=mask[:, None, None].bool()).last_hidden_state
 
 

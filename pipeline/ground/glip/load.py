@@ -30,8 +30,8 @@ def load_glip(name: str | Path, config: GlipConfig | None = None) -> Glip:
     """Load a network in evaluation mode and float32.
 
     `name` is a folder, a weight file or `owner/name@commit[/file]` on the hub. A released `.pth` file has no
-    configuration; without `config`, it is determined from the keys of the file. Raises UserError if a file is missing
-    or damaged, or if the weights do not fit the configuration.
+    configuration; without `config`, it is determined from the tensors. Raises UserError if a file is missing or
+    damaged, or if the weights do not fit the configuration.
     """
     path = find_weights(name)
     if path.is_dir():
@@ -78,9 +78,10 @@ def find_weights(name: str | Path) -> Path:
 
 
 def find_vocabulary(vocabulary: str | None, weights: Path) -> Path:
-    """Return the local vocab.txt of a file, folder or hub name; without `vocabulary`, the one beside the weights.
+    """Return the local path of a vocabulary: a file, a folder that contains vocab.txt, or a hub name.
 
-    `weights` is the result of `find_weights`. Does not check the file; `Prompter` does.
+    Without `vocabulary`, it is the vocab.txt beside `weights`, the result of `find_weights`. Does not check the file;
+    `Prompter` does.
     """
     if not vocabulary:
         return (weights if weights.is_dir() else weights.parent) / VOCAB
@@ -105,7 +106,7 @@ def read_glip_config(path: Path) -> GlipConfig:
 
 
 def guess_config(state: Mapping[str, Tensor], path: Path) -> GlipConfig:
-    """Return the released configuration that these weights belong to, by their fusion layers and image tower.
+    """Return the released configuration of these weights, determined from their fusion layers and image tower.
 
     Raises UserError naming `path` if they do not belong to a released GLIP.
     """

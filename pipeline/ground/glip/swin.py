@@ -38,10 +38,10 @@ class WindowAttention(nn.Module):
         q, k, v = self.qkv(x).view(b, n, p, 3, self.heads, c // self.heads).permute(3, 0, 1, 4, 2, 5)
         bias = self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1)  # [h, p, p]
         if mask is None:
-            q, k, v = (t.flatten(0, 1) for t in (q, k, v))  # [b n, h, p, d]: all windows share one bias
+            q, k, v = (t.flatten(0, 1) for t in (q, k, v))  # [b*n, h, p, c/h]: all windows share one bias
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None].to(q.dtype))
         else:
-            q, k, v = (t.flatten(1, 2) for t in (q, k, v))  # [b, n h, p, d]: each window has its own bias
+            q, k, v = (t.flatten(1, 2) for t in (q, k, v))  # [b, n*h, p, c/h]: each window has its own bias
             window_bias = (bias[None] + mask[:, None]).flatten(0, 1)[None]
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=window_bias.to(q.dtype))
         return self.proj(out.view(b, n, self.heads, p, c // self.heads).transpose(2, 3).reshape(b, n, p, c))
@@ -179,12 +179,12 @@ def shift_mask(size: tuple[int, int], window: int, device: torch.device) -> Tens
     """Penalty [n, p, p] for pairs of cells of a shifted window that come from opposite sides of the map."""
     shift = window // 2
 
-    def side(length: int) -> Tensor:
+    def section(length: int) -> Tensor:
         padded = length + -length % window
         position = torch.arange(padded, device=device)
         return (position >= padded - window).int() + (position >= padded - shift).int()
 
-    region = 3 * side(size[0])[:, None] + side(size[1])
+    region = 3 * section(size[0])[:, None] + section(size[1])
     cells = to_windows(region[None, :, :, None], window)[0, :, :, 0]
     return (cells[:, None, :] != cells[:, :, None]).float() * SHIFT_PENALTY
 

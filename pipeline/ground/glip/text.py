@@ -16,7 +16,7 @@ from pipeline.ground.grounder import PhraseDrop, Span
 PromptStyle = Literal["caption", "phrases"]
 
 SEPARATOR = ". "  # between the phrases of a prompt of style "phrases"
-MAX_CAPTION_CHARS = 20_000  # later phrases are dropped, to limit the time of tokenization
+MAX_CAPTION_CHARS = 20_000  # phrases that end later are dropped, to limit the number of prompts
 
 
 class PhraseTokens(NamedTuple):

@@ -36,7 +36,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except FloatingPointError as error:
-        print(f"error: {error}; try a lower lr or a larger optim.warmup_steps, with another output", file=sys.stderr)
+        print(
+            f"error: {error}; try a lower lr or a larger optim.warmup_steps, and give another output", file=sys.stderr
+        )
         return 2
     return 0
 

@@ -14,8 +14,8 @@ def assign(anchors: list[Tensor], boxes: Tensor, candidates: int) -> Tensor:
 
     `anchors` holds xyxy [h*w, 4] per level, `boxes` is xyxy [g, 4]. The candidates of a box are the `candidates`
     nearest anchors of each level. A candidate is positive if its centre is inside the box and its IoU is at least the
-    mean plus the standard deviation of the IoUs of all candidates. An anchor that is positive for several boxes is
-    assigned to the box with the largest IoU.
+    mean plus the standard deviation of the IoUs of the box's candidates. An anchor that is positive for several boxes
+    is assigned to the box with the largest IoU.
     """
     joined = torch.cat(anchors)
     if len(boxes) == 0:

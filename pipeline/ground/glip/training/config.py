@@ -53,8 +53,8 @@ class OptimConfig:
     max_gradient_norm: float = 1.0
     # decay per step of the exponential moving average of the weights, 0 to below 1; the saved model is this average
     ema: float = 0.992
-    # steps between two averagings of weights and AdamW's moments over all processes; checkpoints are written only at
-    # these steps
+    # interval, in steps, at which the weights and AdamW's moments are averaged over all processes; checkpoints are
+    # written only at these steps and at the last one
     average_every: int = 6
 
     def __post_init__(self) -> None:
@@ -92,12 +92,13 @@ class GlipTrainConfig:
     """The configuration of a training run."""
 
     # shards of the pipeline: an output folder, its grit/ or arrow/, a file, a glob, or an fsspec URL of any of these;
-    # several are separated by commas; arrow/ must hold images (write.image_bytes), and all of them must fit in memory
+    # several are separated by commas; arrow/ must hold images (write.image_bytes), and all its shards must fit in
+    # memory
     shards: str = ""
     # folder for the weights, the metrics and the checkpoint
     output: str = runtime("")
-    # initial weights: a GLIP, named as in the pipeline's key `grounder`; or new:NAME for random weights, where NAME is
-    # miniature, glip_t_a, glip_t or glip_l
+    # initial weights: a GLIP model, given as for the key `grounder` of the pipeline; or new:NAME for random weights,
+    # where NAME is miniature, glip_t_a, glip_t or glip_l
     init: str = "miniature"
     # vocabulary: a vocab.txt, or owner/name@commit of a repository that contains one; null: the vocab.txt beside the
     # weights, or for a new model one that is built from the captions

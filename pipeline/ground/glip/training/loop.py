@@ -104,9 +104,7 @@ def train_step(state: TrainingState, batch: Batch, config: OptimConfig) -> Tenso
     state.optimizer.zero_grad(set_to_none=True)
     losses.total.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm)
-    values = (
-        torch.stack([losses.token, losses.box, losses.centerness, norm]).detach().cpu()
-    )  # the only GPU synchronization of a step
+    values = torch.stack([losses.token, losses.box, losses.centerness, norm]).detach().cpu()  # one copy for all four
     if not torch.isfinite(values).all():
         names = ("token", "box", "centerness", "gradient")
         terms = ", ".join(f"{name} {value:.3g}" for name, value in zip(names, values, strict=True))

@@ -65,8 +65,8 @@ def glip_loss(output: GlipOutput, mask: Tensor, targets: list[Target], config: G
 def token_targets(owner: Tensor, target: Target, max_tokens: int) -> Tensor:
     """Targets [n, t] of the token logits of one image; `owner` [n] is the box of each cell, or -1 for background.
 
-    As in the released code, the target of background cells is the last word piece if the prompt has `max_tokens` word
-    pieces, and none otherwise.
+    As in the released code, the target of background cells is the last word piece if the padded prompts have
+    `max_tokens` word pieces, and none otherwise.
     """
     t = target.tokens.shape[1]
     background = owner.new_zeros((1, t), dtype=torch.float32)
