@@ -1,4 +1,4 @@
-"""The public names of `trainer` and `pipeline`: importable, lazily, each callable with an example that runs."""
+"""Public names of `trainer` and `pipeline`: lazy imports, and a runnable example for each callable."""
 
 import doctest
 import inspect
@@ -29,7 +29,7 @@ def test_every_public_name_is_importable(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", ["pipeline", "trainer"])
-def test_importing_a_package_loads_nothing_heavy(package: str) -> None:
+def test_importing_a_package_does_not_import_heavy_libraries(package: str) -> None:
     code = f"import sys, {package}; print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -21,7 +21,7 @@ TEXTS = ["a cat", "a dog on a sofa", "b"]
 
 
 def saved(folder: Path, name: str) -> Path:
-    """The folder of a small model with random weights, as a run writes it."""
+    """Save a small model with random weights as a training run does; return the folder of the run."""
     torch.manual_seed(0)
     model = small_model(name, text=TextConfig(vocab_size=514, context_length=8, width=32, layers=1, heads=2))
     preprocess = PreprocessConfig(size_px=model.config.image.size_px)
@@ -66,7 +66,7 @@ def test_paths_images_and_arrays_are_encoded_alike(model: Model, tmp_path: Path)
         torch.testing.assert_close(model.encode_image(given), expected)
 
 
-def test_similarity_is_that_of_the_module(model: Model) -> None:
+def test_similarity_is_symmetric_and_highest_for_equal_inputs(model: Model) -> None:
     images, texts = model.encode_image(pictures()), model.encode_text(TEXTS)
     found = model.similarity(images, texts)
     assert found.shape == (4, 3)
@@ -98,7 +98,7 @@ def test_entailment_in_small_blocks_is_the_same(name: str, tmp_path: Path, monke
     assert torch.equal(model.entails(texts, images, aperture_scale=4), expected)
 
 
-def test_every_point_inside_wide_cones_is_entailed_and_none_outside_empty_ones(tmp_path: Path) -> None:
+def test_very_wide_cones_entail_every_point_and_cones_of_width_zero_entail_none(tmp_path: Path) -> None:
     model = load_model(saved(tmp_path, "hycoclip"), device="cpu")
     texts, images = model.encode_text(TEXTS), model.encode_image(pictures())
     assert model.entails(texts, images, aperture_scale=100).all()
@@ -127,7 +127,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         load_model(tmp_path, device="cuda:99")
 
 
-def test_a_released_file_needs_the_name_of_its_model(tmp_path: Path) -> None:
+def test_a_damaged_released_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.pth").write_bytes(b"")
     with pytest.raises(UserError, match=r"model\.pth"):
         load_model(tmp_path / "model.pth")
@@ -140,7 +140,7 @@ def test_a_model_is_built_by_name_with_random_weights() -> None:
         build_model("siglip")
 
 
-def test_the_packages_list_their_public_names() -> None:
+def test_the_trainer_lists_its_public_names() -> None:
     assert dir(trainer) == sorted(trainer.__all__) == ["MODELS", "Model", "build_model", "load_model"]
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         trainer.nothing  # noqa: B018

@@ -11,7 +11,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("schemas", "common", "pipeline", "trainer", "demo/weights")
-RUN = ROOT / "tests" / "compatibility" / "v0_1" / "whole"
 
 
 def build(folder: Path) -> Path:
@@ -57,7 +56,7 @@ def run(code: str, installed: Path, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_lines_of_the_readme_run_with_the_wheel_from_another_folder(installed: Path, tmp_path: Path) -> None:
+def test_the_example_of_the_readme_runs_with_the_wheel_from_another_folder(installed: Path, tmp_path: Path) -> None:
     from tests.docs.test_readme import prepare, python_example
 
     prepare(tmp_path)

@@ -184,7 +184,7 @@ def test_help_lists_the_values_of_a_choice_that_its_comment_does_not_name() -> N
 
 
 @pytest.mark.parametrize("item", ["tower.width=", "name="])
-def test_an_argument_without_a_value_explains_null_and_the_empty_text(item: str) -> None:
+def test_an_argument_without_a_value_is_an_error_that_explains_null_and_the_empty_text(item: str) -> None:
     with pytest.raises(UserError, match=rf"{item} has no value; .*{item}null"):
         town(item)
     assert town("name=town", 'name=""').name == ""

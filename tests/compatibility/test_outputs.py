@@ -33,7 +33,7 @@ def test_statistics_are_those_that_version_0_1_counted(output: Path) -> None:
         assert json.loads(json.dumps(stats[name])) == before[name]  # type: ignore[literal-required]
 
 
-def test_the_report_is_drawn_again(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_can_be_written_again(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["report", str(output)])
     report()
     assert "a blue church" in (output / "report.html").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""README: short, and its Python lines run on a model that a training run left."""
+"""README.md: its length, its picture, and its Python example, run on the model of a training run."""
 
 import re
 import runpy
@@ -19,7 +19,7 @@ def python_example(document: str) -> str:
 
 
 def prepare(folder: Path) -> None:
-    """The files that README's Python lines name: a run's folder and two images."""
+    """Create the files that the example of README.md reads: the folder of a training run and two images."""
     shutil.copytree(RUN, folder / "out" / "hycoclip")
     for name, colour in (("cat.jpg", "orange"), ("dog.jpg", "brown")):
         PIL.Image.new("RGB", (64, 48), colour).save(folder / name)
@@ -36,7 +36,7 @@ def test_the_readme_opens_with_a_picture() -> None:
     assert (ROOT / "docs" / "overview.png").stat().st_size > 100_000
 
 
-def test_the_python_lines_of_the_readme_run(
+def test_the_python_example_of_the_readme_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepare(tmp_path)

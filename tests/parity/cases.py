@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 
-def open_cases(path: Path, kind: str, arrays: Iterable[str], facts: Iterable[str]) -> tuple[Any, dict[str, Any]]:
-    """The arrays of an npz, and the values of its `meta_json`.
+def open_cases(path: Path, kind: str, arrays: Iterable[str], meta_keys: Iterable[str]) -> tuple[Any, dict[str, Any]]:
+    """Return the arrays of an npz and the values of its `meta_json`.
 
-    Exits with a message if the file is not an npz of numbers, or if one of the named `arrays` or `facts` is missing;
+    Exits with a message if the file is not an npz of numbers, or if one of the `arrays` or `meta_keys` is missing;
     `kind` describes the expected file.
     """
     try:
@@ -23,7 +23,7 @@ def open_cases(path: Path, kind: str, arrays: Iterable[str], facts: Iterable[str
         sys.exit(f"{path} cannot be read as an npz of numbers: {error}")
     if not isinstance(meta, dict):
         sys.exit(f"{path} is not a {kind}: it has no meta_json that holds a JSON object")
-    missing = [*(name for name in arrays if name not in table.files), *(name for name in facts if name not in meta)]
+    missing = [*(name for name in arrays if name not in table.files), *(name for name in meta_keys if name not in meta)]
     if missing:
         sys.exit(f"{path} is not a {kind}: {', '.join(missing[:5])} missing")
     return table, meta

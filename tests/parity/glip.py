@@ -1,6 +1,6 @@
 """Compare GLIP with numbers of the authors' code: `python -m tests.parity.glip FILE.npz ...`.
 
-Prints the largest error of each stored tensor, in units of its rms, and whether it is within the bar.
+Prints the largest error of each stored tensor, in units of its rms, and whether it is within the tolerance.
 """
 
 import sys
@@ -21,7 +21,7 @@ from tests.parity.glip_capture import Capture
 from tests.parity.glip_case import Stored, read_case
 from tests.parity.glip_training import compare_training, positive_map
 
-BAR = 2e-3  # largest error of a tensor, in units of its rms; 1e-5 is added to it
+TOLERANCE = 2e-3  # largest error of a tensor, in units of its rms; 1e-5 is added to it
 DATA = Path(__file__).parent / "data"
 
 
@@ -34,7 +34,7 @@ def recipe_model(config: GlipConfig, seed: int) -> Glip:
 
 
 def run(path: Path) -> list[tuple[str, float, float]]:
-    """(name, error, bar) of each comparison with a file. Raises UserError if it is not a parity file of GLIP."""
+    """(name, error, tolerance) of each comparison with a file. Raises UserError if it is not a parity file of GLIP."""
     stored, meta, config = read_case(path)
     model = recipe_model(config, meta["seed"])
     rgb = recipe.picture(meta["height"], meta["width"], meta["seed"])
@@ -51,7 +51,7 @@ def run(path: Path) -> list[tuple[str, float, float]]:
 
 
 def _error(stored: Stored, name: str, value: Tensor) -> tuple[float, float]:
-    """The largest difference in units of the rms, and the bar in the same units."""
+    """The largest difference in units of the rms, and the tolerance in the same units."""
     found = value.detach().float().contiguous().numpy()
     if name in stored:
         expected = stored[name]
@@ -59,14 +59,14 @@ def _error(stored: Stored, name: str, value: Tensor) -> tuple[float, float]:
     else:  # a sample of a large tensor
         expected, indices = stored[f"{name}/val"], stored[f"{name}/idx"]
         if tuple(found.shape) != tuple(stored[f"{name}/shape"]) or not np.isin(indices, np.arange(found.size)).all():
-            return float("inf"), BAR
+            return float("inf"), TOLERANCE
         found = found.ravel()[indices]
         mean, std = stored[f"{name}/stat"][:2]
         rms = float(np.hypot(mean, std))
     if found.shape != expected.shape:
-        return float("inf"), BAR
+        return float("inf"), TOLERANCE
     worst = float(np.abs(found - expected).max(initial=0.0))
-    return worst / max(rms, 1e-12), BAR + 1e-5 / max(rms, 1e-12)
+    return worst / max(rms, 1e-12), TOLERANCE + 1e-5 / max(rms, 1e-12)
 
 
 def _derived(output: GlipOutput, captured: dict[str, Tensor], ids: Tensor, meta: dict[str, Any]) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ def _derived(output: GlipOutput, captured: dict[str, Tensor], ids: Tensor, meta:
 def _detections(
     stored: Stored, output: GlipOutput, meta: dict[str, Any], config: GlipConfig
 ) -> list[tuple[str, float, float]]:
-    """Compare detections: the number of those, on either side, without a match on the other side.
+    """Compare detections: count those of the file and of the network that the other does not have.
 
     A match has the same label, corners within 0.05 px and a score within 1e-4. Each detection is matched at most once.
     """
@@ -112,11 +112,11 @@ def _detections(
         else:
             unmatched += 1
     allowed = float(stored["det.unmatched64"])
-    return [("detections without a partner", float(unmatched + is_free.sum()), allowed)]
+    return [("unmatched detections", float(unmatched + is_free.sum()), allowed)]
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; returns 0 if all errors are within their bars, 1 if not, 2 if a file cannot be compared."""
+    """Run the command; return 0 if all errors are within tolerance, 1 if not, 2 if a file cannot be compared."""
     if not arguments:
         print("usage: python -m tests.parity.glip FILE.npz ...", file=sys.stderr)
         return 2
@@ -127,11 +127,11 @@ def main(arguments: list[str]) -> int:
         except UserError as error:
             print(f"error: {path} cannot be compared: {error}", file=sys.stderr)
             return 2
-        for name, error, bar in results:
-            verdict = "ok" if error <= bar else "FAIL"
+        for name, error, tolerance in results:
+            verdict = "ok" if error <= tolerance else "FAIL"
             failed += verdict == "FAIL"
-            print(f"{verdict:4} {error:10.3g} <= {bar:8.3g}  {name}")
-    print(f"{failed} past the bar")
+            print(f"{verdict:4} {error:10.3g} <= {tolerance:8.3g}  {name}")
+    print(f"{failed} beyond the tolerance")
     return int(failed > 0)
 
 

@@ -42,20 +42,24 @@ def read_case(path: Path) -> tuple[Stored, dict[str, Any], GlipConfig]:
             stored = Stored({name: file[name] for name in file.files})
         meta = json.loads(str(stored["meta"]))
     except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"it does not exist, or it is no .npz of plain arrays with a JSON `meta`: {error}") from error
+        raise UserError(
+            f"it does not exist, or it is not an .npz of plain arrays with a JSON `meta`: {error}"
+        ) from error
     missing = [key for key in META if not isinstance(meta, dict) or key not in meta]
     if missing:
         raise UserError(f"its `meta` lacks {', '.join(missing)}")
     config = config_of(str(meta["config"]))
     ids, labels, most = meta["ids"], range(1, len(meta["phrases"]) + 1), config.text.max_tokens
     if not 0 < len(ids) <= most or not all(0 <= i < config.text.vocab_size for i in ids):
-        raise UserError(f"its `ids` are no prompt; a prompt has 1 to {most} ids from 0 to {config.text.vocab_size - 1}")
+        raise UserError(
+            f"its `ids` are not a prompt; a prompt has 1 to {most} ids from 0 to {config.text.vocab_size - 1}"
+        )
     if {int(label) for label in meta["phrases"]} != set(labels) or not set(meta["gt_labels"]) <= set(labels):
         raise UserError(
             f"its `phrases` must be numbered 1 to {len(labels)}, and its `gt_labels` must be among these numbers"
         )
     if min(meta["height"], meta["width"]) < 1 or len(meta["gt_boxes"]) != len(meta["gt_labels"]):
-        raise UserError("its image has no pixel, or `gt_boxes` and `gt_labels` differ in length")
+        raise UserError("its image has no pixels, or `gt_boxes` and `gt_labels` differ in length")
     if len({len(stored[f"det.{part}"]) for part in ("box", "score", "label")}) > 1:
         raise UserError("its `det.box`, `det.score` and `det.label` differ in length")
     return stored, meta, config
@@ -69,5 +73,6 @@ def config_of(name: str) -> GlipConfig:
         if name.lower().startswith("glip") and part in name.lower():
             return CONFIGS[ours]
     raise UserError(
-        f"its `config` {name!r} is none of GLIP's configurations: glip_A_Swin_T_..., glip_Swin_T_..., glip_Swin_L"
+        f"its `config` {name!r} is not a configuration of GLIP; "
+        "the known ones are glip_A_Swin_T_..., glip_Swin_T_... and glip_Swin_L"
     )

@@ -1,9 +1,9 @@
 """Compare `trainer.geometry.lorentz` with a table of functions: `python -m tests.parity.lorentz FILE.npz`.
 
 The table has the float32 and float64 results of the authors' released code ("the reference"), at several curvatures.
-Each function is compared with the float64 result, in float32 and in float64. The bar is three times the error of the
-reference in float32, plus 1e-6. In float64 the error relative to max(1, |value|) also has a fixed bar, which does not
-depend on the reference's errors. The exit code is 1 if an error exceeds its bar.
+Each function is compared with the float64 result, in float32 and in float64. The tolerance is three times the error of
+the reference in float32, plus 1e-6. In float64 the error relative to max(1, |value|) also has a fixed tolerance, which
+does not depend on the reference's errors. The exit code is 1 if an error exceeds its tolerance.
 """
 
 import math
@@ -20,9 +20,9 @@ from tests.parity.cases import open_cases
 from trainer.geometry import lorentz, product
 
 INPUTS = tuple(f"in/{name}" for name in ("v", "x", "y", "z", "outward", "opposite", "curv", "bx", "by", "bcurv"))
-FLOAT64_BAR = 1e-5
+FLOAT64_TOLERANCE = 1e-5
 # Functions in which the eps of the reference, or its rounding errors at norms of 1e4, are visible in float64.
-FLOAT64_BARS = {"log_map0": 5e-3, "oxy_angle": 5e-3, "grad/oxy": 5e-3, "pairwise_dist_self": 1e-3}
+FLOAT64_TOLERANCES = {"log_map0": 5e-3, "oxy_angle": 5e-3, "grad/oxy": 5e-3, "pairwise_dist_self": 1e-3}
 
 
 def gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def largest_error(ours: Tensor, expected: np.ndarray, relative: bool = False) ->
 
 
 def compare(table: Any) -> list[dict[str, Any]]:
-    """One row per function, curvature and precision: our largest error, that of the reference, and the bar.
+    """One row per function, curvature and precision: our largest error, that of the reference, and the tolerance.
 
     The error of an entry that the table lacks is infinite.
     """
@@ -97,36 +97,40 @@ def compare(table: Any) -> list[dict[str, Any]]:
         }
         results |= {f"batch/{name}": value for name, value in batch_functions(inputs).items()}
         for name, ours in results.items():
-            row = {"name": name, "dtype": str(dtype), "error": math.inf, "reference": math.nan, "bar": 0.0}
+            row = {"name": name, "dtype": str(dtype), "error": math.inf, "reference": math.nan, "tolerance": 0.0}
             rows.append(row)
             if not {f"f32/{name}", f"f64/{name}"} <= set(table.files):
                 continue
             expected = table[f"f64/{name}"]
             reference = largest_error(torch.from_numpy(table[f"f32/{name}"]), expected)
-            row |= {"error": largest_error(ours, expected), "reference": reference, "bar": 3 * reference + 1e-6}
+            row |= {"error": largest_error(ours, expected), "reference": reference, "tolerance": 3 * reference + 1e-6}
             if dtype == torch.float64:
                 function = name.partition("/")[2]
-                bars = (bar for prefix, bar in FLOAT64_BARS.items() if function.startswith(prefix))
-                fixed_bar = next(bars, FLOAT64_BAR)
+                tolerances = (
+                    tolerance for prefix, tolerance in FLOAT64_TOLERANCES.items() if function.startswith(prefix)
+                )
+                fixed_tolerance = next(tolerances, FLOAT64_TOLERANCE)
                 relative = largest_error(ours, expected, relative=True)
-                if relative / fixed_bar > row["error"] / row["bar"]:
-                    row |= {"error": relative, "bar": fixed_bar}
+                if relative / fixed_tolerance > row["error"] / row["tolerance"]:
+                    row |= {"error": relative, "tolerance": fixed_tolerance}
     return rows
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compare the table, print the 20 entries closest to or beyond their bars, and return the exit code."""
+    """Compare the table, print the 20 entries closest to or beyond their tolerances, and return the exit code."""
     if len(arguments) != 1:
         sys.exit("usage: python -m tests.parity.lorentz FILE.npz")
     table, _ = open_cases(Path(arguments[0]), "table of Lorentz functions", INPUTS, ())
     rows = compare(table)
-    failed = [row for row in rows if not row["error"] <= row["bar"]]
-    for row in sorted(rows, key=lambda row: row["error"] / row["bar"] if row["bar"] else math.inf, reverse=True)[:20]:
+    failed = [row for row in rows if not row["error"] <= row["tolerance"]]
+    for row in sorted(
+        rows, key=lambda row: row["error"] / row["tolerance"] if row["tolerance"] else math.inf, reverse=True
+    )[:20]:
         print(
             f"{row['name']:26} {row['dtype'][6:]:8} error {row['error']:.2e}  reference's {row['reference']:.2e}  "
-            f"bar {row['bar']:.2e}  {'FAIL' if row in failed else 'ok'}"
+            f"tolerance {row['tolerance']:.2e}  {'FAIL' if row in failed else 'ok'}"
         )
-    print(f"{len(rows) - len(failed)} of {len(rows)} within the bar")
+    print(f"{len(rows) - len(failed)} of {len(rows)} within the tolerance")
     return int(bool(failed))
 
 

@@ -27,7 +27,7 @@ TERMS = {  # name in the reference: name in `Losses.terms`
 def compare_terms(
     report: Report,
     group: str,
-    bar: float,
+    tolerance: float,
     losses: Losses,
     expected: dict[str, Any],
     case: str,
@@ -42,7 +42,7 @@ def compare_terms(
         value = ours[name].detach().double().numpy()
         references = [numbers for numbers in (expected, expected_float64) if numbers is not None]
         nearest = min(relative_error(value, numbers.get(name, math.nan)) for numbers in references)
-        report.add(group, bar, nearest, 0.0, floor=1.0, where=f"{case} {name}")
+        report.add(group, tolerance, nearest, 0.0, floor=1.0, where=f"{case} {name}")
 
 
 def relative_error(ours: np.ndarray, theirs: Any) -> float:

@@ -1,8 +1,8 @@
 """Compare a model with the reference numbers: `python -m tests.parity.models FILE.npz [--sizes mini vit_s16]`.
 
 The reference numbers were computed with the authors' released code. Weights and inputs are drawn by `recipe.py`. The
-bars are the differences that the reference itself shows between float32 and float64. The exit code is 1 if a group
-exceeds its bar.
+tolerances are the differences that the reference itself shows between float32 and float64. The exit code is 1 if a
+group exceeds its tolerance.
 """
 
 import argparse
@@ -38,16 +38,16 @@ from trainer.checkpoints.released import to_released
 from trainer.encoders.image import sincos_positions
 from trainer.models.dual_encoder import DualEncoder
 
-FACTS = (
+META_KEYS = (
     *("model", "repo", "kwargs", "seed", "overrides", "captions", "token_ids", "image_checks", "manifest", "trainable"),
     *("loss", "grad_names", "head"),
 )
 BUILT = tuple(f"built/{name}" for name in ("pixel_mean", "pixel_std", "pos_embed_rows", "pos_embed_colsum"))
-# Relative bars of the loss on raw features in float32, by case. Those of the last three are twice the error of the
-# reference's float32. Cases with other names use the bar of "plain".
-HEAD_BARS = {"plain": 2e-6, "clamp": 2e-5, "incone": 7e-5, "tiny": 2e-3, "identical": 1e-2, "micro": 6e-2}
+# Relative tolerances of the loss on raw features in float32, by case. Those of the last three are twice the error of
+# the reference in float32. Cases with other names use the tolerance of "plain".
+HEAD_TOLERANCES = {"plain": 2e-6, "clamp": 2e-5, "incone": 7e-5, "tiny": 2e-3, "identical": 1e-2, "micro": 6e-2}
 # In float64 the rounding errors of the reference are visible in cases with equal points.
-HEAD_BARS_FLOAT64 = {"identical": 1e-5, "micro": 1e-4, "tiny": 1e-6}
+HEAD_TOLERANCES_FLOAT64 = {"identical": 1e-5, "micro": 1e-4, "tiny": 1e-6}
 
 
 def compare_inputs(report: Report, meta: dict[str, Any]) -> None:
@@ -124,9 +124,9 @@ def compare_gradients(
             continue
         ours = math.nan if grad is None else grad.double().norm().item()
         # Errors below 1e-5 pass in float32: some alphas of PHyCLIP have gradients of 1e-6.
-        bar = 1e-6 if double else 1e-3
+        tolerance = 1e-6 if double else 1e-3
         error = max(abs(ours - norm) - (0 if double else 1e-5), 0.0) if math.isfinite(ours) else math.inf
-        report.add(f"{name} gradient norms", bar, error / max(norm, 1e-12), 0.0, floor=1.0, where=parameter)
+        report.add(f"{name} gradient norms", tolerance, error / max(norm, 1e-12), 0.0, floor=1.0, where=parameter)
     if double:
         return
     for parameter, expected in meta.get("grad_scalar", {}).get(size, {}).items():
@@ -157,16 +157,16 @@ def compare_head(report: Report, meta: dict[str, Any], table: Any, name: str, dt
     scalars = {key: g.item() for key, g in gradients(model).items() if g is not None and g.ndim == 0}
     report.check("finite gradients", all(map(math.isfinite, [*norms.values(), *scalars.values()])), name)
     if double and "out_float64" in case:
-        bar = HEAD_BARS_FLOAT64.get(kind, 1e-7)
-        compare_terms(report, f"head {kind} float64", bar, losses, case["out_float64"], name)
-        if kind not in HEAD_BARS_FLOAT64:
+        tolerance = HEAD_TOLERANCES_FLOAT64.get(kind, 1e-7)
+        compare_terms(report, f"head {kind} float64", tolerance, losses, case["out_float64"], name)
+        if kind not in HEAD_TOLERANCES_FLOAT64:
             compare_head_gradients_float64(report, case, name, norms, scalars)
     if not double:
-        bar = HEAD_BARS.get(kind, HEAD_BARS["plain"])
-        compare_terms(report, f"head {kind} float32", bar, losses, case["out"], name, case.get("out_float64"))
-        if kind in HEAD_BARS:
+        tolerance = HEAD_TOLERANCES.get(kind, HEAD_TOLERANCES["plain"])
+        compare_terms(report, f"head {kind} float32", tolerance, losses, case["out"], name, case.get("out_float64"))
+        if kind in HEAD_TOLERANCES:
             error = relative_error(losses.loss.detach().double().numpy(), case["out"]["loss"])
-            report.add(f"head {kind} float32, loss", bar, error, 0.0, floor=1.0, where=name)
+            report.add(f"head {kind} float32, loss", tolerance, error, 0.0, floor=1.0, where=name)
         if kind in ("plain", "clamp"):  # in other cases the float32 gradients of the reference are rounding errors
             compare_head_gradients_float32(report, case, name, norms, scalars)
             for key, norm in case["grad_norm"].items():
@@ -228,13 +228,13 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), help="default: all sizes in the file")
     arguments = parser.parse_args(given)
     cases = [f"{size}/whole/image" for size in arguments.sizes or ()]
-    table, meta = open_cases(arguments.file, "file of model cases", (*BUILT, *cases), FACTS)
+    table, meta = open_cases(arguments.file, "file of model cases", (*BUILT, *cases), META_KEYS)
     if meta["model"] not in NAMES:
         sys.exit(f"{arguments.file} is for model {meta['model']!r}; supported: {', '.join(NAMES)}")
     report = compare(table, tuple(arguments.sizes or ()))
     report.show()
     failed = report.failed()
-    print(f"{len(report.rows) - len(failed)} of {len(report.rows)} groups within the bar")
+    print(f"{len(report.rows) - len(failed)} of {len(report.rows)} groups within the tolerance")
     return int(bool(failed))
 
 

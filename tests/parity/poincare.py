@@ -1,8 +1,8 @@
 """Compare `trainer.geometry.poincare` with a table of functions: `python -m tests.parity.poincare FILE.npz`.
 
-The results in the table were computed in the Lorentz model and mapped to the ball by the isometry. In float64 the bar
-is 1e-6, since the apertures and self-distances of the table contain the eps of the Lorentz code. In float32 it is
-larger, since the points themselves are rounded. The exit code is 1 if an error exceeds its bar.
+The results in the table were computed in the Lorentz model and mapped to the ball by the isometry. In float64 the
+tolerance is 1e-6, since the apertures and self-distances of the table contain the eps of the Lorentz code. In float32
+it is larger, since the points themselves are rounded. The exit code is 1 if an error exceeds its tolerance.
 """
 
 import json
@@ -20,18 +20,18 @@ from trainer.geometry import poincare
 from trainer.losses.functional import entropy
 
 INPUTS = ("ball_x", "ball_y", "ball_z", "tangent_poincare_lambda2", "tangent_riemannian")
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-4}
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-4}
 
 
 def compare(table: Any) -> list[dict[str, Any]]:
-    """One row per function, curvature and precision: the largest error relative to max(1, |value|), and the bar.
+    """One row per function, curvature and precision: the largest error relative to max(1, |value|), and the tolerance.
 
     The error of an entry that the table lacks is infinite.
     """
     rows = []
     for index, curvature in enumerate(json.loads(str(table["meta_json"]))["curv"]):
         entry = {key.split("/")[1]: table[key] for key in table.files if key.startswith(f"c{index}/")}
-        for dtype, tolerance in TOLERANCE.items():
+        for dtype, tolerance in TOLERANCES.items():
             c = torch.tensor(curvature, dtype=dtype)
             x, y, z, tangent, riemannian = (torch.from_numpy(entry[name]).to(dtype) for name in INPUTS)
             results = {
@@ -55,7 +55,7 @@ def compare(table: Any) -> list[dict[str, Any]]:
                 if (key := name.split(" ")[0]) not in entry and key.startswith("entropy"):
                     continue  # the table has entropies at one curvature only
                 error = largest_error(ours.double().numpy(), entry[key]) if key in entry else math.inf
-                rows.append({"name": f"c{index}/{name}", "dtype": str(dtype), "error": error, "bar": tolerance})
+                rows.append({"name": f"c{index}/{name}", "dtype": str(dtype), "error": error, "tolerance": tolerance})
     return rows
 
 
@@ -68,18 +68,21 @@ def largest_error(ours: np.ndarray, expected: np.ndarray) -> float:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compare the table, print the 20 entries closest to or beyond their bars, and return the exit code."""
+    """Compare the table, print the 20 entries closest to or beyond their tolerances, and return the exit code."""
     if len(arguments) != 1:
         sys.exit("usage: python -m tests.parity.poincare FILE.npz")
     table, _ = open_cases(
         Path(arguments[0]), "table of the Poincare ball", (f"c0/{name}" for name in INPUTS), ("curv",)
     )
     rows = compare(table)
-    failed = [row for row in rows if not row["error"] <= row["bar"]]
-    for row in sorted(rows, key=lambda row: row["error"] / row["bar"], reverse=True)[:20]:
+    failed = [row for row in rows if not row["error"] <= row["tolerance"]]
+    for row in sorted(rows, key=lambda row: row["error"] / row["tolerance"], reverse=True)[:20]:
         verdict = "FAIL" if row in failed else "ok"
-        print(f"{row['name']:30} {row['dtype'][6:]:8} error {row['error']:.2e}  bar {row['bar']:.0e}  {verdict}")
-    print(f"{len(rows) - len(failed)} of {len(rows)} within the bar")
+        print(
+            f"{row['name']:30} {row['dtype'][6:]:8} error {row['error']:.2e}  "
+            f"tolerance {row['tolerance']:.0e}  {verdict}"
+        )
+    print(f"{len(rows) - len(failed)} of {len(rows)} within the tolerance")
     return int(bool(failed))
 
 

@@ -1,4 +1,4 @@
-"""Report of a comparison: the worst error of each group of numbers, beside its bar."""
+"""Report of a comparison: the worst error of each group of numbers, beside its tolerance."""
 
 import math
 from typing import Any
@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 class Report:
-    """Worst error of each group, its bar (the largest error that passes), and the place where it occurred."""
+    """Worst error of each group, its tolerance (the largest error that passes), and the entry with the worst error."""
 
     def __init__(self) -> None:
         self.rows: dict[str, tuple[float, float, str]] = {}
 
-    def add(self, group: str, bar: float, ours: Any, theirs: Any, floor: float = 1e-30, where: str = "") -> None:
-        """Add the largest difference of two arrays, divided by the largest number of `theirs` or by `floor`, if larger.
+    def add(self, group: str, tolerance: float, ours: Any, theirs: Any, floor: float = 1e-30, where: str = "") -> None:
+        """Add the largest difference of two arrays, divided by max(`floor`, largest |value| of `theirs`).
 
         Arrays of different shapes and differences that are not finite have an infinite error.
         """
@@ -27,18 +27,18 @@ class Report:
             error = float(np.abs(a - b).max(initial=0)) / scale
         error = error if math.isfinite(error) else math.inf
         if group not in self.rows or error > self.rows[group][0]:
-            self.rows[group] = (error, bar, where)
+            self.rows[group] = (error, tolerance, where)
 
     def check(self, group: str, holds: bool, where: str = "") -> None:
         """Add a condition, which fails its group if it is False."""
         self.add(group, 0.5, 0.0 if holds else math.inf, 0.0, floor=1.0, where=where)
 
     def failed(self) -> list[str]:
-        """Groups whose error exceeds the bar."""
-        return [group for group, (error, bar, _) in self.rows.items() if not error <= bar]
+        """Groups whose error exceeds the tolerance."""
+        return [group for group, (error, tolerance, _) in self.rows.items() if not error <= tolerance]
 
     def show(self) -> None:
         """Print one line per group."""
-        for group, (error, bar, where) in sorted(self.rows.items()):
-            verdict = "ok" if error <= bar else "FAIL"
-            print(f"{group:34} worst {error:.1e}  bar {bar:.0e}  {verdict}  {where}")
+        for group, (error, tolerance, where) in sorted(self.rows.items()):
+            verdict = "ok" if error <= tolerance else "FAIL"
+            print(f"{group:34} worst {error:.1e}  tolerance {tolerance:.0e}  {verdict}  {where}")

@@ -34,7 +34,7 @@ def with_error(values: np.ndarray) -> np.ndarray:
 
 
 def failing(rows: list[dict[str, Any]]) -> set[str]:
-    return {row["name"] for row in rows if not row["error"] <= row["bar"]}
+    return {row["name"] for row in rows if not row["error"] <= row["tolerance"]}
 
 
 @pytest.mark.parametrize("name", ["c0/exp_map0", "c1/pairwise_dist", "c2/half_aperture", "c4/grad/oxy", "batch/rms_l2"])
@@ -63,27 +63,27 @@ def test_a_function_that_is_missing_in_a_table_fails() -> None:
         ("train_trace", 5, "loss"),
     ],
 )
-def test_an_altered_fact_of_a_model_fails(keys: tuple[str | int, ...]) -> None:
+def test_an_altered_reference_number_of_a_model_fails(keys: tuple[str | int, ...]) -> None:
     cases = table("meru")
-    facts = json.loads(str(cases["meta_json"]))
-    parent = facts
+    meta = json.loads(str(cases["meta_json"]))
+    parent = meta
     for key in keys[:-1]:
         parent = parent[key]
     parent[keys[-1]] = parent[keys[-1]] * 1.02 + 1e-3
-    cases["meta_json"] = np.array(json.dumps(facts))
+    cases["meta_json"] = np.array(json.dumps(meta))
     assert models.compare(cases, sizes=("mini",)).failed()
 
 
 def test_a_head_case_with_an_unknown_name_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = table("meru")
-    facts = json.loads(str(cases["meta_json"]))
-    inputs = models.head_inputs("plain", facts["seed"])
+    meta = json.loads(str(cases["meta_json"]))
+    inputs = models.head_inputs("plain", meta["seed"])
     monkeypatch.setattr(models, "head_inputs", lambda case, seed: inputs)
-    facts["head"]["another"] = facts["head"]["plain"]
-    facts["head"]["altered"] = facts["head"]["plain"] | {"out": {"loss": 0.0}, "out_float64": {"loss": 0.0}}
+    meta["head"]["another"] = meta["head"]["plain"]
+    meta["head"]["altered"] = meta["head"]["plain"] | {"out": {"loss": 0.0}, "out_float64": {"loss": 0.0}}
     for name, failed in (("another", []), ("altered", ["head altered float32"])):
         report = models.Report()
-        models.compare_head(report, facts, cases, name, torch.float32)
+        models.compare_head(report, meta, cases, name, torch.float32)
         assert report.failed() == failed
         assert f"head {name} float32" in report.rows
 

@@ -21,7 +21,7 @@ def test_help_imports_neither_torch_nor_spacy_nor_ray_nor_transformers() -> None
     assert not imported & {"torch", "spacy", "ray", "transformers"}
 
 
-def test_a_smaller_input_into_the_output_of_a_larger_one_is_refused(
+def test_an_output_that_has_shards_of_a_larger_input_is_refused(
     tars: Path, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_job(tars, finished, "limit=4") == 2

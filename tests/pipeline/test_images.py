@@ -52,12 +52,12 @@ def test_cmyk_becomes_rgb() -> None:
     assert np.abs(decoded.astype(int) - gradient()).mean() < 6
 
 
-def test_sixteen_bits_keep_the_upper_eight() -> None:
+def test_sixteen_bit_images_keep_the_upper_eight_bits() -> None:
     grey = np.linspace(0, 65535, 64 * 48).reshape(48, 64).astype(np.uint16)
     np.testing.assert_array_equal(decode(encoded(grey, "PNG"))[..., 0], (grey >> 8).astype(np.uint8))
 
 
-def test_alpha_is_laid_on_white() -> None:
+def test_transparent_pixels_become_white() -> None:
     clear = PIL.Image.new("RGBA", (8, 8), (255, 0, 0, 0))
     assert (decode(encoded(clear, "PNG")) == 255).all()
     assert (decode(encoded(clear.convert("P"), "PNG", transparency=0)) == 255).all()
@@ -70,7 +70,7 @@ def test_an_animation_decodes_to_its_first_frame() -> None:
 
 
 @pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_orientation_is_applied_and_sizes_are_upright(format_: str) -> None:
+def test_exif_orientation_is_applied_to_pixels_and_sizes(format_: str) -> None:
     exif = PIL.Image.Exif()
     exif[ORIENTATION_TAG] = 6
     data = encoded(gradient(), format_, exif=exif)

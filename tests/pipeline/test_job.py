@@ -47,7 +47,9 @@ def test_ctrl_c_ends_without_a_traceback_and_the_same_command_resumes(
             time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell start without it
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell starts background jobs with SIGINT ignored
     try:
         threading.Thread(target=interrupt).start()
         assert run_job(tars, output) == 130

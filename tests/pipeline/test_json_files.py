@@ -14,7 +14,7 @@ from schemas.stats import Statistics
 
 
 def mismatch(value: Any, hint: Any, path: str) -> str:
-    """Describe the first place below `path` at which a JSON value does not have the type `hint`; empty if none."""
+    """Describe the first JSON value, at or below `path`, whose type is not `hint`; empty if all types are correct."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Annotated, NotRequired):
         return mismatch(value, arguments[0], path)

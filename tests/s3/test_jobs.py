@@ -34,7 +34,8 @@ CHEAP = ("rows_per_shard=2", "ray.runner=local", "score.min_clip_score=0")
 def bucket(server: str) -> S3FileSystem:
     """A bucket with in/pairs.tar, rows/pairs.parquet and lines/pairs.jsonl.
 
-    The tar holds five images, each with one box of GRIT's form around its left half; the others hold dead links.
+    The tar holds five images, each with one box in the format of GRIT around its left half. The rows of the other two
+    files have URLs that cannot be reached.
     """
     fs = fsspec.filesystem("s3")
     fs.mkdir("mine")

@@ -60,7 +60,7 @@ def user_error(
     S3FileSystem.clear_instance_cache()
 
 
-def test_a_wrong_input_output_or_shard_is_one_line_and_exit_code_2(
+def test_a_wrong_input_output_or_shard_is_an_error_of_one_line_with_exit_code_2(
     user_error: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url, expected = user_error

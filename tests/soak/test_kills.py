@@ -1,4 +1,4 @@
-"""Soak tests of resuming: a run that is killed at any moments ends with the result of an uninterrupted run."""
+"""Soak tests of resuming: a run that is killed at random moments ends with the result of an uninterrupted run."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ def training_result(output: Path) -> tuple[str, list[dict[str, Any]]]:
 
 
 def after(seconds: float) -> Callable[[], bool]:
-    """Return a function that returns true from `seconds` from now on."""
+    """Return a function that returns true once `seconds` have passed."""
     deadline = time.monotonic() + seconds
     return lambda: time.monotonic() >= deadline
 

@@ -91,7 +91,7 @@ def run(output: Path, *others: str, at: int = 0, fault: Fault | None = None) -> 
 
 
 def kill() -> None:
-    """Kill this process as a machine that crashes does: no handler is called."""
+    """Kill this process with SIGKILL, as if the machine had crashed: no handler runs."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -101,7 +101,7 @@ def terminate() -> None:
 
 
 def fill_disk() -> None:
-    """Make every write beyond 64 kB of a file fail."""
+    """Make writes fail beyond the first 64 KiB of a file, as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, resource.RLIM_INFINITY))
 
 
@@ -133,5 +133,5 @@ def run_forked(
 
 
 def log_path(output: Path, rank: int = 0) -> Path:
-    """The stderr of a process of `run_forked`: OUTPUT.RANK.log."""
+    """Path of the stderr of a process of `run_forked`: OUTPUT.RANK.log."""
     return output.with_name(f"{output.name}.{rank}.log")

@@ -36,7 +36,7 @@ def test_init_loads_the_weights_of_a_folder_or_a_released_file(tmp_path: Path, l
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in source.state_dict().items())
 
 
-def test_weights_of_another_size_are_an_error_that_names_one(tmp_path: Path) -> None:
+def test_weights_of_another_size_are_an_error_that_names_a_tensor(tmp_path: Path) -> None:
     write_released(tmp_path / "wide.pth", new_model(small_config(tmp_path / "run")))
     with pytest.raises(UserError, match=r"^init: .*wide\.pth.*textual_proj\.weight is \[16, 32\]"):
         new_model(small_config(tmp_path / "run", f"init={tmp_path / 'wide.pth'}", "model.embed_dim=32"))
@@ -67,7 +67,7 @@ def test_an_image_size_that_the_tower_does_not_accept_is_an_error(
 
 
 @pytest.mark.parametrize("option", ["micro_batch_size=2", "checkpoint_activations=true"])
-def test_batch_norms_are_an_error_if_they_would_not_see_each_full_batch_once(tmp_path: Path, option: str) -> None:
+def test_options_that_split_or_repeat_batches_are_an_error_with_batch_norms(tmp_path: Path, option: str) -> None:
     def check(*options: str, **fields: Any) -> None:
         config = small_config(tmp_path / "run", *options)
         image = replace(RESNET, **fields)

@@ -28,7 +28,7 @@ def test_a_step_creates_no_tensor_on_another_device_and_reads_no_value(
         assert value.is_meta
 
 
-def test_a_model_with_a_tensor_on_another_device_is_noticed() -> None:
+def test_a_model_with_a_tensor_on_another_device_is_an_error() -> None:
     model = small_model("meru").to("meta")
     model.register_buffer("pixel_mean", torch.zeros(3, 1, 1), persistent=False)
     with pytest.raises(RuntimeError, match="device"):

@@ -1,4 +1,4 @@
-"""Complete training runs, also when they are killed, stopped, or meet a full disk, a lost process or a NaN."""
+"""Complete training runs, also after SIGKILL, SIGTERM, a full disk, a lost process or a NaN."""
 
 import json
 import math

@@ -17,7 +17,7 @@ def test_learning_rate_rises_from_zero_to_its_peak_and_falls_to_zero() -> None:
 
 
 @pytest.mark.parametrize(("decay", "decays"), [("paper", False), ("released", True)])
-def test_gains_and_scalars_of_factors_decay_only_with_decay_released(decay: str, decays: bool) -> None:
+def test_biases_and_scalars_of_factors_decay_only_with_decay_released(decay: str, decays: bool) -> None:
     model = small_model("phyclip")
     groups = build_optimizer(model, OptimConfig(decay=decay)).param_groups  # type: ignore[arg-type]
     decayed = {id(parameter) for group in groups if group["weight_decay"] for parameter in group["params"]}

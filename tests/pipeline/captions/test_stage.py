@@ -33,7 +33,7 @@ def test_entities_mojibake_and_white_space_are_cleaned(original: str, expected: 
     assert clean(original) == expected
 
 
-def test_original_caption_stays_beside_the_cleaned_one() -> None:
+def test_original_caption_is_kept_beside_the_cleaned_one() -> None:
     row = run_stage("  A &lt;b&gt; dog ")[0]
     assert (row["caption"], row["caption_original"], row["status"]) == ("A <b> dog", "  A &lt;b&gt; dog ", "kept")
 

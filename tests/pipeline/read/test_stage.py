@@ -189,9 +189,9 @@ def test_boxes_of_grit_are_read_with_field_names(tmp_path: Path) -> None:
     [
         [1, 2],
         ["a"] * 7,
-        [0, 5, 0.1, 0.2, 0.3, 0.4, 10**400],  # more than a float
+        [0, 5, 0.1, 0.2, 0.3, 0.4, 10**400],  # too large for a float
         [0, 5, 10, 20, 300, 200, 0.9],  # pixels
-        [0, 5, 0.6, 0.2, 0.3, 0.4, 0.9],  # right of its right edge
+        [0, 5, 0.6, 0.2, 0.3, 0.4, 0.9],  # x_min > x_max
         [0, 5, 0.1, 0.2, 0.3, 0.4, 95],  # per cent
         [0, 10**12, 0.1, 0.2, 0.3, 0.4, 0.9],
     ],

@@ -96,7 +96,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def table(values: list[dict[str, Any]] | None = None) -> pa.Table:
-    """A SCORED table of these rows; without any, of `rows()`."""
+    """A SCORED table of the rows `values`; default: `rows()`."""
     return pa.Table.from_pylist(rows() if values is None else values, schema=SCORED)
 
 

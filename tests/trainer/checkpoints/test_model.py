@@ -47,14 +47,14 @@ def test_half_stores_matrices_in_float16_and_the_rest_in_float32(tmp_path: Path)
     assert state["curv"].dtype == state["pixel_mean"].dtype == state["textual.ln_final.weight"].dtype == torch.float32
 
 
-@pytest.mark.parametrize("wrap", ["model", "bare", "module"])
-def test_every_wrapping_of_a_released_file_is_read(tmp_path: Path, wrap: str) -> None:
+@pytest.mark.parametrize("layout", ["model", "bare", "module"])
+def test_a_released_file_is_read_in_every_layout(tmp_path: Path, layout: str) -> None:
     model = small_model("phyclip", seed=1)
     state = to_released(model)
     assert {"curvs.1", "visual_concept_alphas.0", "curv", "textual.attn_mask"} <= state.keys()
     contents = {"model": state, "bare": state, "module": {"model": {f"module.{k}": v for k, v in state.items()}}}
     contents["model"] = {"model": state, "optimizer": {"state": {}}, "iteration": 7}
-    torch.save(contents[wrap], tmp_path / "checkpoint.pth")
+    torch.save(contents[layout], tmp_path / "checkpoint.pth")
     other = small_model("phyclip", seed=2)
     load_state(other, read_weights(tmp_path / "checkpoint.pth"), tmp_path)
     for key, value in model.state_dict().items():
@@ -81,7 +81,7 @@ def test_sizes_of_a_released_model_are_inferred_from_its_shapes(tmp_path: Path, 
         load_model(tmp_path / "model.pth")
 
 
-def test_weights_of_another_model_are_an_error_that_names_one(tmp_path: Path) -> None:
+def test_weights_of_another_model_are_an_error_that_names_an_entry(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"does not fit a meru model: 3 entries missing, such as curv"):
         load_state(small_model("meru"), small_model("clip").state_dict(), tmp_path)
 
@@ -120,7 +120,7 @@ def test_a_malicious_or_misspelt_config_is_an_error(tmp_path: Path, change: dict
         ({"preprocess": {"size_px": 16}}, "preprocess lacks 'mode'"),
     ],
 )
-def test_a_config_without_a_required_key_is_an_error_that_names_both(
+def test_a_missing_or_wrong_entry_of_a_config_is_an_error_that_names_file_and_key(
     tmp_path: Path, change: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tokenizer, "vocab_size", END + 1)

@@ -61,7 +61,7 @@ def test_generators_and_loader_state_are_restored(tmp_path: Path) -> None:
     assert draw() == expected
 
 
-def test_only_the_newest_checkpoints_stay_and_abandoned_drafts_are_removed(tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept_and_abandoned_drafts_are_removed(tmp_path: Path) -> None:
     run, folder = run_after_one_step(tmp_path), tmp_path / "checkpoints"
     (folder / ".draft_00000007").mkdir(parents=True)
     (folder / ".draft_00000007" / "state.json").write_text("{")
@@ -102,7 +102,7 @@ def test_another_format_is_an_error(tmp_path: Path) -> None:
         restore_checkpoint(path, run, CPU, no_changes)
 
 
-def test_tensors_of_another_model_are_an_error_that_names_one(tmp_path: Path) -> None:
+def test_tensors_of_another_model_are_an_error_that_names_a_tensor(tmp_path: Path) -> None:
     path = save(tmp_path, run_after_one_step(tmp_path, "model_name=meru"), 1)
     other = run_after_one_step(tmp_path, "model_name=clip")
     with pytest.raises(UserError, match="model_name was 'meru', is 'clip'"):

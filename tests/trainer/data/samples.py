@@ -26,7 +26,7 @@ def jpeg(shade: int = 0, width: int = 48, height: int = 48, **options: Any) -> b
 
 
 def train_files(number: int, n_boxes: int = 2, with_json: bool = True) -> Files:
-    """Files of a sample in the layout train, or in hycoclip without the JSON."""
+    """Files of a sample in the layout `train`; without the JSON, in the layout `hycoclip`."""
     caption = f"cat {number}"
     files = {
         "child.jpg": jpeg(number % 200 + 50),
@@ -53,7 +53,7 @@ def grit_files(number: int, **fields: Any) -> Files:
 
 
 def pair_files(number: int) -> Files:
-    """Files of a sample in the layout pairs."""
+    """Files of a sample in the layout `pairs`."""
     return {"jpg": jpeg(number % 200 + 50, 64, 40), "txt": f"cat {number}".encode()}
 
 

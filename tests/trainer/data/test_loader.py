@@ -111,7 +111,7 @@ def test_global_random_state_does_not_change(shards: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_crop_and_box_are_drawn_anew_at_each_visit(tmp_path: Path) -> None:
+def test_crop_and_box_are_drawn_again_in_each_epoch(tmp_path: Path) -> None:
     shards = write_shards(tmp_path, [1])
     batches = take(small_loader(shards, batch=1), 30)
     assert len({batch.images.numpy().tobytes() for batch in batches}) > 10
@@ -145,7 +145,7 @@ def test_raw_grit_boxes_are_cropped_from_the_image(tmp_path: Path) -> None:
     assert (batch.images[:, :, :2] == 255).all()
 
 
-def test_half_of_the_captions_have_their_subreddit_in_front(tmp_path: Path) -> None:
+def test_half_of_the_captions_start_with_their_subreddit(tmp_path: Path) -> None:
     files: Files = {"jpg": jpeg(), "json": b'{"caption": "my cat", "subreddit": "cats"}'}
     write_tar(tmp_path / "0.tar", [("a", files)])
     captions = [

@@ -65,7 +65,7 @@ def test_log_of_many_bad_samples_is_short(tmp_path: Path, caplog: pytest.LogCapt
         (lambda n: {"txt": b"a"}, "boxes", r"missing_member: the sample has no jpg.*give train/ shards"),
     ],
 )
-def test_data_that_lack_a_need_of_the_model_are_refused_at_the_start(
+def test_data_without_the_boxes_or_parse_that_a_model_needs_are_refused_at_the_start(
     tmp_path: Path, make: Any, needs: str, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):

@@ -1,4 +1,4 @@
-"""Gradients through `gather`: those of one process on the full batch."""
+"""Gradients through `gather` equal those of one process on the full batch."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,7 @@ from trainer.batch import Batch
 
 Owners = tuple[list[int], list[int]] | None
 """Index of the pair that each box belongs to, for two ranks with four pairs each; None: one box per pair."""
-SEVERAL: Owners = ([0, 0, 1, 2, 3], [0, 1, 1, 1, 2, 2, 3])
+SEVERAL_BOXES: Owners = ([0, 0, 1, 2, 3], [0, 1, 1, 1, 2, 2, 3])
 
 
 def batch_of(ranks: list[int], owners: Owners) -> Batch:
@@ -34,7 +34,7 @@ def batch_of(ranks: list[int], owners: Owners) -> Batch:
 
 def one_rank(rank: int, name: str, fields: dict[str, Any], owners: Owners, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     model = small_model(name, **fields).double()
     loss = model.losses(model.features(batch_of([rank], owners))).loss
     loss.backward()
@@ -52,8 +52,8 @@ def one_rank(rank: int, name: str, fields: dict[str, Any], owners: Owners, folde
     [
         ("phyclip", {}, None),
         ("phyclip", {"loss_chunk": None}, None),
-        ("phyclip", {"loss_chunk": 40}, SEVERAL),
-        ("hycoclip", {"box_candidates": "paper"}, SEVERAL),
+        ("phyclip", {"loss_chunk": 40}, SEVERAL_BOXES),
+        ("hycoclip", {"box_candidates": "paper"}, SEVERAL_BOXES),
         ("phyclip", {"box_candidates": "paper"}, ([], [0, 1, 1, 3])),
         ("hycoclip", {"loss_chunk": None}, ([0, 2], [])),
         ("hycoclip", {"box_candidates": "paper"}, ([], [])),

@@ -1,4 +1,4 @@
-"""Two processes compute the losses of one process on the full batch, and report each other's loss."""
+"""Two processes compute the same losses as one process on the full batch, and report a lost process."""
 
 import json
 import math

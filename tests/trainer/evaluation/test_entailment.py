@@ -1,4 +1,4 @@
-"""Shares of satisfied entailments, for points placed by hand."""
+"""Shares of satisfied entailments, for points chosen by hand."""
 
 import math
 
@@ -19,11 +19,11 @@ def points(radius: float, *angles: float) -> torch.Tensor:
     return torch.tensor([[radius * math.cos(angle), radius * math.sin(angle), *[0.0] * 14] for angle in angles])
 
 
-def test_points_behind_an_apex_are_entailed_by_it_and_by_no_other_apex() -> None:
+def test_points_farther_from_the_origin_in_the_direction_of_an_apex_are_entailed_by_it_alone() -> None:
     directions = (0.0, math.pi / 2, math.pi, 3 * math.pi / 2)
     lifted = {"text": points(1.0, *directions), "image": points(3.0, *directions)}
     shares = entailment_shares(small_model("meru"), lifted, None)
-    assert shares == {"text_image/satisfied": 1.0, "text_image/chance": 0.0}  # eta is 1: no share of a plain cone
+    assert shares == {"text_image/satisfied": 1.0, "text_image/chance": 0.0}  # no *_plain: eta is 1
 
 
 def test_eta_below_one_is_stricter_than_the_plain_cone() -> None:

@@ -196,7 +196,7 @@ def test_a_damaged_file_of_the_model_is_an_error_that_names_it(
     assert f"error: {tmp_path / name}{message}" in capsys.readouterr().err
 
 
-def test_results_are_printed_before_an_output_that_cannot_be_written_is_an_error(
+def test_results_are_printed_even_if_the_output_file_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, tokenizer = model_and_tokenizer("clip")

@@ -1,4 +1,4 @@
-"""Features that all models share: boxes as additional pairs, the choice of the contrastive loss, frozen towers."""
+"""Behaviour that all models share: boxes as additional pairs, the choice of the contrastive loss, frozen towers."""
 
 import dataclasses
 

@@ -12,7 +12,7 @@ from pipeline.ground.glip.config import CONFIGS
 from pipeline.ground.glip.load import IGNORABLE
 from pipeline.ground.glip.model import Glip
 from tests.parity.glip import DATA, main, run
-from tests.parity.glip_training import GRADIENT_BAR, norm_errors
+from tests.parity.glip_training import GRADIENT_TOLERANCE, norm_errors
 
 
 @pytest.mark.slow
@@ -60,11 +60,11 @@ def altered(path: Path, *, without: tuple[str, ...] = (), **meta: object) -> Pat
         ({"without": ("meta",)}, "no array 'meta'"),
         ({"without": ("det.score",)}, "no array 'det.score'"),
         ({"seed": None}, "`meta` lacks seed"),
-        ({"config": "yolo"}, "'yolo' is none of GLIP's"),
-        ({"ids": [101] * 300}, "`ids` are no prompt"),
-        ({"ids": [10**6]}, "`ids` are no prompt"),
+        ({"config": "yolo"}, "'yolo' is not a configuration of GLIP"),
+        ({"ids": [101] * 300}, "`ids` are not a prompt"),
+        ({"ids": [10**6]}, "`ids` are not a prompt"),
         ({"gt_labels": [9, 1, 1]}, "`gt_labels`"),
-        ({"height": 0}, "no pixel"),
+        ({"height": 0}, "no pixels"),
     ],
 )
 def test_an_incomplete_or_wrong_case_is_an_error_that_names_the_entry(
@@ -75,17 +75,17 @@ def test_an_incomplete_or_wrong_case_is_an_error_that_names_the_entry(
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip", CASE.read_bytes()[:5000]])
-def test_a_truncated_or_foreign_file_is_an_error(
+def test_a_file_that_is_truncated_or_not_an_npz_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
     (tmp_path / "cut.npz").write_bytes(content)
     assert main([str(tmp_path / "cut.npz")]) == 2
-    assert "no .npz of plain arrays" in capsys.readouterr().err
+    assert "it is not an .npz of plain arrays" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", [1.001e-2, 1.0, -1.0])
 def test_a_gradient_that_cancels_is_still_compared(wrong: float) -> None:
     keys, wanted = ["a.weight", "a.self.key.bias"], np.array([100.0, 1e-7])
     found = np.array([100.0, 1e-6])
-    assert norm_errors((found, found), keys, wanted).max() <= GRADIENT_BAR
-    assert norm_errors((found, found), keys, np.array([100.0, wrong])).max() > GRADIENT_BAR
+    assert norm_errors((found, found), keys, wanted).max() <= GRADIENT_TOLERANCE
+    assert norm_errors((found, found), keys, np.array([100.0, wrong])).max() > GRADIENT_TOLERANCE

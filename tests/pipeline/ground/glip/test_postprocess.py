@@ -34,7 +34,7 @@ def logits_with(values: dict[tuple[int, int], float]) -> Tensor:
 LABELS = torch.tensor([[False, True, False, False], [False, False, True, True]])
 
 
-def test_a_label_scores_the_mean_probability_of_its_word_pieces() -> None:
+def test_the_probability_of_a_label_is_the_mean_over_its_word_pieces() -> None:
     probability = class_probability(torch.tensor([[9.0, 0.0, 0.0, -50.0]]), LABELS)
     assert probability[0].tolist() == pytest.approx([0.5, 0.25])
 
@@ -66,7 +66,7 @@ def test_only_boxes_of_the_same_label_suppress_each_other() -> None:
     assert len(detect(output_of(logits_with(neighbours)), 0, LABELS, (32, 32), CONFIG).scores) == 2
 
 
-def test_boxes_that_tie_with_the_last_one_stay() -> None:
+def test_boxes_with_the_same_score_as_the_last_one_are_kept() -> None:
     logits = logits_with({(0, 1): 2.0, (3, 1): 1.0, (12, 1): 1.0})
     assert len(detect(output_of(logits), 0, LABELS, (32, 32), replace(CONFIG, max_boxes=2)).scores) == 3
 

@@ -1,4 +1,4 @@
-"""The training loop: losses fall, runs resume, non-finite numbers stop it."""
+"""The training loop: losses fall, runs resume, and non-finite numbers stop the training."""
 
 import json
 from collections.abc import Iterator
