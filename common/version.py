@@ -9,7 +9,12 @@ from pathlib import Path
 @cache
 def hypergrit_version() -> str:
     """Return the version in the pyproject.toml of this checkout, or else the version of the installed package."""
-    file = Path(__file__).resolve().parent.parent / "pyproject.toml"
+    return version_in(Path(__file__).resolve().parent.parent)
+
+
+def version_in(root: Path) -> str:
+    """Return the version in the pyproject.toml of `root`, or without one that of the installed package."""
+    file = root / "pyproject.toml"
     if not file.is_file():
         return package_version("hypergrit")
     return str(tomllib.loads(file.read_text(encoding="utf-8"))["project"]["version"])

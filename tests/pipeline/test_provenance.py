@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
-from pipeline import provenance
 from pipeline.config import load_config
-from pipeline.provenance import folder_hash, hypergrit_version, make_provenance
+from pipeline.provenance import folder_hash, make_provenance
 
 
 def hash_of(folder: Path, name: str, content: bytes) -> str:
@@ -35,13 +32,3 @@ def test_a_calibrated_threshold_of_the_model_is_recorded_like_a_configured_one()
 def test_every_recorded_package_is_installed() -> None:
     packages = make_provenance(load_config(["input=in", "output=out"]))["packages"]
     assert "absent" not in packages.values()
-
-
-def test_without_a_checkout_the_version_is_that_of_the_installed_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(provenance, "repository_root", lambda: tmp_path)
-    monkeypatch.setattr(provenance, "package_version", {"hypergrit": "1.2.3"}.__getitem__)
-    assert hypergrit_version() == "1.2.3"
-    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "4.5.6"\n')
-    assert hypergrit_version() == "4.5.6"

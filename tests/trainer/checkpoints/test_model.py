@@ -89,7 +89,7 @@ def test_weights_of_another_model_are_an_error_that_names_an_entry(tmp_path: Pat
 def test_a_missing_factor_is_an_error() -> None:
     state = to_released(small_model("phyclip"))
     state["curvs.5"] = state.pop("curvs.1")
-    with pytest.raises(ValueError, match=r"curvs: entries .* are not numbered from 0 on"):
+    with pytest.raises(ValueError, match=r"curvs: the entries are numbered \[0, 5\] instead of 0, 1"):
         from_released(state)
 
 
@@ -117,7 +117,7 @@ def test_a_malicious_or_misspelt_config_is_an_error(tmp_path: Path, change: dict
     [
         ({"model": ["clip"]}, "'model' is missing or has the wrong type"),
         ({"config": []}, "'config' is missing or has the wrong type"),
-        ({"preprocess": {"size_px": 16}}, "preprocess lacks 'mode'"),
+        ({"preprocess": {"size_px": 16}}, "'mode' is missing in 'preprocess'"),
     ],
 )
 def test_a_missing_or_wrong_entry_of_a_config_is_an_error_that_names_file_and_key(

@@ -130,12 +130,12 @@ def test_a_configuration_of_another_network_beside_the_weights_is_an_error(tmp_p
     saved: Any = json.loads((folder / "open_clip_config.json").read_text())
     saved["model_cfg"]["quick_gelu"] = False
     (folder / "open_clip_config.json").write_text(json.dumps(saved))
-    with pytest.raises(UserError, match="has another quick_gelu than open_clip/tiny-vit"):
+    with pytest.raises(UserError, match="has a different quick_gelu than open_clip/tiny-vit"):
         new_model(tower_config(folder))
     saved["model_cfg"]["quick_gelu"] = True
     saved["model_cfg"]["vision_cfg"]["head_width"] = 4
     (folder / "open_clip_config.json").write_text(json.dumps(saved))
-    with pytest.raises(UserError, match="has another head_width than open_clip/tiny-vit"):
+    with pytest.raises(UserError, match="has a different head_width than open_clip/tiny-vit"):
         new_model(tower_config(folder))
 
 
@@ -148,7 +148,7 @@ def test_a_tag_is_downloaded_and_must_be_a_safetensors_file(tmp_path: Path, monk
         if fits:
             new_model(tower_config("a_tag"))
         else:
-            with pytest.raises(UserError, match=r"open_clip found a_tag as weights\.pt only"):
+            with pytest.raises(UserError, match=r"open_clip has a_tag only as weights\.pt"):
                 new_model(tower_config("a_tag"))
         path.unlink()
 

@@ -107,12 +107,12 @@ def test_tensors_of_another_model_are_an_error_that_names_a_tensor(tmp_path: Pat
     other = run_after_one_step(tmp_path, "model_name=clip")
     with pytest.raises(UserError, match="model_name was 'meru', is 'clip'"):
         restore_checkpoint(path, other, CPU, lambda saved: differences(saved, other.config))
-    with pytest.raises(UserError, match=r"does not fit this model: only the checkpoint has curv$"):
+    with pytest.raises(UserError, match=r"does not fit this model: only the checkpoint has curv; restore"):
         restore_checkpoint(path, other, CPU, no_changes)
 
 
 def test_only_the_first_differences_are_listed(tmp_path: Path) -> None:
     run = run_after_one_step(tmp_path)
     path = save(tmp_path, run, 1)
-    with pytest.raises(UserError, match=r"other settings: a; b; c; and 2 more\. Restore these settings"):
+    with pytest.raises(UserError, match=r"different settings: a; b; c; and 2 more\. Restore these settings"):
         restore_checkpoint(path, run, CPU, lambda saved: ["a", "b", "c", "d", "e"])

@@ -94,7 +94,7 @@ def test_samples_before_the_position_are_not_read(shards: Path, monkeypatch: pyt
 def test_state_of_other_data_is_refused(shards: Path, tmp_path: Path) -> None:
     state = small_loader(shards).state_dict()
     for other in (small_loader(write_shards(tmp_path / "other", [7, 9, 6])), small_loader(shards, seed=1)):
-        with pytest.raises(UserError, match="position belongs to other data"):
+        with pytest.raises(UserError, match="belongs to different data"):
             other.load_state_dict(state)
 
 
