@@ -10,6 +10,7 @@ from demo.world.truth import Prediction, Truth, matches
 
 SCORE_GRID = tuple(round(0.20 + 0.02 * step, 2) for step in range(31))
 COSINE_GRID = (-1.0, *(round(0.02 * step, 2) for step in range(1, 36)))  # -1: no filter
+# Rows and columns of `grid_table`.
 SHOWN_SCORES, SHOWN_COSINES = (0.30, 0.40, 0.50, 0.60), (-1.0, 0.10, 0.20, 0.30, 0.40, 0.50)
 
 
@@ -72,10 +73,10 @@ def grid(
 def choose_thresholds(
     groups: Mapping[str, Sequence[ScoredImage]], min_precision: Mapping[str, float]
 ) -> dict[str, OperatingPoint]:
-    """Return, per group, the operating point of the pair of thresholds that is best for all groups.
+    """Choose one pair of thresholds for all groups. Returns its operating point in each group.
 
-    The best pair has the highest mean recall among those that reach the minimum precision in every group. If none does,
-    the pair with the smallest total shortfall of precision is chosen.
+    Of the pairs that reach the minimum precision in every group, the pair with the highest mean recall is chosen. If
+    there is none, only the pairs with the smallest total shortfall of precision are considered.
     """
     candidates = list(zip(*(grid(images) for images in groups.values()), strict=True))
     required = [min_precision[name] for name in groups]

@@ -51,14 +51,16 @@ class Batch:
 
     crops: Tensor  # uint8 [b+m 3 s s], background crops last
     texts: list[str]  # b
-    compatible: Tensor  # bool [b b+m]; True if text i may describe crop j, so that the pair is no negative
+    compatible: (
+        Tensor  # bool [b b+m]; True if text i may describe crop j; the loss then does not use the pair as a negative
+    )
     scenes: Tensor  # uint8 [n 3 s s]
     captions: list[str]  # n
 
 
 @cache
 def concepts_of_category(noun: str) -> frozenset[int]:
-    """Return the indices of the concepts that a category noun describes or might describe ("a toy" for a rocket)."""
+    """Return the indices of the concepts that a category noun describes or may describe ("a toy" for a rocket)."""
     entry = next(entry for entry in CATEGORY_NOUNS if entry.noun == noun)
     names = {*entry.applies_to, *entry.excluded_by}
     return frozenset(CONCEPT_INDEX[c.name] for c in CONCEPTS if c.name in names or c.category in names)
@@ -99,7 +101,7 @@ def background_box(scene: Scene, rng: Random, max_iou: float = 0.25) -> PixelBox
 
 
 def template_text(obj: Object, rng: Random) -> tuple[str, str | None]:
-    """Draw a template text for an object. Returns it with its colour word, which half of the texts omit."""
+    """Draw a template text for an object. Returns the text and its colour word; half of the texts have none."""
     colour = obj.colour if rng.random() < 0.5 else None
     noun = CONCEPT[obj.concept].noun
     name = f"{colour} {noun}" if colour else noun
@@ -182,8 +184,8 @@ YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.5
 def augment(images: Tensor, generator: torch.Generator, flip: bool) -> Tensor:
     """Augment images [b 3 s s] in [0, 1] by colour, shading, blur, line width and optionally horizontal flips.
 
-    The model should not learn the habits of one style. Hue is rotated by at most 12 degrees, so that colour words stay
-    true. Scenes are not flipped, because captions contain "left" and "right".
+    This keeps the model from learning features of a single style. Hue is rotated by at most 12 degrees, so that colour
+    words remain correct. Scenes are not flipped, because captions contain "left" and "right".
     """
     b, _, size, _ = images.shape
 

@@ -90,9 +90,9 @@ def chunks(items: list[Any], size: int) -> list[list[Any]]:
 
 
 def concept_ranks(model: DualEncoder, tokenizer: Tokenizer, crops: Tensor, objects: list[Object]) -> Tensor:
-    """Return, per crop [n d], the number of concepts that score higher than its own.
+    """Return the rank of each object's concept: the number of concepts with a higher similarity to the crop.
 
-    The texts name each concept in the object's colour, as captions do: "a red car".
+    `crops` are embeddings [n d]. The texts name each concept in the object's colour, as captions do: "a red car".
     """
     nouns = [concept.noun for concept in CONCEPTS]
     colours = {obj.colour for obj in objects}
@@ -153,7 +153,7 @@ def concept_metrics(
 def box_metrics(
     model: DualEncoder, tokenizer: Tokenizer, preprocess: PreprocessConfig, scenes: list[Scene]
 ) -> dict[str, Any]:
-    """Return AUC, cosines and threshold table of matching against mismatched pairs of box and phrase."""
+    """Compare matching with mismatched box-phrase pairs: AUC, mean and deviation of the cosines, threshold table."""
     rng = Random("clip evaluation")
     pairs = [(scene, pair) for scene in scenes for pair in text_box_pairs(scene, rng)]
     boxes = embed_images(model, [crop_pixels(scene, pair.box, preprocess) for scene, pair in pairs])
@@ -172,7 +172,7 @@ def box_metrics(
 def caption_metrics(
     model: DualEncoder, tokenizer: Tokenizer, preprocess: PreprocessConfig, scenes: list[Scene]
 ) -> dict[str, Any]:
-    """Return retrieval recall and AUC of full scenes and their captions."""
+    """Return retrieval recall and AUC of full scenes with their captions."""
     images = embed_images(model, [fit(scene.image, preprocess) for scene in scenes])
     captions = embed_texts(model, tokenizer, [scene.caption for scene in scenes])
     similarity = images @ captions.T

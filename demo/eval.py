@@ -34,9 +34,9 @@ BEGIN, END = "<!-- figures: written by demo/eval.py -->", "<!-- end of figures -
 CALIBRATION_SEEDS = TEST_SEEDS[10_000:20_000]
 REPORT_SEEDS = TEST_SEEDS[20_000:30_000]
 N_SCENES = 150
-# The demo promises at least 0.90 and 0.85. The margin covers the difference between calibration and report scenes.
+# jobs/README.md promises at least 0.90 and 0.85 for the demo. The margin covers the difference between scenes.
 MIN_PRECISION = {"trained": 0.955, "held_out": 0.90}
-SEARCH_FLOOR = 0.02  # score floor for AP and recall among many boxes; scored boxes use the pipeline's own floor
+SEARCH_FLOOR = 0.02  # minimum grounding score of the boxes for AP and recall; the filters use the pipeline's floor
 
 Images = list[tuple[list[Prediction], Truth]]
 
@@ -88,7 +88,7 @@ def card_lines(
 
 
 class EvaluationStages:
-    """Parse, ground and score stages with thresholds of zero, so that only boxes below the minimum size are dropped."""
+    """Parse, ground and score stages with thresholds of 0, so that only boxes below the minimum size are removed."""
 
     def __init__(self, weights: Path) -> None:
         glip, clip = str(weights / "glip"), str(weights / "clip")
@@ -98,7 +98,7 @@ class EvaluationStages:
         self.score = Score(config, resolve_thresholds(config, glip))
 
     def scored(self, items: Sequence[Scene]) -> tuple[Images, list[ScoredImage]]:
-        """Return all boxes for the captions of the scenes, and those that the score stage filters."""
+        """Ground the captions of the scenes. Returns all boxes, and the boxes above the pipeline's floor with cosines."""
         truths = [truth_of(scene) for scene in items]
         table = self.ground(self.parse(caption_table(items)))
         found = read_predictions(table)
@@ -106,7 +106,7 @@ class EvaluationStages:
         return list(zip(found, truths, strict=True)), read_scored(scored, truths)
 
     def list_prompts(self, items: Sequence[Scene]) -> Images:
-        """Return the boxes for list prompts of the scenes."""
+        """Return the boxes that are found with a list prompt for each scene."""
         prompts = [list_prompt(scene) for scene in items]
         return list(zip(read_predictions(self.ground(prompt_table(prompts))), map(truth_of, prompts), strict=True))
 
@@ -146,7 +146,7 @@ def clip_score(point: OperatingPoint) -> float:
 def detector_table(lists: dict[Style, Images], captions: dict[Style, Images]) -> list[str]:
     """Return a Markdown table of the detector's metrics per style."""
     lines = [
-        "| style | list AP50 | caption AP50 | caption R@1 | any of 20 | mean IoU of hits |",
+        "| style | list AP50 | caption AP50 | caption R@1 | caption R@20 | mean IoU of correct boxes |",
         "|---|---|---|---|---|---|",
     ]
     for style, images in captions.items():

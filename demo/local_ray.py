@@ -136,7 +136,7 @@ def stop_with_descendants(head: "subprocess.Popen[bytes]") -> None:
 
 
 def stat_fields(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on; None if the process (or /proc) does not exist."""
+    """Return the fields of /proc/PID/stat, starting with the state; None if the process or /proc does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -144,7 +144,7 @@ def stat_fields(pid: int) -> list[str] | None:
 
 
 def started_at(pid: int) -> str | None:
-    """Return the start time of a process in clock ticks since boot. Id and start time identify a process."""
+    """Return the start time of a process in clock ticks since boot. Together with the id, it identifies a process."""
     fields = stat_fields(pid)
     return fields[19] if fields else None
 

@@ -17,7 +17,10 @@ READY_S = 120.0
 
 
 def usable_port() -> int:
-    """Return the default port if it is free, so that repeated runs use the same URLs; otherwise any free port."""
+    """Return the default port if it is free, so that repeated runs use the same URLs; otherwise any free port.
+
+    Raises RuntimeError if no port is free.
+    """
     for port in (PORT, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -44,12 +47,17 @@ def wait_for_answer(request: urllib.request.Request, process: "subprocess.Popen[
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
     tail = log.read_text("utf-8", "replace")[-2000:]
-    raise RuntimeError(f"{name} did not start within {READY_S:.0f} s; end of {log}:\n{tail}")
+    code = process.poll()
+    cause = f"no response within {READY_S:.0f} s" if code is None else f"exit code {code}"
+    raise RuntimeError(f"{name} did not start: {cause}; end of {log}:\n{tail}")
 
 
 @contextmanager
 def server(port: int, log: Path) -> Iterator[None]:
-    """Run demo.serve in a process until the context ends. Returns control once it responds."""
+    """Run demo.serve in a process until the context ends. The context begins when the server responds.
+
+    Raises RuntimeError with the end of the log if the server does not start.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "demo.serve", "--port", str(port)]
     with log.open("wb") as out:

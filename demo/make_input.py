@@ -1,6 +1,6 @@
 """Write the demo's input to out/demo_input/: `python -m demo.make_input`.
 
-    pairs.parquet    url, caption, id: the input of the job; mostly scenes, plus rows with problems found on the web
+    pairs.parquet    url, caption, id: the input of the job: mostly scenes, and some rows with problems that occur on the web
     pairs.csv        the same rows
     truth.json       {id: ground truth}: phrases and boxes of the rows that have a scene
     expected.json    {stage: {reason: n}}: rows that each early stage must drop, by reason
@@ -73,7 +73,7 @@ def scene_row(index: int, base: str, prefix: str = "", variant: str | None = Non
 
 
 class Affix(NamedTuple):
-    """Text added to a caption: as in the input, and after the captions stage has cleaned it."""
+    """Text added to a caption: as written in the input, and as cleaned by the captions stage."""
 
     raw: str = ""
     cleaned: str = ""
@@ -159,7 +159,7 @@ def dropped_rows(scenes: Iterator[int], base: str) -> Iterator[Row]:
 
 
 def rows_without_image(base: str) -> Iterator[Row]:
-    """Yield rows whose URL leads to no usable image."""
+    """Yield rows whose URL does not give a usable image."""
     cases: list[tuple[str, str | None, str]] = [
         ("not-a-url", "htp:/broken link", "invalid_url"),
         ("private-network", "http://192.168.0.1/cat.jpg", "private_address"),

@@ -35,7 +35,7 @@ MOVED = {
 """Redirect targets: the same URL, a private network, the metadata service of a cloud, a local file."""
 
 FLAKY_SEEN: web.AppKey[set[str]] = web.AppKey("flaky_seen", set)
-"""Paths that have already failed once."""
+"""Paths that have been requested before, and failed."""
 
 
 @lru_cache(maxsize=64)
@@ -70,7 +70,7 @@ async def flaky(request: web.Request) -> web.Response:
 
 
 async def redirect(request: web.Request) -> web.Response:
-    """Redirect `n` times before the scene."""
+    """Redirect `n` times, then respond with the scene."""
     n = int(request.match_info["n"])
     target = request.path.removeprefix(f"/redirect/{n}")
     raise web.HTTPFound(target if n <= 1 else f"/redirect/{n - 1}{target}")
@@ -107,7 +107,7 @@ async def moved(request: web.Request) -> web.Response:
 
 
 async def slow(request: web.Request) -> web.StreamResponse:
-    """Respond never (`silent.jpg`), with a byte every 0.2 s indefinitely (`endless.jpg`), or with 24 MiB (`huge.jpg`)."""
+    """Do not respond (`silent.jpg`), send a byte every 0.2 s indefinitely (`endless.jpg`) or 24 MiB (`huge.jpg`)."""
     name = request.match_info["name"]
     if name == "silent.jpg":
         await asyncio.sleep(3600)
@@ -156,7 +156,7 @@ def make_app() -> web.Application:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--port", type=int, default=PORT)
+    parser.add_argument("--port", type=int, default=PORT, help="port to listen on")
     web.run_app(make_app(), host=HOST, port=parser.parse_args().port, shutdown_timeout=0.5, access_log=None, print=None)
 
 

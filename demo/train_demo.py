@@ -24,7 +24,7 @@ OUTPUT = ROOT / "out" / "train_demo"
 def main() -> int:
     """Run the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", choices=tuple(MODELS), default="hycoclip")
+    parser.add_argument("--model", choices=tuple(MODELS), default="hycoclip", help="model to train")
     parser.add_argument(
         "--out", type=Path, default=OUTPUT, help="folder of the outputs pairs/, shards/, concepts/ and MODEL/"
     )

@@ -1,6 +1,6 @@
 """Train the miniature GLIP on the demo's world: `python -m demo.train_glip --out demo/weights/glip`.
 
-Scenes are generated on the fly from their seeds. The share of dense grids with list prompts falls during training, and
+Scenes are generated from their seeds during training. The share of dense grids with list prompts falls during training, and
 that of scenes with captions rises. Processes use different seeds and average their weights.
 """
 
@@ -34,7 +34,8 @@ from pipeline.ground.glip.training.vocabulary import write_vocabulary
 logger = logging.getLogger(__name__)
 
 N_CAPTIONS = 20_000  # captions that the vocabulary is built from
-# Without these, glibc returns large activations to the system, which zeroes their pages again in the next step.
+# Keep freed memory in the process. By default, glibc returns large activations to the system, which zeroes their
+# pages again in the next step.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "16000000000"}
 
 
@@ -129,7 +130,7 @@ def copy_image_tower(model: Glip, clip: Path) -> int:
     weights = read_tensors(clip)
     prefix = next((key.removesuffix(anchor) for key in weights if key.endswith(anchor)), None)
     if prefix is None:
-        raise ValueError(f"{clip}: no image tower found; no key ends in {anchor}")
+        raise ValueError(f"{clip}: no image tower (no key ends in {anchor}); give weights of demo.train_clip")
     missing = [key for key in tower_state if prefix + key not in weights]
     if missing:
         raise ValueError(f"{clip}: the image tower lacks {len(missing)} tensors: {', '.join(missing[:5])}")

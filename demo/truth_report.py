@@ -29,7 +29,7 @@ def read_rows(output: Path) -> Iterator[dict[str, Any]]:
     """
     files = sorted((output / "arrow").glob("*.arrow"))
     if not files:
-        raise FileNotFoundError(f"{output / 'arrow'}: no shards; run the job with `arrow` among its formats first")
+        raise FileNotFoundError(f"{output / 'arrow'}: no shards; run the job first, with `arrow` among its formats")
     for file in files:
         with pa.memory_map(str(file)) as source:
             yield from pa.ipc.open_file(source).read_all().select(COLUMNS).to_pylist()
@@ -80,7 +80,7 @@ def truth_metrics(rows: Iterable[dict[str, Any]], truths: dict[str, Truth]) -> d
 
 
 def metrics(counts: Tally) -> dict[str, Any]:
-    """Return precision, recall and the counts they derive from."""
+    """Return precision, recall, and the counts from which they are computed."""
     return {"precision": round(counts.precision, 4), "recall": round(counts.recall, 4), **asdict(counts)}
 
 

@@ -16,7 +16,7 @@ GROUNDED_KINDS: tuple[Kind, ...] = ("object", "count", "category", "contrast")  
 
 @dataclass(frozen=True, kw_only=True)
 class Phrase:
-    """A noun phrase of a caption. Spans are character offsets [start, end); the noun's span covers compounds fully."""
+    """A noun phrase of a caption. Spans are character offsets [start, end); a noun's span includes compounds."""
 
     start: int
     end: int

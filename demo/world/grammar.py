@@ -39,7 +39,7 @@ POSITIONS: dict[str, tuple[str, ...]] = {
     "bottom right": ("in the bottom right corner", "at the bottom right", "in the lower right corner"),
 }
 
-# Text before a noun phrase. Most captions of the web have none, so the empty opening has the largest share.
+# Text before a noun phrase. Most captions on the web have none, so the empty opening has the largest share.
 OPENINGS = (
     *[""] * 6,
     "a picture of ",

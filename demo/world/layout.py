@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 from demo.world.vocabulary import COLOURS, CONCEPTS, Concept
 
 N_OBJECTS = ((1, 12), (2, 28), (3, 30), (4, 20), (5, 10))  # (number of objects, weight)
-# Largest overlap of two slots, as a share of the smaller one. It keeps the hidden part of any drawing that is centred in
-# its slot at or below 30 %. Worst case: a thin line along the middle of the slot, hidden over 0.15 / 0.5 of its length.
+# Largest overlap of two slots, as a share of the smaller one. It ensures that at most 30 % of a drawing centred in its
+# slot is hidden. Worst case: a thin line along the middle of the slot, of whose length 0.15 / 0.5 is hidden.
 MAX_SLOT_OVERLAP = 0.15
 
 

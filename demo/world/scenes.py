@@ -106,7 +106,7 @@ def list_prompt(scene: Scene, max_names: int = 16) -> Scene:
         colours.setdefault(obj.concept, set()).add(obj.colour)
     present: dict[tuple[str, str | None], list[int]] = {}
     for index, obj in enumerate(scene.objects):
-        # Of a tinted and an untinted bell, only "bell" is certain to be true of both.
+        # If one bell is tinted and another is not, both are named "bell": the untinted one may have the same colour.
         colour = None if None in colours[obj.concept] else obj.colour
         present.setdefault((obj.concept, colour), []).append(index)
     n_absent = rng.randint(1, 5)

@@ -123,7 +123,7 @@ def iou(a: Sequence[Box], b: Sequence[Box]) -> NDArray[np.float64]:
 
 
 def phrase_of(start: int, end: int, truth: Truth) -> int | None:
-    """Return the index of the phrase that the span [start, end) refers to, or None, as for "this picture"."""
+    """Return the index of the phrase that the span [start, end) refers to; None for spans such as "this picture"."""
     covered = [
         index for index, phrase in enumerate(truth.phrases) if start < phrase.noun_end and phrase.noun_start < end
     ]

@@ -15,7 +15,7 @@ TARGET = Path(__file__).resolve().parents[1] / "architecture.png"
 
 
 def box(axes: Axes, x: float, y: float, width: float, height: float, text: str, colour: str, size: float = 11) -> None:
-    """A rounded box; the first line of its text is bold."""
+    """Draw a rounded box; the first line of its text is bold."""
     style = "round,pad=0,rounding_size=0.08"
     axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle=style, fc=colour, ec="#9aa5b1", lw=1.2))
     head, _, rest = text.partition("\n")
@@ -32,14 +32,14 @@ def box(axes: Axes, x: float, y: float, width: float, height: float, text: str, 
 
 
 def group(axes: Axes, x: float, y: float, width: float, height: float, text: str) -> None:
-    """A dashed frame around boxes that run in one process."""
+    """Draw a dashed frame around boxes that run in the same process."""
     style = "round,pad=0,rounding_size=0.1"
     axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle=style, fc="none", ec=GREY, lw=1.1, ls=(0, (4, 3))))
     axes.text(x + 0.12, y + height + 0.1, text, fontsize=10, color=GREY, va="bottom")
 
 
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], text: str = "", bend: float = 0.0) -> None:
-    """An arrow with an optional label at its middle."""
+    """Draw an arrow with an optional label at its middle."""
     style = f"arc3,rad={bend}"
     axes.add_patch(
         FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=15, lw=1.5, color=INK, connectionstyle=style)
@@ -49,7 +49,7 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], text
 
 
 def main() -> None:
-    """Write docs/architecture.png."""
+    """Draw the diagram and write docs/architecture.png."""
     figure = plt.figure(figsize=(16, 8.6), dpi=110, facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, 16)

@@ -1,7 +1,7 @@
-"""Draw docs/overview.png, the picture at the top of README: `python docs/figures/overview.py`.
+"""Draw docs/overview.png, the picture at the top of README.md: `python docs/figures/overview.py`.
 
-Everything in it is computed: a scene of the demo's world passes through the real stages, and the training sample shown is the one that
-`write_shard` wrote.
+The parse, the boxes and the training sample are results of the pipeline for one scene of the demo's world. The points in
+hyperbolic space are only an illustration.
 """
 
 import io
@@ -36,7 +36,7 @@ MONO = {"family": "DejaVu Sans Mono"}
 
 
 def grounded_sample(folder: Path) -> dict[str, Any]:
-    """The training sample that the pipeline writes for the scene: its members by name, JSON decoded."""
+    """Return the training sample that the pipeline writes for the scene, as members by name; JSON is decoded."""
     scene = make_scene(SEED, "openmoji")
     with tarfile.open(folder / "input.tar", "w") as tar:
         encoded = io.BytesIO()
@@ -58,21 +58,21 @@ def picture(data: bytes) -> np.ndarray[Any, Any]:
 
 
 def blank(axes: Axes) -> None:
-    """An empty panel with coordinates from 0 to 1."""
+    """Hide the axes and set coordinates from 0 to 1."""
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.axis("off")
 
 
 def title(figure: Figure, number: int, text: str, x: float, y: float) -> None:
-    """The numbered title of a panel, at figure coordinates."""
+    """Draw the numbered title of a panel at figure coordinates."""
     figure.text(x, y, f"{number}", fontsize=14, color="white", weight="bold", va="center", ha="center",
                 bbox={"boxstyle": "circle,pad=0.25", "fc": INK, "ec": INK})  # fmt: skip
     figure.text(x + 0.014, y, text, fontsize=14.5, color=INK, weight="bold", va="center")
 
 
 def draw_parse(axes: Axes, facts: dict[str, Any], colours: dict[int, str]) -> None:
-    """The caption with its dependency tree above the words and its noun chunks below them."""
+    """Draw the caption, with its dependency tree above the words and its noun chunks below them."""
     blank(axes)
     caption, tokens = facts["caption"], facts["tokens"]
     words = [caption[token["start"] : token["end"]] for token in tokens]
@@ -110,7 +110,7 @@ def draw_parse(axes: Axes, facts: dict[str, Any], colours: dict[int, str]) -> No
 
 
 def draw_boxes(axes: Axes, sample: dict[str, Any], colours: dict[int, str]) -> None:
-    """The image with the boxes that were kept."""
+    """Draw the image with its kept boxes."""
     blank(axes)
     facts = sample["json"]
     image = sample["scene"]
@@ -130,7 +130,7 @@ def draw_boxes(axes: Axes, sample: dict[str, Any], colours: dict[int, str]) -> N
 
 
 def draw_sample(axes: Axes, sample: dict[str, Any], colours: dict[int, str]) -> None:
-    """The members of the training sample."""
+    """Draw the members of the training sample."""
     blank(axes)
     axes.add_patch(
         FancyBboxPatch((0.0, 0.0), 1.0, 0.965, boxstyle="round,pad=0,rounding_size=0.02", fc=PALE, ec="#d9e2ec")
@@ -171,7 +171,7 @@ def wrapped(text: str, width: int) -> str:
 
 
 def draw_space(axes: Axes, sample: dict[str, Any], colours: dict[int, str]) -> None:
-    """Hyperbolic space: general phrases near the root, specific images farther out, inside their cones."""
+    """Draw hyperbolic space: general phrases near the root, specific images farther out, inside the phrases' cones."""
     blank(axes)
     axes.set_aspect("equal")
     axes.set_xlim(-1.06, 1.06)
@@ -221,7 +221,7 @@ def draw_space(axes: Axes, sample: dict[str, Any], colours: dict[int, str]) -> N
 
 
 def main() -> None:
-    """Write docs/overview.png."""
+    """Run the pipeline on the scene and write docs/overview.png."""
     with tempfile.TemporaryDirectory() as folder:
         sample = grounded_sample(Path(folder))
     facts = sample["json"]
