@@ -1,0 +1,116 @@
+"""The interface of an evaluation task: the files that it reads, the embeddings that it asks for, and its result.
+
+Shapes: n items, d embedding width.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from trainer.models.config import Ranking
+from trainer.models.dual_encoder import DualEncoder
+
+Fit = Literal["crop", "squeeze", "pad"]
+"""How an image becomes a square: the short side is resized and the center cropped; both sides are resized; the long
+side is resized and the rest filled with white."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSource:
+    """An image file, or a box in it: left, top, width and height in pixels, clipped to the image."""
+
+    path: Path
+    box: tuple[float, float, float, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFeatures:
+    """Features [n d] before the lift, and the error of each image that could not be read, by index (zeros there)."""
+
+    features: Tensor
+    errors: Mapping[int, str]
+
+
+class Embedder(Protocol):
+    """A model that embeds texts and images in batches; embeddings are cached on disk under the hash of the model."""
+
+    model: DualEncoder
+
+    def texts(self, texts: Sequence[str]) -> Tensor:
+        """Return the features [n d] of texts before the lift, float32 on the CPU. Equal texts are embedded once."""
+        ...
+
+    def images(
+        self, images: Sequence[ImageSource], fit: Fit = "crop", *, legacy_norm: bool = False, trunk: bool = False
+    ) -> ImageFeatures:
+        """Return the features of images, float32 on the CPU.
+
+        `legacy_norm` subtracts a mean of 0.5 and divides by 0.5 before the encoder's own normalization, as PHyCLIP's
+        code for VL-CheckList does. `trunk` returns the output of the image tower before its projection.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """Rules where paper and released code differ, and limits."""
+
+    # score by which candidates are ranked: `released` or `metric`, see trainer.models.config.Ranking
+    ranking: Ranking = "released"
+    # scoring rule of metrics: that of the released code, or that of the paper's text
+    rule: Literal["released", "paper"] = "released"
+    # PHyCLIP's double normalization of VL-CheckList's images
+    vlc_legacy_norm: bool = False
+    # maximum number of examples of each file or split; 0: all
+    max_examples: int = 0
+    # seed of mismatched pairs and random subsets
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A picture of a result: `draw` writes a PNG file with matplotlib."""
+
+    name: str
+    title: str
+    draw: Callable[[Path], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResult:
+    """The result of a task: metrics by name, as printed in the papers' tables, and what they were computed from."""
+
+    metrics: Mapping[str, float]
+    """Shares are between 0 and 1; other units are in the name of the metric."""
+    chance: Mapping[str, float] = field(default_factory=dict)
+    rules: Mapping[str, str] = field(default_factory=dict)
+    n_used: int
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """Number of examples that were not used, by reason."""
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of each annotation file, by its path below the data folder."""
+    details: Mapping[str, object] = field(default_factory=dict)
+    """Further JSON-compatible results: per-class figures, paths to the root, nearest texts."""
+    figures: Sequence[Figure] = ()
+
+
+class MissingFiles(Exception):
+    """The data folder lacks files of a task; the message names the expected layout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """An evaluation task."""
+
+    name: str
+    title: str
+    files: tuple[str, ...]
+    """Paths below the data folder."""
+    size: str
+    source: str
+    license: str
+    evaluate: Callable[[Embedder, Path, TaskOptions], TaskResult]
+    """Evaluate a model on the data folder. Raises MissingFiles, and UserError for malformed annotations."""
