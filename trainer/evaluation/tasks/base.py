@@ -122,7 +122,7 @@ class TaskResult:
     figures: Sequence[Figure] = ()
 
 
-class MissingFiles(Exception):
+class MissingFilesError(Exception):
     """The data folder lacks files of a task; the message names the expected layout."""
 
 
@@ -138,4 +138,4 @@ class Task:
     source: str
     license: str
     evaluate: Callable[[Embedder, Path, TaskOptions], TaskResult]
-    """Evaluate a model on the data folder. Raises MissingFiles, and UserError for malformed annotations."""
+    """Evaluate a model on the data folder. Raises MissingFilesError, and UserError for malformed annotations."""
