@@ -98,11 +98,10 @@ def top_k(score: Score, queries: Tensor, candidates: Tensor, k: int, at_once: in
         for part in pieces(n, at_once):
             values, columns = first_largest(score(points, candidates[..., part, :]), k)
             best, indices = torch.cat([best, values], 1), torch.cat([indices, columns + part.start], 1)
-            order = best.argsort(1, descending=True, stable=True)[:, :k]
+            order = best.argsort(dim=1, descending=True, stable=True)[:, :k]
             best, indices = best.gather(1, order), indices.gather(1, order)
         found.append((best.float().cpu(), indices.cpu()))
-    scores, columns = zip(*found, strict=True)
-    return torch.cat(scores), torch.cat(columns)
+    return torch.cat([scores for scores, _ in found]), torch.cat([columns for _, columns in found])
 
 
 def first_largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from common.errors import UserError
 from trainer.evaluation.annotations import checksums, read_lines
@@ -34,10 +34,16 @@ class SetInfo:
 @cache
 def set_infos() -> dict[str, SetInfo]:
     """The 20 data sets by key, in the order of the papers' tables."""
-    table = json.loads(TABLE.read_text(encoding="utf-8"))
+    table: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))
     return {
         key: SetInfo(
-            key=key, **{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+            key=key,
+            n_classes=row["n_classes"],
+            n_images=row["n_images"],
+            prompts=tuple(row["prompts"]),
+            names=tuple(row.get("names", ())),
+            names_source=row.get("names_source", ""),
+            wnids=tuple(row.get("wnids", ())),
         )
         for key, row in table.items()
     }

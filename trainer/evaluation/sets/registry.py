@@ -5,7 +5,7 @@ from typing import Final
 
 from trainer.evaluation.sets import folders, matlab, packed, text_lists
 from trainer.evaluation.sets.base import Reader, ZeroShotSet, finish, first_folder, read_class_folders, set_infos
-from trainer.evaluation.tasks.base import MissingFiles
+from trainer.evaluation.tasks.base import MissingFilesError
 
 READERS: Final[dict[str, tuple[Reader, str]]] = {
     "imagenet": (folders.read_imagenet, "val/WNID/*.JPEG"),
@@ -41,7 +41,7 @@ READERS: Final[dict[str, tuple[Reader, str]]] = {
 def read_set(root: Path, key: str) -> ZeroShotSet:
     """Read a data set from the official files in ROOT/KEY, or else from plain folders ROOT/KEY/[test/]CLASS/IMAGE.
 
-    Raises MissingFiles, naming the layouts, if neither is there, and UserError for malformed files.
+    Raises MissingFilesError, naming the layouts, if neither is there, and UserError for malformed files.
     """
     folder, (reader, layout), info = root / key, READERS[key], set_infos()[key]
     found = reader(folder) if folder.is_dir() else None
@@ -49,5 +49,7 @@ def read_set(root: Path, key: str) -> ZeroShotSet:
         plain = read_class_folders(first_folder(folder, "test"), "plain folders", is_full=True)
         found = plain if plain.images and len(plain.classes) == info.n_classes else None
     if found is None:
-        raise MissingFiles(f"{key}: expected {folder}/{layout}, or {info.n_classes} plain folders {folder}/CLASS/IMAGE")
+        raise MissingFilesError(
+            f"{key}: expected {folder}/{layout}, or {info.n_classes} plain folders {folder}/CLASS/IMAGE"
+        )
     return finish(info, root, folder, found)

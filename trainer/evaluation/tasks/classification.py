@@ -21,7 +21,7 @@ from trainer.evaluation.metrics import macro_accuracy
 from trainer.evaluation.ranking import pieces, split
 from trainer.evaluation.sets.base import ZeroShotSet
 from trainer.evaluation.sets.registry import READERS, read_set
-from trainer.evaluation.tasks.base import Embedder, Figure, MissingFiles, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.base import Embedder, Figure, MissingFilesError, Task, TaskOptions, TaskResult
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
 
@@ -32,17 +32,17 @@ MAX_CLASSES_DRAWN = 50
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
     """Evaluate on all data sets that are below `root`. A malformed one is reported in `details["missing"]`.
 
-    Raises MissingFiles if there is none.
+    Raises MissingFilesError if there is none.
     """
     parts: dict[str, TaskResult] = {}
     missing: dict[str, str] = {}
     for key in READERS:
         try:
             parts[key] = evaluate_set(embedder, read_set(root, key), options)
-        except (MissingFiles, UserError) as error:
+        except (MissingFilesError, UserError) as error:
             missing[key] = str(error)
     if not parts:
-        raise MissingFiles("; ".join(missing.values()))
+        raise MissingFilesError("; ".join(missing.values()))
     bars = {key: (part.metrics["accuracy"], part.chance["accuracy"]) for key, part in parts.items()}
     overview = Figure(name="accuracy", title="Accuracy of each data set", draw=partial(plots.draw_bars, bars))
     return TaskResult(
@@ -60,14 +60,14 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
 def evaluate_set(embedder: Embedder, data: ZeroShotSet, options: TaskOptions) -> TaskResult:
     """Evaluate on one data set. Images that cannot be read are skipped and counted.
 
-    Raises MissingFiles if none can be read.
+    Raises MissingFilesError if none can be read.
     """
     key, names = data.info.key, list(data.names)
     keep = evenly(len(data.images), options.max_examples)
     found = embedder.images([data.images[i] for i in keep], "crop")
     usable = [row for row in range(len(keep)) if row not in found.errors]
     if not usable:
-        raise MissingFiles(f"{key}: no image can be read, such as {data.images[0].path}: {found.errors[0]}")
+        raise MissingFilesError(f"{key}: no image can be read, such as {data.images[0].path}: {found.errors[0]}")
     target = torch.tensor([data.targets[keep[row]] for row in usable])
     classes = class_points(embedder, names, data.info.prompts)
     predicted = predict(embedder.model, found.features[usable], classes, options.ranking)

@@ -44,14 +44,11 @@ def read_description(name: str) -> Description:
     """
     path = FOLDER / f"{name}.py"
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.AnnAssign):
-            target, value = node.target, node.value
-        elif isinstance(node, ast.Assign):
-            target, value = node.targets[0], node.value
-        else:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, ast.Call):
             continue
-        if isinstance(target, ast.Name) and target.id == "TASK" and isinstance(value, ast.Call):
-            return Description(**literal_arguments(value, path))
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if any(isinstance(target, ast.Name) and target.id == "TASK" for target in targets):
+            return Description(**literal_arguments(node.value, path))
     raise ValueError(f"{path} has no statement `TASK = Task(...)`; add it")
 
 

@@ -23,7 +23,15 @@ from trainer.evaluation.annotations import checksums, read_json
 from trainer.evaluation.annotations import field as value_of
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.ranking import chance_recall, pessimistic_ranks, recall_at, top_k
-from trainer.evaluation.tasks.base import Embedder, Figure, ImageSource, MissingFiles, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.base import (
+    Embedder,
+    Figure,
+    ImageSource,
+    MissingFilesError,
+    Task,
+    TaskOptions,
+    TaskResult,
+)
 
 RECALL_AT: Final = (1, 5, 10)
 DRAWN: Final = (1, 2, 3, 5, 10, 20, 50, 100)
@@ -52,11 +60,11 @@ class CaptionedImages:
 def read_coco(root: Path, limit: int) -> CaptionedImages:
     """Read the captions of COCO val2017, keyed by image id; `limit` images (0: all).
 
-    Raises MissingFiles, and UserError for malformed annotations.
+    Raises MissingFilesError, and UserError for malformed annotations.
     """
     path, folder = root / COCO_JSON, root / "coco" / "val2017"
     if not path.is_file() or not folder.is_dir():
-        raise MissingFiles(f"coco: expected {path} and {folder}/000000000139.jpg")
+        raise MissingFilesError(f"coco: expected {path} and {folder}/000000000139.jpg")
     content = read_json(path)
     captions: dict[int, list[str]] = {}
     names: dict[int, ImageSource] = {}
@@ -81,7 +89,7 @@ def read_flickr30k(root: Path, limit: int) -> CaptionedImages:
     """Read the test split of Flickr30k from Karpathy's file. Arguments and errors as in `read_coco`."""
     path, folder = root / FLICKR_JSON, root / "flickr30k" / "flickr30k_images"
     if not path.is_file() or not folder.is_dir():
-        raise MissingFiles(f"flickr30k: expected {path} and {folder}/1007129816.jpg")
+        raise MissingFilesError(f"flickr30k: expected {path} and {folder}/1007129816.jpg")
     found = CaptionedImages()
     for number, entry in enumerate(value_of(read_json(path), "images", list, str(path))):
         where = f"{path}: images[{number}]"
@@ -106,19 +114,19 @@ SETS: Final[dict[str, tuple[Callable[[Path, int], CaptionedImages], str]]] = {
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
     """Evaluate on both data sets. A missing or malformed one is reported in `details["missing"]`.
 
-    Raises MissingFiles if neither can be used.
+    Raises MissingFilesError if neither can be used.
     """
     parts: dict[str, TaskResult] = {}
     missing: dict[str, str] = {}
     for key, (read, file) in SETS.items():
         try:
             part = evaluate_set(embedder, key, read(root, options.max_examples), options)
-        except (MissingFiles, UserError) as error:
+        except (MissingFilesError, UserError) as error:
             missing[key] = str(error)
         else:
             parts[key] = replace(part, checksums=checksums(root, root / file))
     if not parts:
-        raise MissingFiles("; ".join(missing.values()))
+        raise MissingFilesError("; ".join(missing.values()))
     return TaskResult(
         metrics={f"{key}/{name}": value for key, part in parts.items() for name, value in part.metrics.items()},
         chance={f"{key}/{name}": value for key, part in parts.items() for name, value in part.chance.items()},
@@ -134,7 +142,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
 def evaluate_set(embedder: Embedder, key: str, data: CaptionedImages, options: TaskOptions) -> TaskResult:
     """Evaluate on one data set. Images that cannot be read are skipped with their captions.
 
-    Raises MissingFiles if no image can be read.
+    Raises MissingFilesError if no image can be read.
     """
     found = embedder.images(data.images, "squeeze")
     keep_image = torch.ones(len(data.images), dtype=torch.bool)
@@ -143,7 +151,7 @@ def evaluate_set(embedder: Embedder, key: str, data: CaptionedImages, options: T
     keep_text = keep_image[owners]
     if not keep_text.any():
         reason = next(iter(found.errors.values()), "it has no captions")
-        raise MissingFiles(f"{key}: no image can be read, such as {data.images[0].path}: {reason}")
+        raise MissingFilesError(f"{key}: no image can be read, such as {data.images[0].path}: {reason}")
     model, device = embedder.model, device_of(embedder.model)
     captions = [caption for caption, kept in zip(data.captions, keep_text.tolist(), strict=True) if kept]
     image_ids, text_ids = keep_image.nonzero()[:, 0], owners[keep_text]
