@@ -73,11 +73,11 @@ def run_task(task: Task, embedder: CachedEmbedder, label: str, settings: RunSett
         logger.warning("%s: %s: %s", label, task.name, error)
     else:
         copies = contamination(embedder, settings) if rank() == 0 else None
-        content = identity | as_json(result, task.name) | {"contamination": copies}
+        content = identity | as_json(result) | {"contamination": copies}
         for key, reason in missing_parts(content).items():
             logger.warning("%s: %s: %s: %s", label, task.name, key, reason)
         if rank() == 0:
-            draw_figures(result, task.name, path.parent)
+            content["figures"] = draw_figures(result, task.name, path.parent)
     if rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_object(content, path)
@@ -124,7 +124,7 @@ def contamination(embedder: CachedEmbedder, settings: RunSettings) -> dict[str, 
     return dataclasses.asdict(count_copies(embedder.seen, training, settings.workers))
 
 
-def as_json(result: TaskResult, name: str) -> dict[str, Any]:
+def as_json(result: TaskResult) -> dict[str, Any]:
     """The fields of a result as JSON values. Numbers that are not finite become None."""
     content = {
         "metrics": dict(result.metrics),
@@ -134,7 +134,7 @@ def as_json(result: TaskResult, name: str) -> dict[str, Any]:
         "skipped": dict(result.skipped),
         "checksums": dict(result.checksums),
         "details": dict(result.details),
-        "figures": [{"file": f"{name}-{figure.name}.png", "title": figure.title} for figure in result.figures],
+        "figures": [],
     }
     finite: dict[str, Any] = json.loads(json.dumps(drop_non_finite(content), default=str))
     return finite
@@ -149,12 +149,16 @@ def drop_non_finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def draw_figures(result: TaskResult, name: str, folder: Path) -> None:
-    """Write the figures of a result as PNG files. Without matplotlib there are none, which is logged."""
+def draw_figures(result: TaskResult, name: str, folder: Path) -> list[dict[str, str]]:
+    """Write the figures of a result as PNG files; return their names and titles. None are drawn without matplotlib."""
     folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
     for figure in result.figures:
+        file = f"{name}-{figure.name}.png"
         try:
-            figure.draw(folder / f"{name}-{figure.name}.png")
+            figure.draw(folder / file)
         except (UserError, ImportError) as error:
             logger.warning("%s: no figures: %s", name, error)
-            return
+            break
+        drawn.append({"file": file, "title": figure.title})
+    return drawn
