@@ -144,7 +144,10 @@ def compare(table: Any) -> Report:
     """Compare everything in the file `table`."""
     report, meta = Report(), json.loads(str(table["meta_json"]))
     for comparison in COMPARISONS:
-        comparison(report, table, meta)
+        try:
+            comparison(report, table, meta)
+        except KeyError as error:
+            report.check("missing entries", False, f"{comparison.__name__}: {error}")
     return report
 
 

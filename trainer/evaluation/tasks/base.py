@@ -4,9 +4,10 @@ A task is a module of this folder that defines `TASK = Task(...)` at its top lev
 All arguments of `Task` but `evaluate` are literals: `--help` reads them from the source with
 `registry.read_description`, without importing the module and torch.
 
-A task with several data sets evaluates those that it finds, and lists the others in `details["missing"]`, by name with
-the expected layout, or in `details["malformed"]` with the error. It raises MissingFilesError if it finds none. A dictionary in `details` with the key "image", the path
-of an image file, is drawn as a picture with the other entries as its caption.
+A task with several data sets evaluates those that it finds. It lists the others by name in `details["missing"]`, with
+the expected layout, or in `details["malformed"]`, with the error. It raises MissingFilesError if it finds none. A
+dictionary in `details` with the key "image", the path of an image file, is drawn as a picture with the other entries
+as its caption.
 
 Shapes: n items, d embedding width.
 """

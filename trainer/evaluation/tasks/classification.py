@@ -177,7 +177,7 @@ TASK = Task(
         "sst2/rendered-sst2/test/{negative,positive}/*.png",
         "KEY/CLASS/IMAGE for any of the 20 keys, with optional KEY/classnames.txt and KEY/indices.txt",
     ),
-    size="256,000 images in 20 data sets, about 25 GB; each set is optional",
+    size="259,000 images in 20 data sets, about 25 GB; each set is optional",
     source="the data sets' own pages; prompts: MERU, table 8 (arXiv 2304.09172)",
     license="the terms of each data set; most allow non-commercial research only",
     evaluate=evaluate,
