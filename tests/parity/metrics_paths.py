@@ -54,7 +54,11 @@ def check(npz: Any) -> list[tuple[str, float, float]]:
         ("trav/meru/nn", count_differences(nearest(score, space, path, pool, all_texts), stored["meru/nn"]), 0.0),
         ("trav/hyco/nn", count_differences(nearest(score, space, path, pool), stored["hyco/nn"]), 0.0),
         *(
-            (f"trav/hyco/{key}", relative_error(path_between(space, image, target, steps, rule), stored[f"hyco/{key}"]), tol)
+            (
+                f"trav/hyco/{key}",
+                relative_error(path_between(space, image, target, steps, rule), stored[f"hyco/{key}"]),
+                tol,
+            )
             for key, rule, tol in (("interp_as_coded", "released", TOLERANCE), ("interp_paper", "paper", TOLERANCE))
         ),
         ("trav/clip/interp", relative_error(to_center, stored["clip/interp"]), TOLERANCE),

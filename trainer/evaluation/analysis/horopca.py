@@ -64,7 +64,7 @@ def horopca(points: Tensor, k: int = 2, steps: int = STEPS, learning_rate: float
     for _ in range(steps):
         optimizer.zero_grad()
         value = objective(centered, orthonormal(raw))
-        (-value).backward()  # type: ignore[no-untyped-call]
+        (-value).backward()
         optimizer.step()
         if value.item() > best_value:
             best, best_value = orthonormal(raw.detach()), value.item()

@@ -99,7 +99,9 @@ def test_clusters_stay_together_and_keep_their_distance_to_the_origin(kernel: Ke
 
 def test_the_optimization_lowers_the_divergence_and_is_reproducible() -> None:
     points = ball(1.5 * normal(40, 8))
-    start, end, again = (cosne(points, CosneSettings(steps=steps, perplexity=8.0, learning_rate=1.0)) for steps in (0, 60, 60))
+    start, end, again = (
+        cosne(points, CosneSettings(steps=steps, perplexity=8.0, learning_rate=1.0)) for steps in (0, 60, 60)
+    )
     assert end.divergence < 0.9 * start.divergence
     assert end.coordinates.equal(again.coordinates)
 

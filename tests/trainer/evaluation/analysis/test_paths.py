@@ -107,7 +107,9 @@ def test_the_filter_agrees_with_the_cones_of_the_model(name: str) -> None:
     apexes, points = texts.repeat_interleave(s, -2), steps.repeat(*(1 for _ in texts.shape[:-2]), n, 1)
     c = model.curv.exp()
     if name == "poinclip":  # its own cones depend on the entropy of the points
-        inside = poincare.exterior_angle(apexes, points, c) <= poincare.half_aperture(apexes, c, model.config.min_radius)
+        inside = poincare.exterior_angle(apexes, points, c) <= poincare.half_aperture(
+            apexes, c, model.config.min_radius
+        )
     else:
         angle, aperture = model.cone(apexes, points)
         inside = angle <= aperture
