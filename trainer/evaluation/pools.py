@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -222,15 +222,13 @@ POOLS: Final[Mapping[str, Callable[[Embedder, Path, int], Pool]]] = {
 }
 
 
-def read_pools(
-    embedder: Embedder, root: Path, limit: int
-) -> tuple[dict[str, Pool], dict[Literal["missing", "malformed"], dict[str, str]]]:
+def read_pools(embedder: Embedder, root: Path, limit: int) -> tuple[dict[str, Pool], dict[str, dict[str, str]]]:
     """The pools whose files are found, and the reasons why others are missing or malformed, as in `TaskResult.details`.
 
     Raises MissingFilesError if no pool can be used.
     """
     found: dict[str, Pool] = {}
-    problems: dict[Literal["missing", "malformed"], dict[str, str]] = {"missing": {}, "malformed": {}}
+    problems: dict[str, dict[str, str]] = {"missing": {}, "malformed": {}}
     for name, read in POOLS.items():
         try:
             found[name] = read(embedder, root, limit)

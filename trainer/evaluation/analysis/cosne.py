@@ -171,18 +171,18 @@ def divergence_gradient(p: Tensor, y: Tensor, scale: float, kernel: Kernel) -> T
     released kernel has 1 / g^2 in place of 2 d_ij / g^2. The derivative of d_ij by y_i is that of
     cosh d = 1 + 2 |x - y|^2 / ((1 - |x|^2)(1 - |y|^2)).
     """
-    distances = pairwise_distances(y)
-    powers = distances.square() if kernel == "paper" else distances
-    slope = 2 * distances if kernel == "paper" else torch.ones_like(distances)
-    weights = 1 / (1 + powers / scale**2)
-    q = disk_similarities(distances, scale, kernel)
-    by_distance = (p - q * p.sum()) * weights * slope / scale**2
     margins = 1 - y.square().sum(-1)
-    sinh = distances.sinh().clamp(min=TINY)
-    factor = by_distance * 4 / (sinh * margins[:, None] * margins)
-    factor.fill_diagonal_(0.0)
+    products = torch.outer(margins, margins)
+    chords = (y[:, None, 0] - y[:, 0]).square_() + (y[:, None, 1] - y[:, 1]).square_()
+    ratio = chords / products  # sinh^2(d / 2)
+    distances = 2 * ratio.sqrt().asinh_()
+    powers, slope = (distances.square(), 2 * distances) if kernel == "paper" else (distances, 1.0)
+    weights = 1 / (1 + powers / scale**2)
+    weights.fill_diagonal_(0.0)
+    by_distance = (p - weights * (p.sum() / weights.sum())) * weights * slope / scale**2
+    sinh = 2 * (ratio * (1 + ratio)).sqrt_()
+    factor = by_distance * 4 / (sinh * products).clamp_(min=TINY)
     # d cosh(d) / dy_i = 4 / (m_i m_j) ((y_i - y_j) + |y_i - y_j|^2 / m_i y_i); each unordered pair occurs twice.
-    chords = torch.cdist(y, y, compute_mode="donot_use_mm_for_euclid_dist").square()
     outward = (factor * (1 + chords / margins[:, None])).sum(1, keepdim=True)
     return 2 * (outward * y - factor @ y)
 

@@ -34,7 +34,7 @@ def draw_histograms(groups: Mapping[str, Array], x_label: str, path: Path, bins:
         for number, (name, group) in enumerate(groups.items()):
             shares = 100 * np.histogram(group, edges)[0] / max(1, len(group))
             color = COLORS[number % len(COLORS)]
-            ax.stairs(shares, edges, fill=True, color=color, alpha=0.25)
+            ax.stairs(shares, edges, fill=True, color=color, alpha=0.16)
             smooth = gaussian_smooth(shares, 1.5)
             ax.plot(centers, smooth, STYLES[number % len(STYLES)], color=color, lw=2, label=f"{name} ({len(group):,})")
         ax.set(xlabel=x_label, ylabel="percent of the group", ylim=(0, None))
@@ -52,14 +52,21 @@ def gaussian_smooth(values: Array, width: float) -> Array:
 
 
 def draw_disk(groups: Mapping[str, Array], path: Path, labels: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Draw points [n 2] of the unit disk by group. The circle is the boundary at infinity; + marks the origin."""
+    """Draw points [n 2] of the unit disk by group. + marks the origin, and the dark circle the boundary at infinity.
+
+    If all points are near the origin, only the part around them is drawn.
+    """
+    farthest = max((float(np.linalg.norm(points, axis=1).max(initial=0)) for points in groups.values()), default=0)
+    limit = min(1.04, max(0.05, 1.2 * farthest))
     with axes(path, 6.6, 6.2) as ax:
         angle = np.linspace(0, 2 * np.pi, 400)
         ax.plot(np.cos(angle), np.sin(angle), color="#666666", lw=1)
-        for radius in (1.0, 2.0, 3.0):
+        for radius in (0.1, 0.25, 0.5, 1.0, 2.0, 3.0):
             norm = np.tanh(radius / 2)
-            ax.plot(norm * np.cos(angle), norm * np.sin(angle), color="#cccccc", lw=0.6)
-            ax.text(0, -norm, f"{radius:g}", fontsize=7, color="#777777", ha="center", va="center", backgroundcolor="w")
+            if limit / 5 < norm < limit:
+                ax.plot(norm * np.cos(angle), norm * np.sin(angle), color="#cccccc", lw=0.6)
+                style = {"fontsize": 7, "color": "#777777", "ha": "center", "va": "center", "backgroundcolor": "w"}
+                ax.text(0, -norm, f"{radius:g}", **style)
         ax.plot([0], [0], "+", color="#444444", ms=11)
         for number, (name, points) in enumerate(groups.items()):
             marker = MARKERS[number % len(MARKERS)]
@@ -68,8 +75,9 @@ def draw_disk(groups: Mapping[str, Array], path: Path, labels: Mapping[str, Sequ
             for text, (x, y) in zip((labels or {}).get(name, ()), points, strict=False):
                 ax.annotate(shorten(text, 24), (x, y), (3, 3), textcoords="offset points", fontsize=6)
         ax.set_aspect("equal")
-        ax.set(xlim=(-1.04, 1.04), ylim=(-1.04, 1.04), xticks=[], yticks=[])
-        ax.set_xlabel("Poincaré disk; gray circles: distance from the origin", fontsize=9)
+        ax.set(xlim=(-limit, limit), ylim=(-limit, limit), xticks=[], yticks=[])
+        part = "" if limit > 1 else f", the part within norm {limit:.2f}"
+        ax.set_xlabel(f"Poincaré disk{part}; gray circles: distance from the origin", fontsize=9)
         ax.spines[["left", "bottom"]].set_visible(False)
         ax.legend(frameon=True, framealpha=0.9, loc="upper left", fontsize=8)
 
@@ -92,7 +100,8 @@ def draw_paths(paths: Mapping[str, Sequence[str]], x_label: str, path: Path) -> 
         for index, (name, text, start, length, number) in enumerate(rows):
             if index == 0 or rows[index - 1][0] != name:
                 place += 1.0
-                ax.text(0, place - 0.15, name, fontsize=9, fontweight="bold", va="center")
+                title = ax.text(0, place - 0.15, shorten(name), fontsize=9, fontweight="bold", va="center")
+                title.set_in_layout(False)  # a long title must not shrink the axes
                 place += 1.0
             ax.barh(place, length, left=start, height=0.75, color=COLORS[number % len(COLORS)])
             places.append(place)
@@ -116,7 +125,7 @@ def draw_roc(curves: Mapping[str, tuple[Array, Array]], aucs: Mapping[str, float
         ax.set(xlim=(0, 100), ylim=(0, 101))
         ax.set_aspect("equal")
         ax.grid(alpha=0.25)
-        ax.legend(frameon=False, fontsize=8, title="area under the curve", title_fontsize=8)
+        ax.legend(frameon=False, fontsize=8, title="area under the curve (A > B: A entails B)", title_fontsize=8)
 
 
 def draw_norms(rows: Mapping[str, Array], peaks: Mapping[str, int], path: Path) -> None:

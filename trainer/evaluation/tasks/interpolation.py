@@ -36,7 +36,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     pools, problems = read_pools(embedder, root, options.max_examples)
     metrics: dict[str, float] = {}
     rules = {"score": options.ranking, "steps": str(STEPS), "paths": ", ".join(RULES)}
-    details: dict[str, object] = {**problems}
+    details: dict[str, object] = dict(problems)
     figures = []
     for name, pool in pools.items():
         walk = start_walk(embedder, starts, pool)

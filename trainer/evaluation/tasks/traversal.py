@@ -139,7 +139,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     starts = read_starts(embedder, root, options.max_examples)
     pools, problems = read_pools(embedder, root, options.max_examples)
     metrics: dict[str, float] = {}
-    details: dict[str, object] = {**problems}
+    details: dict[str, object] = dict(problems)
     rules = {
         "score": options.ranking,
         "steps": str(STEPS),
