@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.parity import metrics_paths
 from tests.parity.cases import open_cases
 from tests.parity.report import Report
 from tests.trainer.small import small_model
@@ -129,7 +130,9 @@ def compare_hierarchy(report: Report, table: Any, meta: Mapping[str, Any]) -> No
 
 
 def compare_traversal(report: Report, table: Any, meta: Mapping[str, Any]) -> None:
-    """Traversals and interpolations (`trav/*`): not compared yet."""
+    """Traversals and interpolations (`trav/*`)."""
+    for name, error, tolerance in metrics_paths.check(table):
+        report.add(name, tolerance, error, 0.0, floor=1.0)
 
 
 COMPARISONS: tuple[Callable[[Report, Any, Mapping[str, Any]], None], ...] = (

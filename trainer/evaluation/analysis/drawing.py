@@ -38,7 +38,7 @@ def draw_histograms(groups: Mapping[str, Array], x_label: str, path: Path, bins:
             smooth = gaussian_smooth(shares, 1.5)
             ax.plot(centers, smooth, STYLES[number % len(STYLES)], color=color, lw=2, label=f"{name} ({len(group):,})")
         ax.set(xlabel=x_label, ylabel="percent of the group", ylim=(0, None))
-        ax.legend(frameon=False)
+        ax.figure.legend(frameon=False, loc="outside upper center", ncols=len(groups), fontsize=9)
         ax.grid(alpha=0.25)
 
 

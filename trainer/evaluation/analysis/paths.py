@@ -43,21 +43,25 @@ def path_between(space: Space, start: Tensor, end: Tensor, steps: int, rule: Pat
 
 
 def entails_steps(space: Lorentz | Ball, apexes: Tensor, steps: Tensor, min_radius: float = 0.1) -> Tensor:
-    """Mask [s n], True if the cone at an apex [*k n d] contains a step [*k s d]; with factors, in all factors.
+    """Mask [s n], True if the cone at an apex [*k n d] contains a step [*k s d]; with factors, in all factors."""
+    inside = cone_margins(space, apexes, steps, min_radius) <= 0
+    return inside if inside.ndim == 2 else inside.all(0)
 
-    The exterior angle is at most the half-aperture (MERU eq. 10 and 11), evaluated in float64 from inner products, and
-    with the limits of the released code. The ball is compared on the hyperboloid: the isometry keeps both angles.
+
+def cone_margins(space: Lorentz | Ball, apexes: Tensor, steps: Tensor, min_radius: float = 0.1) -> Tensor:
+    """Exterior angles minus half-apertures [*k s n], in radians, of each step [*k s d] and the cone at each apex [*k n d].
+
+    MERU eq. 10 and 11, evaluated in float64 from inner products, with the limits of the released code. The ball is
+    compared on the hyperboloid: the isometry keeps both angles.
     """
     c = space.curvature.double()
     x, y = (ball_to_lorentz(p, c) if isinstance(space, Ball) else p.double() for p in (apexes, steps))
     norm, time_x, time_y = x.norm(dim=-1), (1 / c + x.square().sum(-1)).sqrt(), (1 / c + y.square().sum(-1)).sqrt()
     sine = (2 * min_radius / (c.sqrt() * norm + EPS)).clamp(max=1 - EPS)
-    c_matrix = c[..., None]
-    c_inner = c_matrix * (y @ x.mT - time_y[..., None] * time_x[..., None, :])
+    c_inner = c[..., None] * (y @ x.mT - time_y[..., None] * time_x[..., None, :])
     length = norm[..., None, :] * (c_inner.square() - 1).clamp(min=EPS).sqrt() + EPS
     cosine = ((time_y[..., None] + time_x[..., None, :] * c_inner) / length).clamp(-1 + EPS, 1 - EPS)
-    inside = cosine.acos() <= sine.asin()[..., None, :]
-    return inside if inside.ndim == 2 else inside.all(0)
+    return cosine.acos() - sine.asin()[..., None, :]
 
 
 def nearest(
