@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 PUBLISHED: Final = Path(__file__).resolve().parent / "data" / "published.json"
-PLAIN: Final = re.compile(r"TIE|LCA|tau|norm|distance|radius|rank|curvature|count|nats|bits", re.IGNORECASE)
+PLAIN: Final = re.compile(r"TIE|LCA|tau|norm|distance|radius|rank|curvature|count|nats|bits|radians", re.IGNORECASE)
 """Metrics that are not shares, by a part of their last name."""
 MAX_COLUMNS: Final = 24
 SHORT: Final = {"text_to_image": "text → image", "image_to_text": "image → text"}

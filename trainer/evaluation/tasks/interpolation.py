@@ -54,7 +54,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
                 gaps.append(distance(walk, path[..., -1:, :], end))
                 if pair == 0:
                     drawn[f"{rule}: {starts.titles[0]} to {starts.titles[1]}"] = walk.texts(found)
-            metrics[f"{name}/{rule}/mean_number_of_entries"] = sum(numbers) / n_pairs
+            metrics[f"{name}/{rule}/mean_count_of_entries"] = sum(numbers) / n_pairs
             metrics[f"{name}/{rule}/mean_distance_of_end_from_target"] = sum(gaps) / n_pairs
         details[name] = entries
         draw = partial(draw_paths, drawn, f"step, from the first to the second image (entries of {name})")

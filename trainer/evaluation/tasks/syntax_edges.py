@@ -7,6 +7,7 @@ Shapes: e edges, d width of the features.
 """
 
 import dataclasses
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -110,7 +111,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             "mismatched": "heads of other edges; together they weigh as much as the true ones in ap",
         },
         n_used=len(parsed),
-        skipped=dict(content.skipped) | {"caption without parse": len(content.captions) - len(parsed)},
+        skipped=dict(content.skipped + Counter({"caption without parse": len(content.captions) - len(parsed)})),
         checksums=checksums(root, root / HELD_OUT),
         details={"number_of_edges": len(relations), "relations": by_relation(scores["syntax_edge"], relations)},
         figures=figures_of(scores),

@@ -184,7 +184,7 @@ def figure_of(drawn: dict[str, list[str]], pool: str, variant: str) -> Figure:
 def summarize(found: list[list[int]], root: int) -> dict[str, float]:
     """Mean number of different entries on a path without the root, and the share of steps nearest to the root."""
     return {
-        "mean_number_of_entries": sum(len(set(indices) - {root}) for indices in found) / len(found),
+        "mean_count_of_entries": sum(len(set(indices) - {root}) for indices in found) / len(found),
         "share_of_steps_at_root": sum(indices.count(root) for indices in found) / sum(map(len, found)),
     }
 
