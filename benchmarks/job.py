@@ -7,10 +7,10 @@ stage; at 1.0, the other stages and Ray add no time. `cpu_ratio` compares the CP
 of Ray; other load affects it less.
 """
 
+import argparse
 import json
 import multiprocessing as mp
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -82,7 +82,9 @@ def cpu_seconds() -> float:
 
 def main() -> None:
     """Run the command line."""
-    n_shards = int(sys.argv[1]) if len(sys.argv) > 1 else 24
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shards", nargs="?", type=int, default=24, help="number of shards")
+    n_shards = parser.parse_args().shards
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "in").mkdir()

@@ -107,8 +107,7 @@ def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> 
     try:
         with PIL.Image.open(io.BytesIO(data), formats=FORMATS) as file:
             check_header(*file.size, limits)  # before getexif, which decodes a PNG
-            # Pillow itself applies the orientation of a TIFF.
-            orientation = 1 if file.format == "TIFF" else file.getexif().get(ORIENTATION_TAG, 1)
+            orientation = orientation_of(file)
             width, height = file.size[::-1] if orientation in (5, 6, 7, 8) else file.size
             is_jpeg = file.format in ("JPEG", "MPO")
             is_plain = is_jpeg and file.mode == "RGB" and orientation not in TRANSPOSES
@@ -120,10 +119,7 @@ def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> 
             if is_plain and file.size == (width, height) and data.endswith(JPEG_END):
                 pixels = _decode_jpeg(data)
             else:
-                image = _to_rgb(file)
-                if orientation in TRANSPOSES:
-                    image = image.transpose(TRANSPOSES[orientation])
-                pixels = np.array(image)
+                pixels = to_pixels(file)
             return Decoded(pixels, width, height, "jpeg" if is_jpeg else str(file.format).lower(), is_plain)
     except PIL.Image.DecompressionBombError as error:
         raise ImageRejected("too_many_pixels", str(error)) from error
@@ -154,6 +150,20 @@ def check_header(width: int, height: int, limits: ImageLimits) -> None:
         raise ImageRejected("too_small", f"{short} px")
     if long > limits.max_aspect_ratio * short:
         raise ImageRejected("extreme_aspect_ratio", f"{width} x {height} px")
+
+
+def orientation_of(image: PIL.Image.Image) -> int:
+    """Return the EXIF orientation that has to be applied to an image; 1 for none."""
+    if image.format == "TIFF":  # Pillow itself applies the orientation of a TIFF
+        return 1
+    return int(image.getexif().get(ORIENTATION_TAG, 1))
+
+
+def to_pixels(image: PIL.Image.Image) -> Image:
+    """Convert an image to upright RGB pixels. Raises ValueError for modes without a defined range (I and F)."""
+    transpose = TRANSPOSES.get(orientation_of(image))
+    rgb = _to_rgb(image)
+    return np.array(rgb if transpose is None else rgb.transpose(transpose))
 
 
 def _to_rgb(image: PIL.Image.Image) -> PIL.Image.Image:

@@ -118,12 +118,11 @@ def write(
 def run_local(plans: Sequence[ShardPlan], config: PipelineConfig, provenance: Provenance) -> Iterator[Manifest]:
     """Compute the shards one after the other in this process; yield each manifest once it is committed.
 
-    `provenance` is `pipeline.provenance.make_provenance(config)`.
+    `provenance` is `make_provenance(config)`.
 
     >>> import csv, tempfile
     >>> from pathlib import Path
-    >>> from pipeline import load_config, plan_shards, run_local
-    >>> from pipeline.provenance import make_provenance
+    >>> from pipeline import load_config, make_provenance, plan_shards, run_local
     >>> folder = Path(tempfile.mkdtemp())
     >>> rows = [("url", "caption"), ("ftp://example.org/a.jpg", "a cat"), ("", "a dog")]
     >>> with (folder / "pairs.csv").open("w", newline="") as file:

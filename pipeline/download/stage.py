@@ -40,6 +40,9 @@ class Download:
     decoded, exceeds a limit of the configuration, or repeats image and caption of an earlier row.
 
     >>> import numpy as np
+    >>> import pyarrow as pa
+    >>> from pipeline import Download, DownloadConfig
+    >>> from pipeline.images import encode_jpeg
     >>> from schemas.rows import READ
     >>> image = encode_jpeg(np.zeros((512, 768, 3), np.uint8))
     >>> row = {"key": "000000000000", "source": "a.tar", "source_row": 0, "status": "kept", "image": image}

@@ -38,6 +38,7 @@ def plan_shards(input: str, rows_per_shard: int, limit: int | None, config: Read
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
+    >>> from pipeline import ReadConfig, plan_shards
     >>> with TemporaryDirectory() as folder:
     ...     file = Path(folder, "pairs.csv")
     ...     _ = file.write_text("url,caption\n" + "http://example.org/dog.jpg,a dog\n" * 5)

@@ -31,7 +31,7 @@ def read_shard(plan: ShardPlan, config: ReadConfig) -> pa.Table:
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
-    >>> from pipeline.read.plan import plan_shards
+    >>> from pipeline import ReadConfig, plan_shards, read_shard
     >>> with TemporaryDirectory() as folder:
     ...     file = Path(folder, "pairs.jsonl")
     ...     _ = file.write_text('{"url": "http://example.org/1.jpg", "caption": "a dog"}\n{"caption": "a cat"}\n')

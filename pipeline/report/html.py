@@ -55,10 +55,7 @@ def write_report(output: str, config: ReportConfig | None = None) -> None:
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
-    >>> from pipeline.read.types import ShardPlan
-    >>> from pipeline.report.stats import build_stats
-    >>> from pipeline.write.config import WriteConfig
-    >>> from pipeline.write.stage import write_shard
+    >>> from pipeline import ShardPlan, WriteConfig, build_stats, write_report, write_shard
     >>> from schemas.rows import SCORED
     >>> plan, provenance = ShardPlan(0, 0, 0, ()), {"config_hash": "0", "models": {"scorer": {"name": "miniature"}}}
     >>> with TemporaryDirectory() as output:

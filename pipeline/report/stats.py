@@ -31,9 +31,7 @@ def build_stats(output: str, truth: dict[str, Any] | None = None, shards: Collec
     Raises UserError if no shard is finished, ValueError if the counts of a shard do not add up.
 
     >>> from tempfile import TemporaryDirectory
-    >>> from pipeline.read.types import ShardPlan
-    >>> from pipeline.write.config import WriteConfig
-    >>> from pipeline.write.stage import write_shard
+    >>> from pipeline import ShardPlan, WriteConfig, build_stats, write_shard
     >>> from schemas.rows import SCORED
     >>> plan, provenance = ShardPlan(0, 0, 0, ()), {"config_hash": "0", "models": {"scorer": {"name": "miniature"}}}
     >>> with TemporaryDirectory() as output:

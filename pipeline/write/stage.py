@@ -44,6 +44,9 @@ def write_shard(
     ignore the shard.
 
     >>> from tempfile import TemporaryDirectory
+    >>> import pyarrow as pa
+    >>> from pipeline import ShardPlan, WriteConfig, write_shard
+    >>> from schemas.rows import SCORED
     >>> row = {"key": "0", "source": "pairs.csv", "source_row": 0, "status": "dropped"}
     >>> row |= {"stage": "download", "reason": "http_error", "detail": "404"}
     >>> table = pa.Table.from_pylist([row], schema=SCORED)
