@@ -37,6 +37,7 @@ from tests.pipeline.write.shards import PROVENANCE, dropped_row, kept_row, plan,
 FAULTS: Final = ("full", "broken", "short", "kill", "kill_after", "lost", "truncated")
 """full: ENOSPC; broken: EIO; short: a write call takes half of its data, and the next one fails; kill: the process ends
 before or after the call; lost, truncated: the store accepts an upload and keeps nothing, or half of it."""
+REMOTE: Final = ("lost", "truncated")
 KILLED: Final = 77
 NOT_REACHED: Final = 78
 OLD = [kept_row(10), dropped_row(11), kept_row(13) | {"caption": "another caption with two dogs"}, kept_row(12)]
@@ -72,7 +73,29 @@ class Faults:
             raise OSError(number, os.strerror(number))
 
     def install(self) -> None:
-        """Replace the calls of the `os` module, `open`, writes to raw files, and the requests to S3."""
+        """Replace the requests to S3 and, unless the fault concerns only these, local I/O calls."""
+        if self.kind not in REMOTE:
+            self.install_local()
+        request = s3fs.S3FileSystem._call_s3
+
+        async def request_counted(fs: Any, method: str, *arguments: Any, **options: Any) -> Any:
+            self.n += 1
+            is_target = self.n == self.target
+            if is_target:
+                self.before()
+                if method == "put_object" and self.kind == "lost":
+                    return {"ETag": '"0"'}
+                if method == "put_object" and self.kind == "truncated":
+                    options["Body"] = options["Body"][: len(options["Body"]) // 2]
+            result = await request(fs, method, *arguments, **options)
+            if is_target and self.kind == "kill_after":
+                os._exit(KILLED)
+            return result
+
+        s3fs.S3FileSystem._call_s3 = request_counted
+
+    def install_local(self) -> None:
+        """Replace calls of the `os` module, `open`, and writes to raw files."""
         for name in ("open", "fsync", "replace", "remove", "mkdir", "stat", "scandir"):
             setattr(os, name, self.wrap(getattr(os, name)))
         faults, opened = self, open
@@ -98,23 +121,6 @@ class Faults:
             return opened(path, mode, *arguments, **options)
 
         builtins.open = open_counted
-        request = s3fs.S3FileSystem._call_s3
-
-        async def request_counted(fs: Any, method: str, *arguments: Any, **options: Any) -> Any:
-            self.n += 1
-            is_target = self.n == self.target
-            if is_target:
-                self.before()
-                if method == "put_object" and self.kind == "lost":
-                    return {"ETag": '"0"'}
-                if method == "put_object" and self.kind == "truncated":
-                    options["Body"] = options["Body"][: len(options["Body"]) // 2]
-            result = await request(fs, method, *arguments, **options)
-            if is_target and self.kind == "kill_after":
-                os._exit(KILLED)
-            return result
-
-        s3fs.S3FileSystem._call_s3 = request_counted
 
 
 def fork(step: Callable[[], int]) -> int:

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.write.config import WriteConfig
+from pipeline.write.stage import write_shard
+from pipeline.write.staging import HashedFile
 from tests.pipeline.write.crash_runs import run_crashes
+from tests.pipeline.write.shards import PROVENANCE, plan, table
 
 ROOT = Path(__file__).parents[3]
 
@@ -36,8 +40,6 @@ def test_a_limit_on_the_size_of_files_is_an_error_and_commits_nothing(tmp_path: 
 
 
 def test_a_write_that_takes_only_a_part_is_repeated(tmp_path: Path) -> None:
-    from pipeline.write.staging import HashedFile
-
     class Narrow:
         data = b""
 
@@ -64,9 +66,5 @@ def test_the_folder_of_a_killed_upload_is_removed_by_the_next_one(tmp_path: Path
     assert killed.returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 1
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    from pipeline.write.stage import write_shard
-    from pipeline.write.config import WriteConfig
-    from tests.pipeline.write.shards import PROVENANCE, plan, table
-
     write_shard(table(), plan(), WriteConfig(), "memory://bucket/crash", PROVENANCE)
     assert list(tmp_path.iterdir()) == []
