@@ -123,7 +123,9 @@ def test_a_removed_file_at_the_end_keeps_the_shards_before_it(config: PipelineCo
     (folder / "f.jsonl").unlink()
     assert_refused(config, "f.jsonl: removed", n=2)
     assert run(overwriting(config)) == [2]
-    assert sorted(path.name for path in Path(config.output, "_manifests").iterdir()) == [f"{i:05d}.json" for i in range(3)]
+    assert sorted(path.name for path in Path(config.output, "_manifests").iterdir()) == [
+        f"{i:05d}.json" for i in range(3)
+    ]
 
 
 def test_new_files_become_new_shards_wherever_their_names_sort(config: PipelineConfig, folder: Path) -> None:
@@ -217,7 +219,9 @@ def test_an_output_without_a_record_is_compared_by_its_manifests(config: Pipelin
     changed = configure(folder, config.output, "score.min_side_px=48")
     assert_refused(changed, "settings: compare config.yaml in the output (4 shards)")
     assert_refused(configure(folder, config.output, "rows_per_shard=5"), "input: other rows", n=4)
-    assert_refused(configure(folder, config.output, "limit=9"), "input: fewer shards than in the output (1 shards)", n=1)
+    assert_refused(
+        configure(folder, config.output, "limit=9"), "input: fewer shards than in the output (1 shards)", n=1
+    )
 
 
 def test_a_damaged_record_is_an_error_with_a_fix(config: PipelineConfig) -> None:

@@ -2,9 +2,10 @@
 
     python -m tests.pipeline.write.crashes OUTPUT FAULT STRIDE OFFSET SCRATCH
 
-`OUTPUT` is a folder or an S3 URL, `SCRATCH` a folder for an undisturbed commit. `FAULT` is one of `FAULTS`. Of the I/O calls of a commit, numbered from 0, those with
-`number % STRIDE == OFFSET` are hit. After each fault, all files that have a manifest must agree with it, and a second
-attempt must give the bytes of an undisturbed one. Prints the number of faults.
+`OUTPUT` is a folder or an S3 URL, `SCRATCH` a folder for an undisturbed commit. `FAULT` is one of `FAULTS`. Of the I/O
+calls of a commit, numbered from 0, those with `number % STRIDE == OFFSET` are hit. After each fault, all files that have
+a manifest must agree with it, and a second attempt must give the bytes of an undisturbed one. Prints the number of
+faults.
 
 This process starts no threads and forks each step: faults kill the step, not the loop.
 """
@@ -187,15 +188,13 @@ def reference(folder: Path) -> dict[str, bytes]:
 def main(output: str, kind: str, stride: int, offset: int, scratch: str) -> int:
     assert kind in FAULTS
     expected = reference(Path(scratch))
-    hit = 0
-    for target in itertools.count(offset, stride):
+    for hit, target in enumerate(itertools.count(offset, stride)):
         code = fork(lambda target=target: disturb(output, kind, target))  # type: ignore[misc]
         assert code in (0, KILLED, NOT_REACHED), f"call {target}: exit code {code}"
         assert fork(lambda: check(output, expected)) == 0, f"wrong output after {kind} at call {target}"
         if code == NOT_REACHED:
             print(hit)
             return 0
-        hit += 1
     raise AssertionError
 
 

@@ -53,7 +53,9 @@ def test_a_write_that_takes_only_a_part_is_repeated(tmp_path: Path) -> None:
     assert (narrow.data, file.n_bytes) == (b"0123456789", 10)
 
 
-def test_the_folder_of_a_killed_upload_is_removed_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_a_killed_upload_is_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = (
         "import os, signal\n"
         "from pipeline.write import stage\n"
