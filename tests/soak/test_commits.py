@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("kind", FAULTS[:5])
+@pytest.mark.parametrize("kind", FAULTS[:6])
 def test_a_fault_at_every_io_call_of_a_local_commit(tmp_path: Path, kind: str, part: int) -> None:
     assert run_crashes(str(tmp_path / "out"), kind, tmp_path / "scratch", PARTS, part) >= 60
 

@@ -35,9 +35,9 @@ from pipeline.write.temporary import remove_abandoned
 from schemas.files import FILES, MANIFEST_FOLDER
 from tests.pipeline.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table
 
-FAULTS: Final = ("full", "broken", "short", "kill", "kill_after", "lost", "truncated")
-"""full: ENOSPC; broken: EIO; short: a write call takes half of its data, and the next one fails; kill: the process ends
-before or after the call; lost, truncated: the store accepts an upload and keeps nothing, or half of it."""
+FAULTS: Final = ("full", "broken", "half", "short", "kill", "kill_after", "lost", "truncated")
+"""full: ENOSPC; broken: EIO; half: a write call takes half of its data; short: and the next one fails; kill: the process
+ends before or after the call; lost, truncated: the store accepts an upload and keeps nothing, or half of it."""
 REMOTE: Final = ("lost", "truncated")
 KILLED: Final = 77
 NOT_REACHED: Final = 78
@@ -108,8 +108,8 @@ class Faults:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if faults.n == faults.target:
                     faults.before()
-                    if faults.kind == "short":
-                        faults.is_full = True
+                    if faults.kind in ("half", "short"):
+                        faults.is_full = faults.kind == "short"
                         return super().write(bytes(data)[: len(data) // 2])
                 n_bytes = super().write(data)
                 if faults.n == faults.target and faults.kind == "kill_after":
