@@ -50,6 +50,11 @@ def open_file(url: str) -> IO[bytes]:
     return cast(IO[bytes], file if isinstance(fs, LocalFileSystem) else io.BufferedReader(file, BUFFER))
 
 
+def is_s3(fs: AbstractFileSystem) -> bool:
+    """Return True for the file system of s3fs."""
+    return "s3" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
+
+
 def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
     """Return the exceptions to catch for a failed request to a store, and `others`: `except store_errors() as error`.
 

@@ -76,6 +76,7 @@ def run(output: Path, folder: Path, n_rows: int, n_cpus: int) -> None:
             print_status(f"Ray is running at {ray.address}; submitting the job")
             job = ["pipeline/grit.py", "jobs/demo.yaml", f"input={folder / 'pairs.parquet'}", f"output={output}"]
             job.append("report.summary=false")  # printed below, together with the ground truth
+            job.append("overwrite=true")  # of an earlier version of the code or of the models
             if submit(ray, ROOT, [sys.executable, *job]) != 0:
                 raise RuntimeError("the job failed; see its log above")
     truth = truth_metrics(read_rows(output), read_truth(folder))

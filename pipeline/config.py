@@ -1,5 +1,6 @@
 """The configuration of the pipeline, loaded from YAML files and `key=value` arguments."""
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -64,6 +65,8 @@ class PipelineConfig:
     rows_per_shard: int = 1000
     # read only the first `limit` input rows; null: all
     limit: int | None = None
+    # discard the finished shards of the output that another job wrote: with other settings, packages, models or input
+    overwrite: bool = runtime(False)
     read: ReadConfig = field(default_factory=ReadConfig)
     download: DownloadConfig = field(default_factory=DownloadConfig)
     captions: CaptionsConfig = field(default_factory=CaptionsConfig)
@@ -111,7 +114,12 @@ def content_hash(config: PipelineConfig) -> str:
 def runtime_settings(config: PipelineConfig) -> dict[str, Any]:
     """The `runtime` settings of the stages, which manifests record; those of Ray and the report are not included."""
     _, settings = split_runtime(config)
-    return {group: values for group, values in settings.items() if group not in ("report", "ray")}
+    return {group: values for group, values in settings.items() if group not in ("overwrite", "report", "ray")}
+
+
+def with_formats(config: PipelineConfig, formats: Sequence[str]) -> PipelineConfig:
+    """Return the configuration with other output formats."""
+    return dataclasses.replace(config, write=dataclasses.replace(config.write, formats=tuple(formats)))
 
 
 def repository_root() -> Path:

@@ -1,5 +1,6 @@
 """The main job: plan the shards, compute those that are not finished, write the statistics and the report."""
 
+import dataclasses
 import json
 import logging
 import sys
@@ -9,19 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from tqdm import tqdm
 
 from common.config import RESOLVED_FILE, to_yaml
-from common.remote import map_concurrently
 from pipeline.config import PipelineConfig
-from pipeline.paths import check_no_foreign_shards, check_output_outside_input, check_writable, with_absolute_paths
+from pipeline.lease import Lease, hold_lease
+from pipeline.paths import check_output_outside_input, check_writable, with_absolute_paths
 from pipeline.provenance import make_provenance
-from pipeline.read.plan import plan_shards
+from pipeline.read.plan import list_files
 from pipeline.read.types import ShardPlan
 from pipeline.report.html import write_report
 from pipeline.report.stats import build_stats
 from pipeline.report.summary import summary_table
+from pipeline.resume.plan import plan_work
 from pipeline.run import run_local
-from pipeline.write.stage import is_finished
 from pipeline.write.store import Store
-from schemas.files import REPORT_FILE, RUN_TIMINGS_FILE
+from pipeline.write.temporary import remove_abandoned
+from schemas.files import OUTPUT_FOLDERS, REPORT_FILE, RUN_TIMINGS_FILE
 from schemas.manifest import Manifest, Provenance, RunTimings
 from schemas.stats import Statistics
 
@@ -39,31 +41,33 @@ def run(config: PipelineConfig) -> Statistics:
     Raises UserError for errors that the user can fix, if possible before anything is computed.
     """
     config = with_absolute_paths(config)
-    plans = plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
-    check_output_outside_input(config, plans)
+    files = list_files(config.input)
+    check_output_outside_input(config, [path for path, _ in files])
     output = Store(config.output)
     check_writable(output)
-    check_no_foreign_shards(output, config.output, len(plans))
-    provenance = make_provenance(config)
-    unfinished = find_unfinished(plans, config.output, provenance)
-    n_rows, n_finished = sum(plan.n_rows for plan in plans), len(plans) - len(unfinished)
-    logger.info("%d rows in %d shards, %d of them already finished", n_rows, len(plans), n_finished)
-    output.write(RESOLVED_FILE, to_yaml(config))
-    if unfinished:
-        compute(unfinished, config, provenance, output)
-    return report(config, plans)
+    with hold_lease(output) as lease:
+        provenance = make_provenance(config)
+        work = plan_work(config, files, provenance, output)
+        n_rows, n_finished = sum(plan.n_rows for plan in work.plans), len(work.plans) - len(work.unfinished)
+        logger.info("%d rows in %d shards, %d of them already finished", n_rows, len(work.plans), n_finished)
+        lease.check()
+        if output.is_local:
+            remove_abandoned(output.path(folder) for folder in OUTPUT_FOLDERS)
+        work.begin(output)
+        if work.unfinished:
+            output.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
+            compute(work.unfinished, config, provenance, output, lease)
+        lease.check()
+        return report(config, work.plans)
 
 
-def find_unfinished(plans: Sequence[ShardPlan], output: str, provenance: Provenance) -> list[ShardPlan]:
-    """The shards whose manifest is missing, or does not match their plan and provenance."""
-    finished = map_concurrently(lambda plan: is_finished(output, plan, provenance), plans)
-    return [plan for plan, done in zip(plans, finished, strict=True) if not done]
-
-
-def compute(plans: Sequence[ShardPlan], config: PipelineConfig, provenance: Provenance, output: Store) -> None:
+def compute(
+    plans: Sequence[ShardPlan], config: PipelineConfig, provenance: Provenance, output: Store, lease: Lease
+) -> None:
     """Compute and commit these shards, show the progress, record the duration."""
     start = time.perf_counter()
-    for _ in progress(pick_runner(config)(plans, config, provenance), sum(plan.n_rows for plan in plans)):
+    manifests = lease.guard(pick_runner(config)(plans, config, provenance))
+    for _ in progress(manifests, sum(plan.n_rows for plan in plans)):
         pass
     timings: RunTimings = {"wall_seconds": time.perf_counter() - start, "shards": len(plans)}
     output.write(RUN_TIMINGS_FILE, json.dumps(timings))

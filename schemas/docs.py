@@ -8,8 +8,11 @@ from typing import Annotated, Any, Final, Literal, NotRequired, get_args, get_or
 import pyarrow as pa
 
 from schemas.files import (
+    FAILED_FILE,
     FILES,
     GRIT_MEMBERS,
+    JOB_FILE,
+    LEASE_FILE,
     MANIFEST_FILE,
     RUN_TIMINGS_FILE,
     STATS_FILE,
@@ -18,6 +21,7 @@ from schemas.files import (
     TrainAnnotations,
     grit_schema,
 )
+from schemas.job import JobRecord, Lease
 from schemas.manifest import Manifest, StageTiming
 from schemas.rows import BOUNDARIES, BOX, BOX_SCORE, CHUNK, GIVEN_BOX, REF_EXP, TOKEN, VERSION
 from schemas.stats import Statistics
@@ -32,7 +36,7 @@ STRUCTS: Final = {
     "BOX_SCORE": BOX_SCORE,
     "GIVEN_BOX": GIVEN_BOX,
 }
-JSON_FILES: Final[tuple[type, ...]] = (TrainAnnotations, Manifest, Statistics)
+JSON_FILES: Final[tuple[type, ...]] = (TrainAnnotations, Manifest, JobRecord, Lease, Statistics)
 """Types of JSON files with a table of their own; the types that they refer to follow at the end of the document."""
 JSON_NAMES: Final = {str: "string", int: "integer", float: "number", NoneType: "null", Any: "any"}
 INTRO: Final = f"""\
@@ -204,6 +208,14 @@ def files() -> list[str]:
         json_table(Manifest),
         f"### timings: `{TIMINGS_FILE.format(0)}` and `{RUN_TIMINGS_FILE}`\n",
         TIMINGS_NOTE,
+        f"### job: `{JOB_FILE}`\n",
+        "The job that wrote the shards. A later run compares its settings, versions, models and input with it.\n",
+        json_table(JobRecord),
+        f"### lease: `{LEASE_FILE}`\n",
+        "Exists while a job writes to the output.\n",
+        json_table(Lease),
+        f"### failures: `{FAILED_FILE.format(0)}`\n",
+        "A shard that could not be finished. The next run tries it again and removes the file.\n",
         f"### statistics: `{STATS_FILE}`\n",
         json_table(Statistics),
     ]

@@ -24,6 +24,9 @@ class PlanJson(TypedDict):
     first_row: Annotated[int, "index of the first row in the input, from 0"]
     n_rows: Annotated[int, "number of rows"]
     pieces: Annotated[list[PieceJson], "the rows by file"]
+    appends: NotRequired[
+        Annotated[list[int], "first rows of the files that were appended to the input, up to those of this shard"]
+    ]
 
 
 class FileFacts(TypedDict):

@@ -12,6 +12,7 @@ from common.errors import UserError
 from pipeline.read.config import ReadConfig
 from pipeline.read.formats import IMAGE, read_records
 from pipeline.read.types import BadRecord, Record, ShardPlan
+from pipeline.read.unchanged import changed, check_unchanged
 from schemas.rows import GIVEN_BOX, READ
 from schemas.status import DROPPED, KEPT
 from schemas.table import conform
@@ -52,10 +53,8 @@ def read_shard(plan: ShardPlan, config: ReadConfig) -> pa.Table:
                 location = f"{piece.path}, line {line}" if line else f"{piece.path}, row {piece.first_row + i}"
                 rows.append(origin | _dropped("bad_row", f"{location}: {error}"))
         if len(rows) - n_before != piece.n_rows:
-            raise UserError(
-                f"{piece.path} has changed since the job was planned; run the same command again, and do not change "
-                "the input while it runs"
-            )
+            raise changed(piece.path)
+        check_unchanged(piece)
     return conform(pa.Table.from_pylist(rows, schema=READ), READ)
 
 

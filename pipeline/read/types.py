@@ -1,6 +1,6 @@
 """Types shared by planning and reading: records, pieces of files, and the plan of a shard."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Record = dict[str, Any]
@@ -17,6 +17,8 @@ class Piece:
     size: int  # size of the complete file in bytes, at the time of planning
     offset: int = 0  # byte of the decompressed file at which the first row starts; 0 for parquet, which seeks by row
     line: int = 1  # line at which the first row starts, from 1; for messages
+    # ETag or time of modification at the time of planning, "" if unknown; tells whether the file changed until reading
+    version: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class ShardPlan:
     first_row: int
     n_rows: int
     pieces: tuple[Piece, ...]
+    # first rows of the files that were appended to the input of the job, up to those of this shard
+    appends: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "appends", tuple(self.appends))  # a list, if read from JSON
 
 
 @dataclass(frozen=True)
