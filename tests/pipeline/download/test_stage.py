@@ -12,7 +12,7 @@ import pytest
 
 from common.images import ImageLimits, decode
 from pipeline.download.config import DownloadConfig
-from pipeline.download.fetch import retry_after_s
+from pipeline.download.headers import retry_after_s
 from pipeline.download.stage import Download
 from pipeline.images import ResizeConfig
 from schemas.rows import DOWNLOADED, READ
