@@ -68,9 +68,11 @@ class Client:
             await self._resolve(request)
             try:
                 return await self._attempt(request, host, n_bytes)
-            except BudgetError as exceeded:
-                n_bytes = exceeded.n_bytes
+            except BudgetError as error:
+                n_bytes = error.n_bytes
                 continue
+            except HostDeadError as error:
+                raise FetchError(error.reason, str(error)) from error
             except FetchError as error:
                 # A host that has never answered is not asked again after a time-out.
                 is_transient = error.is_transient and (error.drop.reason != "timeout" or host.has_answered)
@@ -98,16 +100,17 @@ class Client:
             raise FetchError("dns_error", f"{request.host}: {error}") from error
 
     async def _attempt(self, request: Request, host: Host, n_bytes: int) -> tuple[bytes | Request, Lease]:
-        """Make one attempt with a connection slot and `n_bytes` of memory. Raises FetchError and BudgetError."""
-        try:
-            await host.enter()
-        except HostDeadError as error:
-            raise FetchError(error.reason, str(error)) from error
+        """Make one attempt with a connection slot and `n_bytes` of memory.
+
+        Raises FetchError, BudgetError and HostDeadError.
+        """
+        await host.enter()
         try:
             async with self._slots.at(request.host):
                 lease = await self.budget.lease(n_bytes)
                 start_s = asyncio.get_running_loop().time()
                 try:
+                    host.start()
                     found = await attempt_fetch(self.session, request, self.config, lease, host)
                 except BaseException as error:
                     lease.release()

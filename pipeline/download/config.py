@@ -50,7 +50,7 @@ class DownloadConfig:
     disallowed_header_directives: tuple[str, ...] = ("noai", "noimageai", "noindex", "noimageindex")
     # private host names or addresses from which images may be fetched, without port
     allowed_private_hosts: tuple[str, ...] = ()
-    # decoding threads of one worker; with 1, small images are decoded on the event loop
+    # decoding threads of one worker
     decode_threads: int = runtime(1)
     limits: ImageLimits = field(default_factory=ImageLimits)
     resize: ResizeConfig = field(default_factory=ResizeConfig)

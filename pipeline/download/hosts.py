@@ -49,13 +49,7 @@ class Host:
     async def enter(self) -> None:
         """Wait until the host may be asked; each call is followed by one of `leave`. Raises HostDeadError."""
         while True:
-            if self.is_dead:
-                if self._clock() < self._probe_s:
-                    raise HostDeadError(
-                        self._reason, f"host given up after {self.n_failures} attempts without an answer"
-                    )
-                self._probe_s = self._clock() + DEAD_S  # this row is the probe
-                break
+            self._raise_if_dead()
             if self._is_connected or self._n_trying < TRIALS:
                 break
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -67,6 +61,16 @@ class Host:
                     self._wake(1)
                 raise
         self._n_trying += 1
+
+    def start(self) -> None:
+        """Begin an attempt after all waiting. Raises HostDeadError if the host died meanwhile; one row is the probe."""
+        self._raise_if_dead()
+        if self.is_dead:
+            self._probe_s = self._clock() + DEAD_S
+
+    def _raise_if_dead(self) -> None:
+        if self.is_dead and self._clock() < self._probe_s:
+            raise HostDeadError(self._reason, f"host given up after {self.n_failures} attempts without an answer")
 
     def leave(self) -> None:
         """End an attempt."""
