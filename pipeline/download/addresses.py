@@ -3,6 +3,7 @@
 import ipaddress
 import socket
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from typing import Final
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -56,6 +57,7 @@ def is_public(address: Address) -> bool:
     return address in GLOBAL_V6 and not any(address in network for network in SPECIAL_V6)
 
 
+@lru_cache(10_000)
 def canonical_host(host: str) -> str:
     """A host as in a parsed URL: lower case, IDNA, without brackets, without the final dot of a name.
 
@@ -79,32 +81,22 @@ def canonical_hosts(hosts: Iterable[str]) -> frozenset[str]:
     return frozenset(canonical_host(host) for host in hosts)
 
 
-def is_address(host: str) -> bool:
-    """True for an IP address, which needs no look-up."""
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
-
-
-def literal_address(host: str) -> Address | None:
-    """The address in `host`, None if it is a name.
-
-    For an address in a legacy numeric spelling, raises PrivateAddressError if it is private, NumericHostError
-    otherwise.
-    """
+@lru_cache(10_000)
+def parse_address(host: str) -> Address | None:
+    """The IP address that a host is, without its zone; None for a name."""
     try:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
-        pass
+        return None
+
+
+@lru_cache(10_000)
+def numeric_address(host: str) -> Address | None:
+    """The IPv4 address in one of the legacy numeric spellings, which the C library accepts."""
     try:
-        address = ipaddress.IPv4Address(socket.inet_aton(host))
+        return ipaddress.IPv4Address(socket.inet_aton(host))
     except (OSError, ValueError):  # ValueError: not ASCII, or a null character
         return None
-    if not is_public(address):
-        raise PrivateAddressError(f"{host} is {address}")
-    raise NumericHostError(f"{host} is {address} written as a number")
 
 
 def check_host(host: str, allowed: Collection[str]) -> None:
@@ -115,9 +107,14 @@ def check_host(host: str, allowed: Collection[str]) -> None:
     """
     if canonical_host(host) in allowed:
         return
-    address = literal_address(host)
+    address = parse_address(host)
+    numeric = numeric_address(host) if address is None else None
     if address is not None and not is_public(address):
         raise PrivateAddressError(str(address))
+    if numeric is not None and not is_public(numeric):
+        raise PrivateAddressError(f"{host} is {numeric}")
+    if numeric is not None:
+        raise NumericHostError(f"{host} is {numeric} written as a number")
 
 
 def check_addresses(host: str, addresses: Iterable[str], allowed: Collection[str]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from pipeline.download.addresses import PrivateAddressError, check_addresses, is_address
+from pipeline.download.addresses import PrivateAddressError, check_addresses, parse_address
 from pipeline.download.budget import BudgetError, ByteBudget, Lease
 from pipeline.download.config import DownloadConfig
 from pipeline.download.failures import FetchError
@@ -91,7 +91,7 @@ class Client:
         """Check the host, and look it up if it is a name. Raises FetchError."""
         try:
             check_url(request.url, self.config.private_hosts)
-            if not is_address(request.host):
+            if parse_address(request.host) is None:
                 addresses = await self.resolver.lookup(request.host)
                 check_addresses(request.host, addresses, self.config.private_hosts)
         except PrivateAddressError as error:

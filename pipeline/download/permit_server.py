@@ -9,7 +9,9 @@ import hmac
 import secrets
 import socket
 import threading
+import weakref
 from collections import Counter
+from typing import cast
 
 import uvloop
 
@@ -38,7 +40,14 @@ class PermitServer:
         table = PermitTable(limit)
         listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.address = PermitAddress(host, listener.getsockname()[1], secret)
-        starting = self._loop.create_server(lambda: _Worker(table, secret.encode()), sock=listener)
+        self._workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
+
+        def connect() -> _Worker:
+            worker = _Worker(table, secret.encode())
+            self._workers.add(worker)
+            return worker
+
+        starting = self._loop.create_server(connect, sock=listener)
         self._server = self._loop.run_until_complete(starting)
         self._thread.start()
 
@@ -47,7 +56,9 @@ class PermitServer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._server.close()
-        self._loop.run_until_complete(self._server.wait_closed())
+        for worker in self._workers:
+            worker.close()
+        self._loop.run_until_complete(asyncio.sleep(0))  # lets the connections end
         self._loop.close()
 
     def __enter__(self) -> "PermitServer":
@@ -68,8 +79,7 @@ class _Worker(asyncio.Protocol):
         self._held: Counter[bytes] = Counter()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own type
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -78,7 +88,7 @@ class _Worker(asyncio.Protocol):
                 return
             secret, self._buffer = self._buffer[: len(self._secret)], self._buffer[len(self._secret) :]
             if not hmac.compare_digest(secret, self._secret):
-                self._close()
+                self.close()
                 return
             self._is_known = True
         end = len(self._buffer) // RECORD_BYTES * RECORD_BYTES
@@ -102,7 +112,7 @@ class _Worker(asyncio.Protocol):
             self._held[key] += 1
             return GRANTED + key
         else:
-            self._close()
+            self.close()
         return b""
 
     def _grant(self, key: bytes) -> bool:
@@ -113,7 +123,8 @@ class _Worker(asyncio.Protocol):
         self._transport.write(GRANTED_LATER + key)
         return True
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the connection."""
         if self._transport is not None:
             self._transport.abort()
             self._transport = None

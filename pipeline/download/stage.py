@@ -78,8 +78,11 @@ class Download:
         client.hosts.forget()
         requests = [parse_request(url or "", self.config) if image is None else image for url, image in rows]
         with ThreadPoolExecutor(self.config.decode_threads, thread_name_prefix="decode") as pool:
-            async with asyncio.TaskGroup() as group:
-                tasks = {i: group.create_task(self._row(requests[i], client, pool)) for i in by_host(requests)}
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = {i: group.create_task(self._row(requests[i], client, pool)) for i in by_host(requests)}
+            except ExceptionGroup as errors:  # PermitsError, which the rows share
+                raise errors.exceptions[0] from None
         return [tasks[i].result() for i in range(len(rows))]
 
     async def _row(self, request: Request | bytes | FetchError, client: Client, pool: ThreadPoolExecutor) -> Outcome:
