@@ -48,6 +48,7 @@ QUICK = ("good, DNS 20 ms", "1 % of hosts SERVFAIL after 3 s", "one dead host ha
 def make_urls(
     n: int,
     port: int,
+    seed: int = 0,
     dns_ms: int = 20,
     bad: str = "",
     share: float = 0.0,
@@ -55,7 +56,7 @@ def make_urls(
     single: bool = False,
 ) -> list[str]:
     """The URLs of a case in a random order. `share` of the hosts, with that share of the rows, are of the kind `bad`."""
-    rng = random.Random(0)
+    rng = random.Random(seed)
     if single:
         return [f"http://ok-0.d{dns_ms}.test:{port}/1000/{i}" for i in range(n)]
     n_bad = round(share * n)
@@ -65,7 +66,10 @@ def make_urls(
     rng.shuffle(hosts)
     names = [f"{bad}-{i % bad_hosts}" if i < n_bad else f"ok-{host}" for i, host in enumerate(hosts)]
     delays_ms = [min(2000, round(200 * rng.lognormvariate(0, 1))) for _ in names]
-    urls = [f"http://{name}.d{dns_ms}.test:{port}/{ms}/{i}" for i, (name, ms) in enumerate(zip(names, delays_ms))]
+    urls = [
+        f"http://{name}.d{dns_ms}.test:{port}/{ms}/{i}"
+        for i, (name, ms) in enumerate(zip(names, delays_ms, strict=True))
+    ]
     rng.shuffle(urls)
     return urls
 
@@ -160,7 +164,8 @@ class Side:
     def __init__(self, stack: ExitStack, name: str, dns_port: int, web_port: int, timeout_s: float) -> None:
         arguments = ["--side", name, "--dns", str(dns_port), "--web", str(web_port), "--timeout", str(timeout_s)]
         self.child = start(stack, "benchmarks.bad_hosts", *arguments)
-        assert self.child.stdout is not None and self.child.stdin is not None
+        assert self.child.stdout is not None
+        assert self.child.stdin is not None
         self.name, self.answers, self.orders = name, self.child.stdout, self.child.stdin
 
     def wait(self) -> None:
@@ -197,10 +202,10 @@ def measure(cases: list[str], n: int, rounds: int, timeout_s: float) -> tuple[di
             side.wait()
         print(f"{'case':<34}{'rows/s: ours':>14}{'img2dataset':>13}{'ratio':>7}{'lost: ours':>12}{'img2dataset':>13}")
         for case in cases:
-            urls = make_urls(n, web_port, **CASES[case])
             seconds: dict[str, list[float]] = {name: [] for name in SIDES}
             lost = dict.fromkeys(SIDES, 0)
-            for _ in range(rounds):
+            for seed in range(rounds):
+                urls = make_urls(n, web_port, seed, **CASES[case])
                 for side in sides:
                     spent_s, kept = side.run(urls)
                     seconds[side.name].append(spent_s)

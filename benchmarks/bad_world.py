@@ -88,7 +88,9 @@ def ask(host: str, port: int) -> str:
             code = answer[3] & 15
             if code:
                 kind = socket.EAI_AGAIN if code == SERVFAIL else socket.EAI_NONAME
-                raise socket.gaierror(kind, "Temporary failure in name resolution" if code == SERVFAIL else "No such name")
+                raise socket.gaierror(
+                    kind, "Temporary failure in name resolution" if code == SERVFAIL else "No such name"
+                )
             return socket.inet_ntoa(answer[-4:])
     raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
@@ -122,12 +124,12 @@ async def serve() -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
-    holes = [open_hole(hole_address(i), port) for i in range(N_HOLES)]
+    holes = [part for i in range(N_HOLES) for part in open_hole(hole_address(i), port)]
     transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(NameServer, ("127.0.0.1", 0))
     print(transport.get_extra_info("sockname")[1], port, flush=True)
     await asyncio.to_thread(sys.stdin.read)  # until the parent closes the pipe or dies
-    for opened in sum(holes, []):
-        opened.close()
+    for part in holes:
+        part.close()
     await runner.cleanup()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 TRIALS: Final = 4
-"""Attempts at a time at a host that has not yet accepted a connection: a dead host never occupies more."""
+"""Attempts in flight, less those that failed, at a host that has not yet accepted a connection."""
 
 DEAD_S: Final = 60.0
 """After this time, one row tries a dead host again."""
@@ -50,7 +50,8 @@ class Host:
         """Wait until the host may be asked; each call is followed by one of `leave`. Raises HostDeadError."""
         while True:
             self._raise_if_dead()
-            if self._is_connected or self._n_trying < TRIALS:
+            # Attempts in flight may complete the verdict, so no others start before they have ended.
+            if self._is_connected or self._n_trying < max(1, TRIALS - self.n_failures):
                 break
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)

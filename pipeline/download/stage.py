@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -15,6 +15,7 @@ from pipeline.download.client import Client
 from pipeline.download.config import DownloadConfig
 from pipeline.download.failures import FetchError
 from pipeline.download.fetch import Deadline, Request
+from pipeline.download.hosts import TRIALS
 from pipeline.download.permits import PermitAddress, PermitsError
 from pipeline.download.urls import parse_url
 from pipeline.download.worker import Worker
@@ -22,6 +23,9 @@ from pipeline.images import MAX_SIDE_PX, encode_jpeg, resize_as
 from schemas.rows import DOWNLOADED
 from schemas.status import INTERNAL_ERROR
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
+
+POPULAR: Final = 16
+"""Number of rows in a table above which a host is tried with several rows at once."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +121,17 @@ def parse_request(url: str, config: DownloadConfig) -> Request | FetchError:
 def by_host(requests: Sequence[Request | bytes | FetchError]) -> list[int]:
     """The order in which to start: the first row of each host, the second of each, and so on.
 
-    The first rows find out early which hosts are slow or dead, and the rows of one host are spread over time.
+    The first rows find out early which hosts are slow or dead, and the rows of one host are spread over time. Hosts
+    with POPULAR rows begin with as many rows as it takes to find out.
     """
-    seen: Counter[tuple[str, int]] = Counter()
-    rank = []
-    for request in requests:
-        key = (request.host, request.port) if isinstance(request, Request) else ("", 0)
-        rank.append(seen[key] if key[0] else 0)
-        seen[key] += 1
-    return sorted(range(len(requests)), key=rank.__getitem__)
+    hosts = [(request.host, request.port) if isinstance(request, Request) else None for request in requests]
+    totals, seen = Counter(hosts), Counter[tuple[str, int] | None]()
+    ranks = []
+    for host in hosts:
+        is_trial = host is None or (totals[host] >= POPULAR and seen[host] < TRIALS)
+        ranks.append(0 if is_trial else seen[host])
+        seen[host] += 1
+    return sorted(range(len(requests)), key=ranks.__getitem__)
 
 
 def prepare_image(data: bytes, config: DownloadConfig) -> Outcome:

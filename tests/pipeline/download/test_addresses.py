@@ -67,7 +67,10 @@ def test_private_and_special_addresses_are_not_public(address: str) -> None:
     assert not is_public(ipaddress.ip_address(address))
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "192.0.1.1", "192.0.3.1", "168.63.129.17", "::ffff:8.8.8.8", "2606:4700::1111", "64:ff9b::808:808"])
+@pytest.mark.parametrize(
+    "address",
+    ["8.8.8.8", "192.0.1.1", "192.0.3.1", "168.63.129.17", "::ffff:8.8.8.8", "2606:4700::1111", "64:ff9b::808:808"],
+)
 def test_ordinary_addresses_are_public(address: str) -> None:
     assert is_public(ipaddress.ip_address(address))
 

@@ -59,7 +59,7 @@ def test_a_budget_admits_new_bodies_below_its_half_and_big_ones_alone() -> None:
         with await big as lease:
             assert budget.used == lease.n_bytes == 90
             await asyncio.sleep(0)
-            assert not small.done()  # it waits in turn, so that a big body is not overtaken for ever
+            assert not small.done()  # it waits in turn, so that a big body is not overtaken forever
         (await small).release()
         assert budget.used == 0
 

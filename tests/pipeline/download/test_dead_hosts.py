@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from yarl import URL
 
 from pipeline.download import hosts
+from pipeline.download.fetch import Deadline, Request
 from pipeline.download.hosts import Host, HostDeadError
-from pipeline.download.stage import Download
+from pipeline.download.stage import Download, by_host
 from tests.pipeline.download.names import Names
 from tests.pipeline.download.rows import config, reasons, table
 from tests.pipeline.download.server import TinyWeb, jpeg
@@ -117,7 +119,9 @@ def test_a_retry_holds_no_connection(web: TinyWeb) -> None:
     """With one connection, rows that wait for Retry-After leave it to the others."""
     waiting = [web.url(f"/wait/1?{i}") for i in range(1)]
     start = time.monotonic()
-    found = Download(config(concurrency=1, deadline_s=10))(table(*waiting, *[web.url(f"/image/{3 * i}") for i in range(30)]))
+    found = Download(config(concurrency=1, deadline_s=10))(
+        table(*waiting, *[web.url(f"/image/{3 * i}") for i in range(30)])
+    )
     assert reasons(found) == [None] * 31
     assert time.monotonic() - start < 2
 
@@ -193,6 +197,10 @@ def test_an_unknown_host_gets_few_attempts_until_it_accepts_one() -> None:
         host.leave()
         await asyncio.sleep(0.01)
         assert sum(task.done() and not task.cancelled() for task in tasks) == hosts.TRIALS + 1
+        host.failed(0.0, "timeout")
+        host.leave()
+        await asyncio.sleep(0.01)
+        assert sum(task.done() and not task.cancelled() for task in tasks) == hosts.TRIALS + 1
         host.connected()
         await asyncio.gather(*tasks[:-1])
 
@@ -204,3 +212,12 @@ def test_a_slow_name_of_a_redirect_does_not_count_in_its_time(web: TinyWeb, monk
     monkeypatch.setattr(socket, "getaddrinfo", names.getaddrinfo)
     url = web.url(f"/to?url=http://ok1.test:{web.port}/image/0")
     assert reasons(Download(config(timeout_s=0.5, deadline_s=0.9))(table(url))) == [None]
+
+
+def test_rows_start_with_one_of_each_host_and_four_of_a_popular_one() -> None:
+    def request(host: str) -> Request:
+        return Request(URL(f"http://{host}/"), Deadline(1.0))
+
+    popular, rare = [request("popular.test")] * 20, [request(f"{i}.test") for i in (1, 1, 2)]
+    assert by_host([*popular, *rare])[:6] == [0, 1, 2, 3, 20, 22]
+    assert sorted(by_host([*popular, *rare])) == list(range(23))

@@ -32,7 +32,21 @@ def test_retry_after_is_a_number_or_a_date(value: str, seconds: float) -> None:
 
 def test_no_header_raises_an_exception() -> None:
     rng = random.Random(13)
-    words = ["Fri,", "31", "Dec", "99999999999999999999", "1999", "23:59:59", "-1", "GMT", "+0000", "-99999", "\0", "²", "é"]
+    words = [
+        "Fri,",
+        "31",
+        "Dec",
+        "99999999999999999999",
+        "1999",
+        "23:59:59",
+        "-1",
+        "GMT",
+        "+0000",
+        "-99999",
+        "\0",
+        "²",
+        "é",
+    ]
     for _ in range(20_000):
         value = " ".join(rng.choices(words, k=rng.randrange(9)))
         value = "".join(rng.choice(":,;-+ 9") if rng.random() < 0.05 else letter for letter in value)
