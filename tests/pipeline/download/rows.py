@@ -23,9 +23,9 @@ def config(**settings: Any) -> DownloadConfig:
     names = (*("127.0.0.1", "localhost"), *(f"{kind}{i}.test" for kind in ("ok", "bad") for i in range(64)))
     defaults: dict[str, Any] = {
         "allowed_private_hosts": names,
-        "connect_timeout_s": 0.5,
-        "timeout_s": 1.0,
-        "deadline_s": 3.0,
+        "connect_timeout_s": 3.0,
+        "timeout_s": 5.0,
+        "deadline_s": 20.0,
         "backoff_s": 0.05,
         "resize": ResizeConfig(size=32),
     }

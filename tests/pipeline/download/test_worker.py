@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -90,6 +91,7 @@ if "interrupt" in sys.argv:
     except KeyboardInterrupt:
         print("interrupted")
     print(reasons(download(table(urls[1]))))
+print(time.monotonic())
 """
 
 
@@ -99,7 +101,8 @@ def test_a_process_ends_quietly_and_at_once(web: TinyWeb, mode: str) -> None:
     command = [sys.executable, "-X", "dev", "-W", "ignore::DeprecationWarning", "-c", SCRIPT, web.url(""), mode]
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=True)
-    lines = done.stdout.splitlines()
+    *lines, end_s = done.stdout.splitlines()
+    assert time.monotonic() - float(end_s) < 10
     assert lines == ["['dns_error', None]", *(["interrupted", "[None]"] if mode == "interrupt" else [])]
     assert "aiohttp" not in done.stderr
     assert "Unclosed" not in done.stderr
