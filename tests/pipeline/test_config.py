@@ -58,6 +58,8 @@ def test_a_missing_input_or_output_is_named() -> None:
     [
         "download.concurrency=0",  # would wait indefinitely
         "download.concurrency_per_host=0",
+        "download.dns_concurrency=0",
+        "download.host_failures=0",
         "download.decode_threads=0",
         "download.timeout_s=0",
         "download.deadline_s=.nan",
@@ -105,10 +107,14 @@ def test_the_hash_does_not_depend_on_input_output_and_rows() -> None:
 RUNTIME = {
     "download.concurrency": "8",
     "download.concurrency_per_host": "2",
+    "download.max_bytes_in_flight": "9000",
+    "download.dns_concurrency": "9",
+    "download.dns_timeout_s": "9",
     "download.connect_timeout_s": "9",
     "download.timeout_s": "9",
     "download.deadline_s": "99",
     "download.retries": "0",
+    "download.host_failures": "9",
     "download.backoff_s": "2",
     "download.contact": "mail@example.org",
     "download.decode_threads": "2",

@@ -3,7 +3,6 @@
 import io
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import PIL.Image
@@ -12,7 +11,6 @@ import pytest
 
 from common.images import ImageLimits, decode
 from pipeline.download.config import DownloadConfig
-from pipeline.download.fetch import retry_after_s
 from pipeline.download.stage import Download
 from pipeline.images import ResizeConfig
 from schemas.rows import DOWNLOADED, READ
@@ -186,22 +184,6 @@ def test_a_retry_waits_for_retry_after_unless_that_exceeds_the_deadline(web: Tin
     assert outcome(web.url("/wait/1"))[0] is None
     assert time.monotonic() - start >= 1
     assert outcome(web.url("/wait/3600")) == ("http_error", "429")
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ("120", 120),
-        ("Fri, 31 Dec 1999 23:59:59 GMT", 0),
-        ("Sat, 01 Jan 2000 00:01:30 GMT", 90),
-        ("Friday, 31-Dec-99 23:59:59 GMT", 0),
-        ("soon", 0),
-        ("-5", 0),
-        ("", 0),
-    ],
-)
-def test_retry_after_is_a_number_or_a_date(value: str, seconds: float) -> None:
-    assert retry_after_s(value, datetime(2000, 1, 1, tzinfo=UTC)) == seconds
 
 
 def test_redirects_from_other_hosts_count_in_the_limit_of_a_host(web: TinyWeb) -> None:
