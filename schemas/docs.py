@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired, get_args, get_or
 import pyarrow as pa
 
 from schemas.files import (
+    FAILED_FILE,
     FILES,
     GRIT_MEMBERS,
     MANIFEST_FILE,
@@ -18,7 +19,7 @@ from schemas.files import (
     TrainAnnotations,
     grit_schema,
 )
-from schemas.manifest import Manifest, StageTiming
+from schemas.manifest import FailedShard, Manifest, StageTiming
 from schemas.rows import BOUNDARIES, BOX, BOX_SCORE, CHUNK, GIVEN_BOX, REF_EXP, TOKEN, VERSION
 from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, REASONS
@@ -202,6 +203,9 @@ def files() -> list[str]:
         f"### manifest: `{MANIFEST_FILE.format(0)}`\n",
         "Written last: it commits the shard. Readers ignore the files of a shard without a manifest.\n",
         json_table(Manifest),
+        f"### failed shards: `{FAILED_FILE.format(0)}`\n",
+        f"{FailedShard.__doc__}\n",
+        json_table(FailedShard),
         f"### timings: `{TIMINGS_FILE.format(0)}` and `{RUN_TIMINGS_FILE}`\n",
         TIMINGS_NOTE,
         f"### statistics: `{STATS_FILE}`\n",

@@ -21,6 +21,8 @@ FILES: Final = MappingProxyType(
 """Paths of each format relative to the output folder; the number is the index of the shard."""
 MANIFEST_FOLDER: Final = "_manifests"
 MANIFEST_FILE: Final = f"{MANIFEST_FOLDER}/{{:05d}}.json"
+FAILED_FOLDER: Final = "_failed"
+FAILED_FILE: Final = f"{FAILED_FOLDER}/{{:05d}}.json"
 TIMINGS_FILE: Final = "_timings/{:05d}.json"
 RUN_TIMINGS_FILE: Final = "_timings/run.json"
 STATS_FILE: Final = "stats.json"

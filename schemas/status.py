@@ -12,13 +12,19 @@ STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
 KEPT: Final = "kept"
 DROPPED: Final = "dropped"
 
+INTERNAL_ERROR: Final = "internal_error"
+"""The drop reason of every stage for a row that the code cannot process."""
+_INTERNAL = {INTERNAL_ERROR: "the stage raised an exception, crashed, hung or ran out of memory on this row"}
+
 REASONS: Final = MappingProxyType(
     {
         "read": {
+            **_INTERNAL,
             "bad_row": "the row cannot be read: invalid JSON, or a value of the wrong type",
             "missing_url": "the row has neither a URL nor image bytes",
         },
         "download": {
+            **_INTERNAL,
             "invalid_url": "the URL is not a well-formed http(s) address",
             "private_address": "the host, or the host of a redirect, has a private, loopback or link-local address",
             "dns_error": "the host name cannot be resolved",
@@ -37,22 +43,26 @@ REASONS: Final = MappingProxyType(
             "duplicate": "an earlier row of the same shard has the same image and the same caption",
         },
         "captions": {
+            **_INTERNAL,
             "empty_caption": "the caption is empty after cleaning",
             "caption_too_long": "the caption has more characters than the limit",
         },
         "parse": {
+            **_INTERNAL,
             "no_phrase": "the caption has no noun chunk, or all were removed (pronouns, abstract and relational nouns)",
         },
         "ground": {
+            **_INTERNAL,
             "no_box": "the grounder found no box for any phrase",
             "ungroundable": "the grounder can process none of the phrases, or no phrase of the input is in the caption",
         },
         "score": {
+            **_INTERNAL,
             "box_too_small": "the last remaining boxes were below the size limit",
             "low_score": "the last remaining boxes had a grounding score below the threshold",
             "low_clip_score": "the last remaining boxes had a CLIP score below the threshold",
         },
-        "write": {},
+        "write": {**_INTERNAL},
     }
 )
 """Stage -> drop reason -> its meaning."""
