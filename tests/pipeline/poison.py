@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from common.errors import UserError
 from pipeline.config import PipelineConfig
 from pipeline.faults.stage import Stage
-from pipeline.provenance import make_provenance
 from pipeline.read.types import ShardPlan
 from pipeline.run import Steps
 from schemas.manifest import Manifest, Provenance
@@ -37,6 +37,9 @@ class Poison:
     def apply(self, stage: str, table: pa.Table) -> None:
         """Fail if the table holds the row and the stage has not dropped it."""
         keys = table["key"].to_pylist()
+        if self.kind == "slow":  # every row
+            time.sleep(0.2 * (stage == self.stage))
+            return
         if stage != self.stage or f"{self.row:012d}" not in {keys[i] for i in kept_indices(table)}:
             return
         if self.once and Path(self.once).exists():
@@ -61,6 +64,10 @@ def fail(kind: str) -> None:
             time.sleep(1000)
         case "memory":  # more than any machine has
             bytearray(1 << 46)
+        case "freeze":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "user":
+            raise UserError("disk full")
         case "disk":
             raise OSError(5, "Input/output error")
 
@@ -120,4 +127,6 @@ def add_defaults(stage: str, table: pa.Table) -> pa.Table:
 
 def light_steps(config: PipelineConfig, *poisons: Poison) -> Any:
     """A picklable function that returns light steps."""
+    from pipeline.provenance import make_provenance  # imports torch, which the child processes need not
+
     return partial(LightSteps, config, make_provenance(config), poisons)
