@@ -174,7 +174,7 @@ class Driver:
         shard.attempts += 1
         shard.crashes += is_crash
         retries = self.config.ray.retries
-        if shard.is_rescued or (shard.attempts > retries and not is_crash):
+        if shard.attempts > retries and (shard.is_rescued or not is_crash):
             self._give_up(shard, error)
             return
         shard.is_rescued = is_crash and shard.crashes > min(1, retries)

@@ -1,9 +1,11 @@
 """The driver on clusters of several nodes: faulty rows, killed workers, nodes that join and leave, other jobs."""
 
 import logging
-import threading
 import time
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -12,6 +14,7 @@ from common.errors import UserError
 from pipeline.config import RayConfig
 from pipeline.on_ray import cluster as cluster_module
 from pipeline.on_ray import driver as driver_module
+from pipeline.on_ray.cluster import Cluster
 from pipeline.run import Done
 from tests.pipeline.on_ray.jobs import cluster_of, digests, kill_worker, make_driver, make_job, make_tar
 from tests.pipeline.poison import Poison
@@ -85,12 +88,25 @@ def test_five_killed_workers_and_a_lost_node_change_no_byte(
     assert digests(tmp_path / "out") == expected
 
 
+def at_poll(number: int, monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> None:
+    """Do something when the driver warns for the given time; nodes can be added in the main thread only."""
+    warn, calls = Cluster.warn, count(1)
+
+    def act(self: Cluster, requests: Any) -> None:
+        warn(self, requests)
+        if next(calls) == number:
+            action()
+
+    monkeypatch.setattr(Cluster, "warn", act)
+
+
 def test_a_job_waits_for_the_first_node_says_so_and_uses_nodes_that_join(
-    tar: Path, tmp_path: Path, expected: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
+    tar: Path, tmp_path: Path, expected: dict[str, str], caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     config = make_job(tar, tmp_path / "out")
     with cluster_of() as cluster, caplog.at_level(logging.WARNING):
-        threading.Timer(5, lambda: cluster.add_node(num_cpus=1)).start()
+        at_poll(2, monkeypatch, lambda: cluster.add_node(num_cpus=1))
         driver, nodes = make_driver(config, *SLOW), set()
         for n, _ in enumerate(driver.run()):
             nodes |= {call.node for call in driver.running.values() if call.node}
@@ -108,7 +124,7 @@ def test_a_request_that_no_node_can_meet_is_logged_and_met_by_a_node_that_joins(
     monkeypatch.setattr(cluster_module, "WARN_S", 1.0)
     config = make_job(tar, tmp_path / "out", "ray.gpus_per_model_worker=2")
     with cluster_of({"num_cpus": 2, "num_gpus": 1}, {"num_cpus": 1, "num_gpus": 1}) as cluster:
-        threading.Timer(10, lambda: cluster.add_node(num_cpus=0, num_gpus=2)).start()
+        at_poll(5, monkeypatch, lambda: cluster.add_node(num_cpus=0, num_gpus=2))
         list(make_driver(config).run())
     assert caplog.text.count("no node of the cluster has 2 GPU; the largest has 2 CPU and 1 GPU") >= 2
     assert digests(tmp_path / "out") == expected
