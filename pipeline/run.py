@@ -42,7 +42,7 @@ STAGES_OF: Final[Mapping[Step, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Notes:
-    """What is known about a shard besides its table: the time of each stage, and the rows on which a stage failed."""
+    """Notes on a shard besides its table: the time of each stage, and the rows on which a stage failed."""
 
     timings: Timings
     faults: tuple[Fault, ...] = ()

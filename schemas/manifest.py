@@ -122,7 +122,7 @@ class FailedShard(TypedDict):
     rows: Annotated[int, "number of its rows, which count as unfinished"]
     step: Annotated[str, "step that failed: prepare, infer or write"]
     error: Annotated[str, "the last error, in one line"]
-    traceback: Annotated[str, "its traceback; empty if there is none"]
+    traceback: Annotated[str, "its traceback, which may be empty"]
     attempts: Annotated[int, "number of attempts"]
 
 

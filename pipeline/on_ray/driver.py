@@ -1,4 +1,4 @@
-"""Which shard takes which step next, and what happens after a failure."""
+"""The order of the steps of all shards, and the consequences of failures."""
 
 import logging
 import time

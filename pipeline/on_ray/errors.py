@@ -1,4 +1,4 @@
-"""What the failure of a call means: for the job, for the shard, or for nobody but the machine."""
+"""The meaning of a failed call: an error of the job, of its shard, or only of the machine."""
 
 import re
 from typing import Final, Literal

@@ -84,7 +84,7 @@ def free_memory() -> int:
     """Return the bytes of memory that this process can still use, within its container. Raises OSError elsewhere."""
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     free = {name: int(value) * 1024 for name, value, *_ in lines}["MemAvailable:"]
-    with suppress(OSError, ValueError):  # the limit is "max" if there is none
+    with suppress(OSError, ValueError):  # without a limit, it is "max"
         limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
         free = min(free, limit - used)
     return max(free, 0)

@@ -22,7 +22,7 @@ from schemas.table import add_columns, kept_indices
 
 
 class RustPanic(BaseException):
-    """What a panic in a Rust extension raises."""
+    """The exception of a panic in a Rust extension."""
 
 
 @dataclass(frozen=True)

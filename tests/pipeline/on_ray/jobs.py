@@ -78,7 +78,7 @@ def workers() -> list[int]:
 
 
 def kill_worker(number: int) -> bool:
-    """Kill one of the workers; return False if there is none."""
+    """Kill one of the workers; return False without workers."""
     pids = sorted(workers())
     if pids:
         os.kill(pids[number % len(pids)], signal.SIGKILL)
