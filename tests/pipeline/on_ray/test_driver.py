@@ -11,7 +11,6 @@ import pytest
 import ray
 
 from common.errors import UserError
-from pipeline.config import RayConfig
 from pipeline.on_ray import cluster as cluster_module
 from pipeline.on_ray import driver as driver_module
 from pipeline.on_ray.cluster import Cluster
@@ -168,11 +167,13 @@ def test_a_user_error_of_a_worker_ends_the_job_with_its_message(tar: Path, tmp_p
         list(make_driver(config, Poison("parse", 9, "user")).run())
 
 
-def test_a_job_with_fewer_cpu_workers_than_cpus_finishes(tar: Path, tmp_path: Path) -> None:
+def test_cpu_workers_is_an_upper_limit_on_the_tasks(tar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_job(tar, tmp_path / "out", "ray.cpu_workers=1", "ray.model_workers=1", "limit=16")
     with cluster_of({"num_cpus": 4}):
-        driver, most = make_driver(config, *SLOW), 0
-        for _ in driver.run():
-            most = max(most, sum(call.model is None for call in driver.running.values()))
-    assert most == 1
-    assert RayConfig().cpu_workers is None
+        driver, n_tasks = make_driver(config, *SLOW), []
+        wait = driver._wait
+        monkeypatch.setattr(
+            driver, "_wait", lambda: (n_tasks.append(sum(c.model is None for c in driver.running.values())), wait())[1]
+        )
+        assert all(isinstance(result, Done) for result in driver.run())
+    assert max(n_tasks) == 1
