@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pipeline.download.stage import Download
     from pipeline.ground.config import GroundConfig
     from pipeline.ground.stage import Ground
+    from pipeline.local import run_local
     from pipeline.parse.config import ParseConfig
     from pipeline.parse.stage import Parse
     from pipeline.provenance import make_provenance
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from pipeline.report.config import ReportConfig
     from pipeline.report.html import write_report
     from pipeline.report.stats import build_stats
-    from pipeline.run import run_local
     from pipeline.score.config import ScoreConfig
     from pipeline.score.stage import Score
     from pipeline.score.thresholds import resolve_thresholds
@@ -60,7 +60,7 @@ EXPORTS: Final = {
     "plan_shards": "pipeline.read.plan",
     "read_shard": "pipeline.read.stage",
     "resolve_thresholds": "pipeline.score.thresholds",
-    "run_local": "pipeline.run",
+    "run_local": "pipeline.local",
     "write_report": "pipeline.report.html",
     "write_shard": "pipeline.write.stage",
 }

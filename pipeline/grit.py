@@ -27,7 +27,8 @@ stopped, run the same command again.
   python pipeline/grit.py jobs/demo.yaml input=pairs.parquet output=out/mine limit=1000
   ray job submit --working-dir . -- python pipeline/grit.py jobs/demo.yaml input=/data/pairs output=/data/shards
 
-Exit codes: 0 done; 1 a bug or a failed machine; 2 an error that you can fix, described by the message; 130 interrupted.
+Exit codes: 0 done; 1 a bug or a failed machine; 2 an error that you can fix, described by the message; 3 done, but some
+shards failed and are tried again by the next run; 130 interrupted.
 """
 
 
@@ -47,14 +48,14 @@ def main(arguments: Sequence[str]) -> int:
         # This imports torch and spaCy, which takes seconds; --help and messages about wrong keys do not need them.
         from pipeline.job import run
 
-        run(config)
+        n_failed = run(config)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted: finished shards are kept; run the same command again to resume", file=sys.stderr)
         return 130
-    return 0
+    return 3 if n_failed else 0
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from schemas.files import (
     grit_schema,
 )
 from schemas.job import JobRecord, Lease
-from schemas.manifest import Manifest, StageTiming
+from schemas.manifest import FailedShard, Manifest, StageTiming
 from schemas.rows import BOUNDARIES, BOX, BOX_SCORE, CHUNK, GIVEN_BOX, REF_EXP, TOKEN, VERSION
 from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, REASONS
@@ -206,6 +206,9 @@ def files() -> list[str]:
         f"### manifest: `{MANIFEST_FILE.format(0)}`\n",
         "Written last: it commits the shard. Readers ignore the files of a shard without a manifest.\n",
         json_table(Manifest),
+        f"### failed shards: `{FAILED_FILE.format(0)}`\n",
+        f"{FailedShard.__doc__}\n",
+        json_table(FailedShard),
         f"### timings: `{TIMINGS_FILE.format(0)}` and `{RUN_TIMINGS_FILE}`\n",
         TIMINGS_NOTE,
         f"### job: `{JOB_FILE}`\n",
@@ -214,8 +217,6 @@ def files() -> list[str]:
         f"### lease: `{LEASE_FILE}`\n",
         "Exists while a job writes to the output.\n",
         json_table(Lease),
-        f"### failures: `{FAILED_FILE.format(0)}`\n",
-        "A shard that could not be finished. The next run tries it again and removes the file.\n",
         f"### statistics: `{STATS_FILE}`\n",
         json_table(Statistics),
     ]

@@ -104,7 +104,7 @@ def render(stats: Statistics, store: Store, config: ReportConfig) -> str:
 
 def funnel(stats: Statistics, examples: Mapping[tuple[str, str], list[Row]]) -> Iterator[dict[str, Any]]:
     """Yield, for each stage, the rows that entered and left it and its drop reasons, the most frequent first."""
-    left = stats["rows"]["read"]
+    left = stats["rows"]["read"] - stats["rows"].get("unfinished", 0)
     for stage in STAGES:
         reasons = sorted(stats["rows"]["dropped"].get(stage, {}).items(), key=lambda item: (-item[1], item[0]))
         entered, left = left, left - sum(n for _, n in reasons)
