@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from tqdm import tqdm
 
 from common.config import RESOLVED_FILE, to_yaml
+from common.config_help import print_text
 from common.remote import map_concurrently
 from pipeline.config import PipelineConfig
 from pipeline.paths import check_no_foreign_shards, check_output_outside_input, check_writable, with_absolute_paths
@@ -107,6 +108,6 @@ def report(config: PipelineConfig, plans: Sequence[ShardPlan]) -> Statistics:
     stats = build_stats(config.output, shards=[plan.index for plan in plans])
     write_report(config.output, config.report)
     if config.report.summary:
-        print(summary_table(stats))
-    print(f"report: {config.output}/{REPORT_FILE}")
+        print_text(summary_table(stats))
+    print_text(f"report: {config.output}/{REPORT_FILE}")
     return stats

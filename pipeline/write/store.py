@@ -10,6 +10,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from common.errors import UserError
 from common.remote import one_line, open_store, store_errors
+from common.time_limits import reported
 
 _SPACE: Final = "free some space and run the same command again; finished shards are kept"
 _PERMISSION: Final = "allow this user to write there, or choose another output="
@@ -117,10 +118,11 @@ class Store:
             with convert_disk_errors(self.path(relative)) if action == "write" else nullcontext():
                 yield
             return
+        url = self.fs.unstrip_protocol(self.path(relative))
         try:
-            yield
+            with reported(f"waiting to {action} {url}"):
+                yield
         except store_errors(ValueError) as error:
             if action == "read" and isinstance(error, FileNotFoundError | NotADirectoryError):
                 raise
-            url = self.fs.unstrip_protocol(self.path(relative))
             raise UserError(f"cannot {action} {url}: {one_line(error)}; {REMOTE_FIX}") from error
