@@ -10,6 +10,7 @@ recorded with the results and may change when a job or a training run resumes.
 
 import dataclasses
 import io
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
@@ -155,6 +156,24 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
             where = f"key {error.full_key}" if error.full_key else "a value is given where a group of keys is expected"
             raise UserError(f"{source}: {str(error).splitlines()[0]} ({where}; --help lists all keys)") from None
     return _build(merged, "")
+
+
+def from_plain(cls: type, values: Mapping[str, Any], source: str) -> Any:
+    """Build a `cls` from the plain values of a file, such as a JSON object.
+
+    Raises UserError, beginning with `source`, for an unknown key, a value of the wrong type, or an interpolation.
+    """
+    with prefixed(f"{source}: "):
+        try:
+            text = json.dumps(values)
+            if INTERPOLATION in text:
+                raise UserError(LITERAL)
+            merged = OmegaConf.merge(OmegaConf.structured(cls), OmegaConf.create(json.loads(text)))
+        except (OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:
+            key = f" (key {error.full_key})" if isinstance(error, OmegaConfBaseException) and error.full_key else ""
+            raise UserError(f"{str(error).splitlines()[0]}{key}") from error
+        assert isinstance(merged, DictConfig)
+        return _build(merged, "")
 
 
 def _form_difference(node: DictConfig, layer: DictConfig, prefix: str = "") -> str:
