@@ -61,7 +61,7 @@ def train_worker(loop_config: dict[str, Any]) -> str:
     from trainer.loop import train
 
     chdir_hook(loop_config["folder"])()  # Ray Train starts each worker in another folder
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger().setLevel(logging.INFO)
     try:
         train(loop_config["config"])
     except LostProcessError:

@@ -8,12 +8,14 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
+from common.config import without_passwords
 from pipeline.read.types import ShardPlan
 from pipeline.write.arrow import write_arrow
 from pipeline.write.config import WriteConfig
 from pipeline.write.counts import count_removed, count_rows, kept_rows
 from pipeline.write.grit import grit_columns, grit_sample, similarity_column, write_grit_parquet
 from pipeline.write.samples import Row, kept_boxes, to_json
+from pipeline.write.secrets import remove_url_secrets
 from pipeline.write.staging import Staging
 from pipeline.write.store import Store
 from pipeline.write.tar import TarWriter
@@ -56,7 +58,8 @@ def write_shard(
     >>> manifest["counts"]
     {'read': 1, 'kept': 0, 'dropped': {'download': {'http_error': 1}}}
     """
-    rows = conform(table, SCORED).to_pylist()
+    found = conform(table, SCORED).to_pylist()
+    rows = [remove_url_secrets(row, strip_query=config.strip_url_queries) for row in found]
     counts = count_rows(rows, plan)
     kept = kept_rows(rows)
     store, index = Store(output), plan.index
@@ -128,8 +131,8 @@ def file_metadata(provenance: Provenance) -> dict[str, str]:
 
 
 def plan_json(plan: ShardPlan) -> PlanJson:
-    """Convert a plan to the values that reading it from a manifest returns: lists instead of tuples."""
-    return cast(PlanJson, json.loads(json.dumps(dataclasses.asdict(plan))))
+    """Convert a plan to the values that reading it from a manifest returns: lists for tuples, URLs without passwords."""
+    return cast(PlanJson, without_passwords(json.loads(json.dumps(dataclasses.asdict(plan)))))
 
 
 def read_manifest(output: str, index: int) -> Manifest | None:
