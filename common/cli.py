@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -106,11 +107,15 @@ def sigterm_handler_kept() -> Iterator[None]:
 def close_broken_stdout() -> bool:
     """Return True if the reader of the standard output has closed it; the flush at exit then raises no more."""
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):  # replaced by an object without a file, as in tests
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return True
 
 
 class MessageFormatter(logging.Formatter):
