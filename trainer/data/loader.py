@@ -194,14 +194,21 @@ def next_result(results: Iterator[T]) -> T:
     try:
         return next(results)
     except (RuntimeError, OSError, EOFError) as error:  # the last two: it died while it sent a batch
-        # DataLoader's iterator has no public list of its processes.
-        is_dead = any(not process.is_alive() for process in getattr(results, "_workers", ()))
-        if not is_dead and "DataLoader worker" not in str(error):
+        if not has_dead_process(results) and "DataLoader worker" not in str(error):
             raise
         raise UserError(
             f"a loader process was killed ({one_line(error)}), probably because memory or /dev/shm ran out; lower "
             f"data.workers or data.prefetch, then repeat the command to resume"
         ) from error
+
+
+def has_dead_process(results: object) -> bool:
+    """Return True if a process of a DataLoader's iterator has ended. Waits a moment for one that is being killed."""
+    for process in getattr(results, "_workers", ()):  # there is no public list
+        process.join(0.2)
+        if not process.is_alive():
+            return True
+    return False
 
 
 @contextmanager

@@ -27,6 +27,9 @@ class Gone:
     """A DataLoader whose process died while it sent a batch."""
 
     class Process:
+        def join(self, _: float) -> None:
+            pass
+
         def is_alive(self) -> bool:
             return False
 
