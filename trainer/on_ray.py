@@ -11,6 +11,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
+from common.cli import set_up_logging
 from common.errors import UserError
 from common.local_ray import init_ray
 from common.paths import absolute, chdir_hook, check_output_is_absolute
@@ -60,8 +61,8 @@ def train_worker(loop_config: dict[str, Any]) -> str:
     """
     from trainer.loop import train
 
+    set_up_logging()
     chdir_hook(loop_config["folder"])()  # Ray Train starts each worker in another folder
-    logging.getLogger().setLevel(logging.INFO)
     try:
         train(loop_config["config"])
     except LostProcessError:
