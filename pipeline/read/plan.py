@@ -89,6 +89,7 @@ def list_files(input: str) -> list[tuple[str, int]]:
 def _list_files(input: str) -> list[tuple[str, int]]:
     fs, root = open_store(input)
     try:
+        fs.invalidate_cache()  # other machines may have added files since this process listed them
         if any(sign in root for sign in "*?[") and not fs.exists(root):
             found = fs.glob(root)
         elif format_of(root) is None and fs.isdir(root):
