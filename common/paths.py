@@ -1,9 +1,12 @@
 """Paths that all processes of a job resolve to the same files."""
 
+import logging
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from common.cli import print_exception, set_up_logging
 from common.errors import UserError
 
 
@@ -41,13 +44,15 @@ def is_relative_in_ray_job(path: str) -> bool:
 
 
 def chdir_hook(folder: str) -> Callable[[], None]:
-    """Return a start-up hook for Ray workers that changes the working directory to `folder`.
+    """Return a start-up hook for Ray workers: it changes the working directory to `folder`, and escapes their logs.
 
     Relative paths then refer to the same files as in the driver. On a machine without this folder the hook does
-    nothing.
+    not change it.
     """
 
     def hook() -> None:
+        set_up_logging(logging.WARNING)
+        sys.excepthook = print_exception
         with suppress(OSError):
             os.chdir(folder)
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from common.config import RESOLVED_FILE, to_yaml
+from common.config_help import print_text
 from pipeline.compute import compute
 from pipeline.config import PipelineConfig
 from pipeline.lease import hold_lease
@@ -65,5 +66,5 @@ def report(config: PipelineConfig, plans: Sequence[ShardPlan]) -> None:
     stats = build_stats(config.output, shards=[plan.index for plan in plans])
     write_report(config.output, config.report)
     if config.report.summary:
-        print(summary_table(stats))
-    print(f"report: {config.output}/{REPORT_FILE}")
+        print_text(summary_table(stats))
+    print_text(f"report: {config.output}/{REPORT_FILE}")

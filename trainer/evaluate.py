@@ -1,11 +1,11 @@
 """Evaluate a trained model: `python -m trainer.evaluate MODEL key=value ...`. `--help` explains results and keys."""
 
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.cli import EXIT_CODES, command, set_up_logging
 from common.config import Keys, merge, read_layers
 from common.config_help import describe, print_text
 from common.devices import check_device, pick_device
@@ -45,8 +45,8 @@ results:
     syntax_edge      word and its head in the parse
     syntax_word      word by itself and the same word in its caption
 
-Exit code: 0 finished; 1 internal error; 2 error that you can fix (the message explains how).
 """
+USAGE += f"{EXIT_CODES}\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +65,18 @@ class EvaluateConfig(EvaluationConfig):
         check_device(self)
 
 
+@command()
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code, as documented in --help."""
     if not arguments or "-h" in arguments or "--help" in arguments:
         print_text(describe(USAGE, EvaluateConfig, {}))
         return 0 if arguments else 2
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
-    try:
-        model, config = parse(arguments)
-        results = run(model, config)
-        for name, value in results.items():
-            print(f"{name:48}{100 * value:7.2f} %")
-        if config.output:
-            write(results, Path(config.output))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    set_up_logging()
+    model, config = parse(arguments)
+    results = run(model, config)
+    print_text("\n".join(f"{name:48}{100 * value:7.2f} %" for name, value in results.items()))
+    if config.output:
+        write(results, Path(config.output))
     return 0
 
 

@@ -5,12 +5,12 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import ray
 import ray.util
 
 from common.errors import UserError
+from common.local_ray import init_ray
 from common.paths import chdir_hook
 from pipeline.config import PipelineConfig, RayConfig, repository_root
 from pipeline.download.permit_server import PermitServer
@@ -44,10 +44,9 @@ def connect(config: RayConfig) -> None:
     Raises UserError if there is no cluster at `ray.address`.
     """
     address = config.address or (None if "RAY_ADDRESS" in os.environ else "local")
-    options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
-        ray.init(
-            address=address,
+        init_ray(
+            address,
             runtime_env={
                 "env_vars": {"PYTHONPATH": str(repository_root())},
                 "worker_process_setup_hook": chdir_hook(os.getcwd()),
@@ -55,7 +54,6 @@ def connect(config: RayConfig) -> None:
             configure_logging=True,
             logging_level=logging.WARNING,
             log_to_driver=True,
-            **options,
         )
     except ConnectionError as error:
         raise UserError(f"no Ray cluster at {address!r}: {error}; start one, or do not set ray.address") from None

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from common.errors import UserError
 from common.remote import map_concurrently, one_line, open_store, store_errors
+from common.time_limits import reported
 from pipeline.read.config import ReadConfig
 from pipeline.read.formats import SUFFIXES, column_names, format_of, open_input, raw_rows
 from pipeline.read.stage import check_columns
@@ -135,6 +136,11 @@ def list_files(input: str) -> list[tuple[str, int]]:
     img2dataset writes a parquet file with the same rows next to each tar. Raises UserError if there are no input files,
     or if they cannot be listed.
     """
+    with reported(f"waiting for the list of {input}") if "://" in input else nullcontext():
+        return _list_files(input)
+
+
+def _list_files(input: str) -> list[tuple[str, int]]:
     fs, root = open_store(input)
     try:
         fs.invalidate_cache()  # other machines may have added files since this process listed them

@@ -7,12 +7,14 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
+from common.config import without_passwords
 from pipeline.read.types import ShardPlan
 from pipeline.write.arrow import write_arrow
 from pipeline.write.config import WriteConfig
 from pipeline.write.counts import count_removed, count_rows, kept_rows
 from pipeline.write.grit import grit_columns, grit_sample, similarity_column, write_grit_parquet
 from pipeline.write.samples import Row, kept_boxes, to_json
+from pipeline.write.secrets import remove_url_secrets
 from pipeline.write.staging import Staging
 from pipeline.write.store import Store
 from pipeline.write.tar import TarWriter
@@ -58,7 +60,8 @@ def write_shard(
     >>> manifest["counts"]
     {'read': 1, 'kept': 0, 'dropped': {'download': {'http_error': 1}}}
     """
-    rows = conform(table, SCORED).to_pylist()
+    found = conform(table, SCORED).to_pylist()
+    rows = [remove_url_secrets(row, strip_query=config.strip_url_queries) for row in found]
     counts = count_rows(rows, plan)
     kept = kept_rows(rows)
     store, index = Store(output), plan.index
@@ -135,10 +138,10 @@ def file_metadata(provenance: Provenance) -> dict[str, str]:
 
 
 def plan_json(plan: ShardPlan) -> PlanJson:
-    """Convert a plan to the values that reading it from a manifest returns."""
+    """Convert a plan to the values that reading it from a manifest returns: URLs have no passwords."""
     pieces = [{name: value for name, value in vars(piece).items() if name != "version"} for piece in plan.pieces]
     values = {"index": plan.index, "first_row": plan.first_row, "n_rows": plan.n_rows, "pieces": pieces}
-    return cast(PlanJson, values | ({"appends": list(plan.appends)} if plan.appends else {}))
+    return cast(PlanJson, without_passwords(values | ({"appends": list(plan.appends)} if plan.appends else {})))
 
 
 def read_manifest(store: Store, index: int) -> Manifest | None:

@@ -11,6 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 from common.disk import sync
 from common.errors import UserError
 from common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
+from common.time_limits import reported
 from pipeline.write.temporary import temporary_name
 from schemas.manifest import FileFacts
 
@@ -173,8 +174,10 @@ class Store:
             with convert_disk_errors(self.path(relative)) if action != "read" else nullcontext():
                 yield
             return
+        url = self.fs.unstrip_protocol(self.path(relative))
         try:
-            yield
+            with reported(f"waiting to {action} {url}"):
+                yield
         except store_errors(ValueError) as error:
             if action != "write" and isinstance(error, FileNotFoundError | NotADirectoryError):
                 raise

@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 EXCEPTIONS = {("pipeline.score.scorers", "trainer")}
 """(module, package) of imports that are allowed although MAY_IMPORT forbids them."""
 
-RAY_MODULES = {"pipeline.on_ray", "trainer.on_ray"}
+RAY_MODULES = {"common.local_ray", "pipeline.on_ray", "trainer.on_ray"}
 
 FLOORS: dict[str, list[set[str]]] = {
     "trainer": [

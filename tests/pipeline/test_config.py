@@ -162,6 +162,7 @@ CONTENT = {
     "write.formats": "[arrow]",
     "write.image_bytes": "true",
     "write.ref_exps": "maximal",
+    "write.strip_url_queries": "true",
     "write.jpeg_quality": "90",
 }
 """All other settings of the stages, each with a value other than its default."""

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from common.errors import UserError, prefixed
 from common.shards import list_shards
+from common.text import one_line
 from trainer.batch import Batch
 from trainer.data.batch_builder import BatchBuilder, BatchReport
 from trainer.data.config import DataConfig
@@ -192,13 +193,22 @@ def next_result(results: Iterator[T]) -> T:
     """Return the next item of a DataLoader. Raises UserError if one of its processes was killed."""
     try:
         return next(results)
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+    except (RuntimeError, OSError, EOFError) as error:  # the last two: it died while it sent a batch
+        if not has_dead_process(results) and "DataLoader worker" not in str(error):
             raise
         raise UserError(
-            f"a loader process was killed ({error}), probably because memory or /dev/shm ran out; lower data.workers "
-            f"or data.prefetch, then repeat the command to resume"
+            f"a loader process was killed ({one_line(error)}), probably because memory or /dev/shm ran out; lower "
+            f"data.workers or data.prefetch, then repeat the command to resume"
         ) from error
+
+
+def has_dead_process(results: object) -> bool:
+    """Return True if a process of a DataLoader's iterator has ended. Waits a moment for one that is being killed."""
+    for process in getattr(results, "_workers", ()):  # there is no public list
+        process.join(0.2)
+        if not process.is_alive():
+            return True
+    return False
 
 
 @contextmanager
