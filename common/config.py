@@ -148,9 +148,11 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
     for layer, source in layers:
         try:
             merged = OmegaConf.merge(merged, layer)
-        except (OmegaConfBaseException, TypeError) as error:
+        except (OmegaConfBaseException, TypeError, OverflowError) as error:
             if problem := _form_difference(merged, layer):
                 raise UserError(f"{source}: {problem}; --help lists all keys") from None
+            if isinstance(error, OverflowError):
+                raise UserError(f"{source}: a number is too large ({error}); --help lists the ranges") from None
             if not isinstance(error, OmegaConfBaseException):
                 raise
             where = f"key {error.full_key}" if error.full_key else "a value is given where a group of keys is expected"
@@ -169,7 +171,7 @@ def from_plain(cls: type, values: Mapping[str, Any], source: str) -> Any:
             if INTERPOLATION in text:
                 raise UserError(LITERAL)
             merged = OmegaConf.merge(OmegaConf.structured(cls), OmegaConf.create(json.loads(text)))
-        except (OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:
+        except (OmegaConfBaseException, ValueError, TypeError, RecursionError, OverflowError) as error:
             key = f" (key {error.full_key})" if isinstance(error, OmegaConfBaseException) and error.full_key else ""
             raise UserError(f"{str(error).splitlines()[0]}{key}") from error
         assert isinstance(merged, DictConfig)
