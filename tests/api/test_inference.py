@@ -12,7 +12,7 @@ from common.errors import UserError
 from tests.trainer.small import small_model
 from trainer import MODELS, Model, build_model, load_model
 from trainer.checkpoints.model import save_model
-from trainer.data.preprocess import PreprocessConfig
+from trainer.data.preprocess import PreprocessConfig, fit
 from trainer.encoders.config import TextConfig
 from trainer.text.tokenizer import Tokenizer
 
@@ -66,13 +66,16 @@ def test_paths_images_and_arrays_are_encoded_alike(model: Model, tmp_path: Path)
         torch.testing.assert_close(model.encode_image(given), expected)
 
 
-def test_similarity_is_symmetric_and_highest_for_equal_inputs(model: Model) -> None:
+def test_encoding_and_similarity_are_those_of_the_module(model: Model) -> None:
     images, texts = model.encode_image(pictures()), model.encode_text(TEXTS)
-    found = model.similarity(images, texts)
-    assert found.shape == (4, 3)
-    torch.testing.assert_close(found, model.similarity(texts, images).T)
-    pixels = torch.stack([torch.from_numpy(np.array(p)).permute(2, 0, 1) for p in pictures()])
-    assert pixels.shape[0] == 4
+    pixels = torch.stack([fit(np.array(picture), model.preprocess) for picture in pictures()])
+    with torch.no_grad():
+        expected = model.module.similarity(
+            model.module.encode_image(pixels), model.module.encode_text(model.tokenizer(TEXTS))
+        )
+    assert expected.shape == (4, 3)
+    torch.testing.assert_close(model.similarity(images, texts), expected)
+    torch.testing.assert_close(model.similarity(texts, images).T, expected)
     assert (model.similarity(texts, texts).diagonal() >= model.similarity(texts, texts).amax(1) - 1e-4).all()
 
 
@@ -130,6 +133,12 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 def test_a_damaged_released_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.pth").write_bytes(b"")
     with pytest.raises(UserError, match=r"model\.pth"):
+        load_model(tmp_path / "model.pth", model_name="meru")
+
+
+def test_a_released_file_needs_the_name_of_its_model(tmp_path: Path) -> None:
+    torch.save({"model": small_model("meru").state_dict()}, tmp_path / "model.pth")
+    with pytest.raises(UserError, match=r"model_name"):
         load_model(tmp_path / "model.pth")
 
 
