@@ -112,7 +112,8 @@ def cone_scores(model: Hyperbolic, general: Tensor, specific: Tensor, rows: Tens
     """
     device, factors = device_of(model), getattr(model.config, "factor_dim", general.shape[1])
     block = max(1, MAX_SCORES // (general.shape[1] * max(1, general.shape[1] // factors)))
-    probabilities, margins = [], []
+    probabilities: list[Tensor] = []
+    margins: list[Tensor] = []
     for part in rows.split(block):
         apexes = model.lift_text(general[part[:, 0]].to(device))
         angle, aperture = model.cone(apexes, model.lift_image(specific[part[:, 1]].to(device)))

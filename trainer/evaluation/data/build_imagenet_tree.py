@@ -116,10 +116,10 @@ def contract(parents: Mapping[str, str], classes: frozenset[str]) -> dict[str, s
         if node in classes or len(children[node]) != 1:
             continue
         (child,) = children.pop(node)
-        if (parent := parents.pop(node, None)) is None:
+        if node not in parents:
             del parents[child]  # the child becomes the root
         else:
-            parents[child] = parent
+            parent = parents[child] = parents.pop(node)
             children[parent] = children[parent] - {node} | {child}
     return parents
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
-from trainer.evaluation.tasks.base import Embedder, Fit, ImageSource, MissingFiles
+from trainer.evaluation.tasks.base import Embedder, Fit, ImageSource, MissingFilesError
 
 Item = TypeVar("Item", bound=Hashable)
 Kind = TypeVar("Kind")
@@ -26,10 +26,10 @@ NAMES: Final[Mapping[object, str]] = {str: "a string", list: "a list", dict: "an
 
 
 def require(root: Path, *paths: str) -> None:
-    """Raise MissingFiles that names the first of `paths` below `root` that does not exist."""
+    """Raise MissingFilesError that names the first of `paths` below `root` that does not exist."""
     for path in paths:
         if not (root / path).exists():
-            raise MissingFiles(f"{root / path} is missing; expected {', '.join(paths)} in {root}")
+            raise MissingFilesError(f"{root / path} is missing; expected {', '.join(paths)} in {root}")
 
 
 def checksums(root: Path, paths: Sequence[Path]) -> dict[str, str]:
@@ -114,7 +114,7 @@ def embed_sources(
 ) -> EmbeddedImages:
     """Embed the images of n examples, each distinct image once.
 
-    Files that do not exist are not passed to the embedder. Raises MissingFiles if no image is usable, unless `required`
+    Files that do not exist are not passed to the embedder. Raises MissingFilesError if no image is usable, unless `required`
     is false.
     """
     images, position = distinct(sources)
@@ -128,7 +128,7 @@ def embed_sources(
     row_of[[present[row] for row in readable]] = torch.tensor(readable, dtype=torch.long)
     if required and not readable:
         example = images[0].path if images else "(none)"
-        raise MissingFiles(f"none of the {len(images)} images is usable, such as {example}; download the images")
+        raise MissingFilesError(f"none of the {len(images)} images is usable, such as {example}; download the images")
     return EmbeddedImages(
         features=found.features,
         rows=row_of[position],

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from common.errors import UserError
 from trainer.evaluation.tasks.annotations import checksums, get, get_box, limited, read_json, require
-from trainer.evaluation.tasks.base import Embedder, ImageSource, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.base import Embedder, ImageSource, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, Choices, choose
 
 IMAGES: Final = "aro/images"
@@ -53,42 +53,35 @@ def group_metrics(choices: Choices) -> dict[str, float]:
     return macro | {"micro": choices.accuracy, "macro_all_groups": fmean(accuracy for accuracy, _ in groups)}
 
 
-def aro_task(name: str, title: str, file: str, size: str, group: Callable[[Mapping[str, Any], str], str]) -> Task:
-    """Create the task of one of the two files."""
-
-    def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
-        require(root, file, IMAGES)
-        pairs = limited(read_pairs(root / file, root / IMAGES, group), options.max_examples)
-        choices = choose(embedder, pairs, options.ranking, "crop")
-        metrics, groups = group_metrics(choices), choices.by_group()
-        return TaskResult(
-            metrics=metrics,
-            chance=dict.fromkeys(metrics, 0.5),
-            rules={
-                "score": options.ranking,
-                "image": "cropped to the box, then resized and center-cropped",
-                "ties": "count as wrong",
-                "macro": f"mean over groups of at least {MIN_CASES} cases, as in the code of ARO",
-            },
-            n_used=len(choices.correct),
-            skipped=choices.skipped,
-            checksums=checksums(root, [root / file]),
-            details={
-                "n_groups": len(groups),
-                "n_groups_in_macro": sum(n >= MIN_CASES for _, n in groups.values()),
-                "most_frequent": [
-                    {"group": key, "accuracy": accuracy, "n": n}
-                    for key, (accuracy, n) in list(groups.items())[:N_FREQUENT]
-                ],
-            },
-        )
-
-    return Task(
-        name=name,
-        title=title,
-        files=(file, f"{IMAGES}/"),
-        size=size,
-        source="https://github.com/mertyg/vision-language-models-are-bows",
-        license="MIT (annotations); the images of Visual Genome have CC BY 4.0",
-        evaluate=evaluate,
+def evaluate_aro(
+    embedder: Embedder,
+    root: Path,
+    options: TaskOptions,
+    file: str,
+    group: Callable[[Mapping[str, Any], str], str],
+) -> TaskResult:
+    """Evaluate one of the two files."""
+    require(root, file, IMAGES)
+    pairs = limited(read_pairs(root / file, root / IMAGES, group), options.max_examples)
+    choices = choose(embedder, pairs, options.ranking, "crop")
+    metrics, groups = group_metrics(choices), choices.by_group()
+    return TaskResult(
+        metrics=metrics,
+        chance=dict.fromkeys(metrics, 0.5),
+        rules={
+            "score": options.ranking,
+            "image": "cropped to the box, then resized and center-cropped",
+            "ties": "count as wrong",
+            "macro": f"mean over groups of at least {MIN_CASES} cases, as in the code of ARO",
+        },
+        n_used=len(choices.correct),
+        skipped=choices.skipped,
+        checksums=checksums(root, [root / file]),
+        details={
+            "n_groups": len(groups),
+            "n_groups_in_macro": sum(n >= MIN_CASES for _, n in groups.values()),
+            "most_frequent": [
+                {"group": key, "accuracy": accuracy, "n": n} for key, (accuracy, n) in list(groups.items())[:N_FREQUENT]
+            ],
+        },
     )

@@ -58,7 +58,7 @@ def choose(
 ) -> Choices:
     """Choose between the captions of each pair. A choice is correct if the true caption has the larger score.
 
-    Raises MissingFiles if no image is usable, unless `required` is false.
+    Raises MissingFilesError if no image is usable, unless `required` is false.
     """
     images = embed_sources(embedder, [pair.image for pair in pairs], fit, legacy_norm=legacy_norm, required=required)
     used = [pairs[i] for i in images.usable.tolist()]

@@ -196,7 +196,7 @@ def draw(path: Path, distances: Tensor) -> None:
 TASK = Task(
     name="hierarcaps",
     title="HierarCaps and PEP",
-    files=(FILE, f"{IMAGES}/ or coco/val2014/"),
+    files=("hierarcaps/hierarcaps_test.csv", "hierarcaps/test_imgs/*.jpg (or coco/val2014/*.jpg)"),
     size="1,000 images with 4,000 captions, 0.2 GB",
     source="https://github.com/TAU-VAILab/hierarcaps",
     license="none stated (captions); the images of COCO have the licenses of Flickr",

@@ -12,12 +12,17 @@ import torch
 from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
 from torch import Tensor
 
-from common.errors import UserError
 from trainer.evaluation.embed import device_of
-from trainer.evaluation.folders import SUFFIXES
 from trainer.evaluation.hierarchy import Tree, expected_at_random, hierarchical_metrics, read_tree
-from trainer.evaluation.tasks.annotations import embed_sources, limited, require
-from trainer.evaluation.tasks.base import Embedder, Figure, ImageSource, MissingFiles, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.annotations import embed_sources, require
+from trainer.evaluation.tasks.base import (
+    Embedder,
+    Figure,
+    Task,
+    TaskOptions,
+    TaskResult,
+)
+from trainer.evaluation.tasks.class_folders import list_class_folders
 from trainer.evaluation.zero_shot import predict
 from trainer.models.config import Ranking
 
@@ -52,27 +57,6 @@ def predictions(embedder: Embedder, features: Tensor, classes: Tensor, ranking: 
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
 
 
-def list_images(folder: Path, tree: Tree, max_examples: int) -> tuple[list[ImageSource], list[int]]:
-    """Images of the folders named after the classes, and the index of the class of each image.
-
-    Limited to `max_examples` images, taken in turn from each class. Raises MissingFiles if there are none, and UserError
-    for a folder that is not a class.
-    """
-    index = {name: i for i, name in enumerate(tree.classes)}
-    found = []
-    for path in sorted(folder.iterdir()):
-        if not path.is_dir():
-            continue
-        if path.name not in index:
-            raise UserError(f"{path} is not one of the {len(index)} classes of ImageNet, such as n01440764; remove it")
-        images = sorted(image for image in path.iterdir() if image.suffix.lower() in SUFFIXES)
-        found += [(number, index[path.name], image) for number, image in enumerate(images)]
-    if not found:
-        raise MissingFiles(f"{folder} holds no images; expected {FOLDER}/WNID/*.JPEG")
-    chosen = sorted(limited(sorted(found), max_examples), key=lambda item: (item[1], item[0]))
-    return [ImageSource(path=path) for _, _, path in chosen], [target for _, target, _ in chosen]
-
-
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
     """Classify the images and compare predicted with true classes in the tree.
 
@@ -80,7 +64,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     """
     require(root, FOLDER)
     tree = read_tree()
-    sources, targets = list_images(root / FOLDER, tree, options.max_examples)
+    sources, targets = list_class_folders(root / FOLDER, tree.classes, options.max_examples)
     images = embed_sources(embedder, sources)
     classes = class_points(embedder, IMAGENET_CLASSNAMES, PROMPTS)
     target = torch.tensor(targets)[images.usable]
@@ -151,7 +135,7 @@ def draw(path: Path, edges: Tensor) -> None:
 TASK = Task(
     name="hierarchical",
     title="Hierarchical classification (ImageNet, WordNet)",
-    files=(f"{FOLDER}/WNID/*.JPEG",),
+    files=("imagenet/val/WNID/*.JPEG",),
     size="50,000 images, 6.3 GB",
     source="https://www.image-net.org",
     license="non-commercial research (images); WordNet 3.0 license (tree)",

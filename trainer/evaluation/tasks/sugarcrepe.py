@@ -61,7 +61,16 @@ def metrics_of(choices: Choices) -> dict[str, float]:
 TASK = Task(
     name="sugarcrepe",
     title="SugarCrepe",
-    files=(*(f"sugarcrepe/{name}.json" for name in FILES), f"{IMAGES}/"),
+    files=(
+        "sugarcrepe/replace_obj.json",
+        "sugarcrepe/replace_att.json",
+        "sugarcrepe/replace_rel.json",
+        "sugarcrepe/swap_obj.json",
+        "sugarcrepe/swap_att.json",
+        "sugarcrepe/add_obj.json",
+        "sugarcrepe/add_att.json",
+        "coco/val2017/*.jpg",
+    ),
     size="7,511 pairs of captions of 1,560 images; COCO val2017 is 1 GB",
     source="https://github.com/RAIVNLab/sugar-crepe",
     license="MIT (annotations); the images have the licenses of Flickr",

@@ -14,7 +14,7 @@ import yaml
 
 from common.errors import UserError
 from trainer.evaluation.tasks.annotations import checksums, get, limited, read_json, require
-from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFiles, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFilesError, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, choose
 
 FOLDER: Final = "vl_checklist"
@@ -108,7 +108,9 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
                 missing[key] = f"none of its images is usable below {images}"
         metrics |= column_metrics(column, accuracies, released)
     if not metrics:
-        raise MissingFiles(f"{root / FOLDER} has no usable corpus; expected corpus/v1, data and the images below it")
+        raise MissingFilesError(
+            f"{root / FOLDER} has no usable corpus; expected corpus/v1, data and the images below it"
+        )
     metrics |= group_means(metrics)
     return TaskResult(
         metrics=metrics,
@@ -152,12 +154,12 @@ TASK = Task(
     name="vlchecklist",
     title="VL-CheckList",
     files=(
-        f"{CORPUS}/TYPE/.../NAME.yaml",
-        f"{FOLDER}/data/**/*.json",
-        f"{FOLDER}/vg/VG_100K/",
-        f"{FOLDER}/vg/VG_100K_2/",
-        f"{FOLDER}/swig/",
-        f"{FOLDER}/hake/",
+        "vl_checklist/corpus/v1/TYPE/COLUMN/CORPUS.yaml",
+        "vl_checklist/data/**/*.json",
+        "vl_checklist/vg/VG_100K/*.jpg",
+        "vl_checklist/vg/VG_100K_2/*.jpg",
+        "vl_checklist/swig/*.jpg",
+        "vl_checklist/hake/**/*.jpg",
     ),
     size="56 files of up to 31,000 pairs; the images of Visual Genome are 15 GB",
     source="https://github.com/om-ai-lab/VL-CheckList",
