@@ -65,7 +65,7 @@ def fit(features: Tensor, labels: Tensor, n_classes: int, c: float) -> Classifie
         else:
             data = F.cross_entropy(logits, labels)
         value = data + weight.square().sum() / (2 * c * n)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
     with torch.enable_grad():
