@@ -42,13 +42,17 @@ Fit = Callable[[Tensor, Tensor, int, float], Classifier]
 
 
 def fit(features: Tensor, labels: Tensor, n_classes: int, c: float) -> Classifier:
-    """Fit a classifier with the inverse regularization `c`. The result has the dtype and device of the features."""
+    """Fit a classifier with the inverse regularization `c`. The result has the dtype and device of the features.
+
+    For C n < 1 the weight is optimized in units of sqrt(C n), so that the penalty is not much steeper than the loss.
+    """
     n, width = features.shape
     rows = 1 if n_classes == 2 else n_classes
-    weight = torch.zeros(rows, width, dtype=features.dtype, device=features.device, requires_grad=True)
+    scale = min(1.0, (c * n) ** 0.5)
+    scaled = torch.zeros(rows, width, dtype=features.dtype, device=features.device, requires_grad=True)
     bias = torch.zeros(rows, dtype=features.dtype, device=features.device, requires_grad=True)
     optimizer = torch.optim.LBFGS(
-        [weight, bias],
+        [scaled, bias],
         max_iter=MAX_ITERATIONS,
         max_eval=15 * MAX_ITERATIONS,
         tolerance_grad=TOLERANCE,
@@ -59,18 +63,18 @@ def fit(features: Tensor, labels: Tensor, n_classes: int, c: float) -> Classifie
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        logits = F.linear(features, weight, bias)
+        logits = F.linear(features, scale * scaled, bias)
         if rows == 1:
             data = F.binary_cross_entropy_with_logits(logits[:, 0], labels.to(logits.dtype))
         else:
             data = F.cross_entropy(logits, labels)
-        value = data + weight.square().sum() / (2 * c * n)
+        value = data + scaled.square().sum() * (scale**2 / (2 * c * n))
         value.backward()
         return value
 
     with torch.enable_grad():
         optimizer.step(loss)
-    return Classifier(weight.detach(), bias.detach())
+    return Classifier(scale * scaled.detach(), bias.detach())
 
 
 def search(

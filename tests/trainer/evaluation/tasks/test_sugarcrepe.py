@@ -48,9 +48,9 @@ def test_constant_model_is_always_wrong(tmp_path: Path, write: Write, name: str)
 
 
 def test_random_model_is_right_half_of_the_time(tmp_path: Path, write: Write) -> None:
-    write_files(write, n=300)
+    write_files(write, n=150)
     result = TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
-    assert result.metrics["overall"] == pytest.approx(0.5, abs=0.05)
+    assert result.metrics["overall"] == pytest.approx(0.5, abs=0.06)
 
 
 def test_overall_is_the_mean_over_pairs_and_macro_over_files(tmp_path: Path, write: Write) -> None:
