@@ -1,5 +1,13 @@
 """The interface of an evaluation task: the files that it reads, the embeddings that it asks for, and its result.
 
+A task is a module of this folder that defines `TASK = Task(...)` at its top level and is listed in `registry.NAMES`.
+All arguments of `Task` but `evaluate` are literals: `--help` reads them from the source with
+`registry.read_description`, without importing the module and torch.
+
+A task with several data sets evaluates those that it finds, and lists the others in `details["missing"]`, by name with
+the expected layout. It raises MissingFiles if it finds none. A dictionary in `details` with the key "image", the path
+of an image file, is drawn as a picture with the other entries as its caption.
+
 Shapes: n items, d embedding width.
 """
 
@@ -8,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.models.config import Ranking
@@ -18,12 +28,27 @@ Fit = Literal["crop", "squeeze", "pad"]
 side is resized and the rest filled with white."""
 
 
+class ImageStack(Protocol):
+    """Images in one file, such as a memory map of CIFAR-10."""
+
+    def __getitem__(self, index: int, /) -> NDArray[np.uint8]:
+        """Return image `index`, RGB [h w 3]."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageSource:
-    """An image file, or a box in it: left, top, width and height in pixels, clipped to the image."""
+    """An image file, or a box in it: left, top, width and height in pixels, clipped to the image.
+
+    For a file that holds many images, `stack` reads them and `index` is the number of this one.
+    """
 
     path: Path
     box: tuple[float, float, float, float] | None = None
+    index: int | None = None
+    stack: ImageStack | None = field(default=None, compare=False, repr=False)
+    urls: tuple[str, ...] = field(default=(), compare=False)
+    """Addresses that the benchmark states for the image; they are compared with those of the training shards."""
 
 
 @dataclass(frozen=True, kw_only=True)
