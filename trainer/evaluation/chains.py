@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from trainer.evaluation.embed import device_of
+from trainer.evaluation.ranking import split
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.hyperbolic import Hyperbolic
 
 STEPS: Final = 50
-MAX_SCORES: Final = 2**24
-"""Largest number of scores, times the number of factors, in memory at once."""
+MAX_NUMBERS: Final = 2**24
+"""Largest number of coordinates of pairs of points in memory at once."""
 
 
 def captions_within_radius(scores: Tensor, radii: Tensor, steps: int = STEPS) -> Tensor:
@@ -55,11 +56,13 @@ def captions_on_path(
     device = device_of(model)
     features = tangents(model, texts).to(device)
     candidates = model.lift_text(features)
-    rows = max(1, MAX_SCORES // max(candidates.numel() // features.shape[1], 1))
     chosen, position = ends.unique(return_inverse=True)
     weights = torch.linspace(0, 1, steps, device=device)[:, None]
     points = torch.lerp(root.to(features), features[chosen.to(device)][:, None], weights).flatten(0, 1)
-    parts = [model.scores(model.lift_text(part), candidates, ranking).argmax(1) for part in points.split(rows)]
+    parts = [
+        model.scores(model.lift_text(part), candidates, ranking).argmax(1)
+        for part in points.split(split(candidates, len(texts)))
+    ]
     return torch.cat(parts).view(-1, steps).cpu()[position]
 
 
@@ -80,8 +83,8 @@ def distances_to_root(model: DualEncoder, texts: Tensor, root: Tensor) -> Tensor
 def precision_recall(predicted: Tensor, chains: Tensor) -> tuple[float, float]:
     """Mean precision and recall of the captions [n s] predicted for each image, given its chain [n l]; both as indices.
 
-    Precision is the share of distinct predicted captions that are in the chain, recall the share of levels whose caption
-    is predicted.
+    Precision is the share of distinct predicted captions that are in the chain, recall the share of levels whose
+    caption is predicted.
     """
     is_level = (predicted[:, :, None] == chains[:, None, :]).any(2)
     ordered, order = predicted.sort(dim=1)
@@ -110,11 +113,10 @@ def cone_scores(model: Hyperbolic, general: Tensor, specific: Tensor, rows: Tens
 
     `general` are features of texts [t d], `specific` of images [n d]. In a product of factors both are means.
     """
-    device, factors = device_of(model), getattr(model.config, "factor_dim", general.shape[1])
-    block = max(1, MAX_SCORES // (general.shape[1] * max(1, general.shape[1] // factors)))
+    device = device_of(model)
     probabilities: list[Tensor] = []
     margins: list[Tensor] = []
-    for part in rows.split(block):
+    for part in rows.split(max(1, MAX_NUMBERS // general.shape[1])):
         apexes = model.lift_text(general[part[:, 0]].to(device))
         angle, aperture = model.cone(apexes, model.lift_image(specific[part[:, 1]].to(device)))
         for found, values in ((probabilities, entailment_probability(angle)), (margins, aperture - angle)):

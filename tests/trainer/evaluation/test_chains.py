@@ -121,7 +121,7 @@ def test_cone_scores_are_one_number_per_pair(name: str, monkeypatch: pytest.Monk
     assert isinstance(model, Hyperbolic)
     texts, images, rows = torch.randn(9, 16), torch.randn(5, 16), torch.randint(5, (40, 2))
     whole = cone_scores(model, texts, images, rows)
-    monkeypatch.setattr("trainer.evaluation.chains.MAX_SCORES", 64)
+    monkeypatch.setattr("trainer.evaluation.chains.MAX_NUMBERS", 64)
     parts = cone_scores(model, texts, images, rows)
     assert whole[0].shape == whole[1].shape == (40,)
     torch.testing.assert_close(whole, parts)

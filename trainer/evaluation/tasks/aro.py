@@ -9,9 +9,10 @@ from statistics import fmean
 from typing import Any, Final
 
 from common.errors import UserError
-from trainer.evaluation.tasks.annotations import checksums, get, get_box, limited, read_json, require
+from trainer.evaluation.annotations import checksums, field
 from trainer.evaluation.tasks.base import Embedder, ImageSource, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, Choices, choose
+from trainer.evaluation.tasks.examples import get_box, item, limited, read_list, require
 
 IMAGES: Final = "aro/images"
 MIN_CASES: Final = 25
@@ -22,23 +23,23 @@ N_FREQUENT: Final = 19
 
 def attribute_pair(entry: Mapping[str, Any], where: str) -> str:
     """Name the group of a case of VG-Attribution, the ordered pair of attributes. Raises UserError."""
-    attributes = get(entry, "attributes", list, where)
+    attributes = field(entry, "attributes", list, where)
     if len(attributes) != 2:
         raise UserError(f"{where} has {len(attributes)} attributes instead of 2; correct the entry")
-    return f"{get(attributes, 0, str, where)}_{get(attributes, 1, str, where)}"
+    return f"{item(attributes, 0, str, where)}_{item(attributes, 1, str, where)}"
 
 
 def relation(entry: Mapping[str, Any], where: str) -> str:
     """Name the group of a case of VG-Relation. Raises UserError."""
-    return get(entry, "relation_name", str, where)
+    return field(entry, "relation_name", str, where)
 
 
 def read_pairs(path: Path, images: Path, group: Callable[[Mapping[str, Any], str], str]) -> list[CaptionPair]:
     """Read a list of entries with image_path, bbox_x, bbox_y, bbox_w, bbox_h and both captions. Raises UserError."""
     pairs = []
-    for number, entry in enumerate(read_json(path, list)):
+    for number, entry in enumerate(read_list(path)):
         where = f"{path}, entry {number}"
-        name, true, false = (get(entry, key, str, where) for key in ("image_path", "true_caption", "false_caption"))
+        name, true, false = (field(entry, key, str, where) for key in ("image_path", "true_caption", "false_caption"))
         box = get_box([entry.get(f"bbox_{side}") for side in "xywh"], where)
         image = ImageSource(path=images / name, box=box)
         pairs.append(CaptionPair(image=image, true=true, false=false, group=group(entry, where)))
@@ -76,8 +77,9 @@ def evaluate_aro(
         },
         n_used=len(choices.correct),
         skipped=choices.skipped,
-        checksums=checksums(root, [root / file]),
+        checksums=checksums(root, root / file),
         details={
+            "mistakes": choices.mistakes(root),
             "n_groups": len(groups),
             "n_groups_in_macro": sum(n >= MIN_CASES for _, n in groups.values()),
             "most_frequent": [

@@ -5,14 +5,19 @@ Shapes: n pairs.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from trainer.evaluation.choices import choice_scores, is_first_best
-from trainer.evaluation.tasks.annotations import distinct, embed_sources
 from trainer.evaluation.tasks.base import Embedder, Fit, ImageSource
+from trainer.evaluation.tasks.examples import distinct, embed_sources
 from trainer.models.config import Ranking
+
+N_MISTAKES: Final = 12
+"""Number of wrong choices in the details of a result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +32,9 @@ class CaptionPair:
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """Groups and correctness [n] of the pairs whose image is usable, and the number of other pairs by reason."""
+    """The pairs whose image is usable, their correctness [n], and the number of other pairs by reason."""
 
-    groups: Sequence[str]
+    pairs: Sequence[CaptionPair]
     correct: Tensor
     skipped: Mapping[str, int]
 
@@ -40,11 +45,23 @@ class Choices:
 
     def by_group(self) -> dict[str, tuple[float, int]]:
         """Accuracy and number of pairs of each group, from the largest to the smallest group."""
-        names, index = distinct(self.groups)
+        names, index = distinct([pair.group for pair in self.pairs])
         counts = torch.bincount(index, minlength=len(names))
         correct = torch.bincount(index, self.correct.double(), minlength=len(names)) / counts
         order = counts.argsort(descending=True, stable=True).tolist()
         return {names[i]: (correct[i].item(), int(counts[i])) for i in order}
+
+    def mistakes(self, root: Path) -> list[dict[str, object]]:
+        """List pairs with a wrong choice, evenly spaced: path of the image below `root`, box and captions."""
+        wrong = (~self.correct).nonzero().squeeze(1)
+        chosen = wrong[torch.linspace(0, len(wrong) - 1, min(N_MISTAKES, len(wrong))).long()].tolist()
+        rows: list[dict[str, object]] = []
+        for pair in map(self.pairs.__getitem__, chosen):
+            box: dict[str, object] = {"box": list(pair.image.box)} if pair.image.box else {}
+            path = pair.image.path
+            image = {"image": (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()}
+            rows.append({**image, **box, "group": pair.group, "true": pair.true, "chosen": pair.false})
+        return rows
 
 
 def choose(
@@ -74,4 +91,4 @@ def choose(
             ranking,
         )
         correct = is_first_best(scores)
-    return Choices(groups=[pair.group for pair in used], correct=correct, skipped=images.skipped())
+    return Choices(pairs=used, correct=correct, skipped=images.skipped())

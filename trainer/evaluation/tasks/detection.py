@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
+from trainer.evaluation.annotations import checksums, field
 from trainer.evaluation.detection_ap import Bools, Floats, Ints, TrueBoxes, average_precisions
 from trainer.evaluation.embed import device_of
-from trainer.evaluation.tasks.annotations import checksums, embed_sources, get, get_box, limited, read_json, require
 from trainer.evaluation.tasks.base import Embedder, ImageSource, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.classification import class_points
+from trainer.evaluation.tasks.examples import embed_sources, get_box, limited, read_object, require
 from trainer.models.dual_encoder import DualEncoder
 
 FILE: Final = "coco/annotations/instances_val2017.json"
@@ -55,19 +57,19 @@ def read_boxes(path: Path, images: Path, max_examples: int = 0) -> Boxes:
 
     Boxes that do not overlap their image are skipped. Raises UserError if the file is malformed.
     """
-    table = read_json(path, dict)
+    table = read_object(path)
     names = {
-        get(row, "id", int, f"{path}, a category"): get(row, "name", str, f"{path}, a category")
-        for row in get(table, "categories", list, str(path))
+        field(row, "id", int, f"{path}, a category"): field(row, "name", str, f"{path}, a category")
+        for row in field(table, "categories", list, str(path))
     }
     if missing := sorted({*NOVEL, *BASE} - names.keys()):
         raise UserError(f"{path} lacks the category {missing[0]}; use the official file instances_val2017.json")
-    files = {get(row, "id", int, f"{path}, an image"): row for row in get(table, "images", list, str(path))}
+    files = {field(row, "id", int, f"{path}, an image"): row for row in field(table, "images", list, str(path))}
     chosen: list[tuple[ImageSource, int, tuple[float, ...], int, bool]] = []
     skipped: Counter[str] = Counter()
-    for row in get(table, "annotations", list, str(path)):
+    for row in field(table, "annotations", list, str(path)):
         where = f"{path}, annotation {row.get('id') if isinstance(row, dict) else row!r}"
-        category, image = get(row, "category_id", int, where), get(row, "image_id", int, where)
+        category, image = field(row, "category_id", int, where), field(row, "image_id", int, where)
         if category not in NOVEL and category not in BASE:
             continue
         if image not in files:
@@ -76,7 +78,9 @@ def read_boxes(path: Path, images: Path, max_examples: int = 0) -> Boxes:
         if not is_visible(box, files[image], f"{path}, image {image}"):
             skipped["box without area"] += 1
             continue
-        source = ImageSource(path=images / get(files[image], "file_name", str, f"{path}, image {image}"), box=box)
+        name = field(files[image], "file_name", str, f"{path}, image {image}")
+        urls = tuple(str(files[image][key]) for key in ("coco_url", "flickr_url") if key in files[image])
+        source = ImageSource(path=images / name, box=box, urls=urls)
         chosen.append((source, image, box, category, crowd))
     chosen = list(limited(chosen, max_examples))
     return Boxes(
@@ -94,7 +98,7 @@ def is_visible(box: tuple[float, float, float, float], image: dict[str, Any], wh
     """Return True if the box has an area within the image. Raises UserError if the image has no size."""
     left, top, width, height = box
     right, bottom = (
-        min(start + size, get(image, side, int, where))
+        min(start + size, field(image, side, int, where))
         for start, size, side in ((left, width, "width"), (top, height, "height"))
     )
     return right > max(left, 0) and bottom > max(top, 0)
@@ -103,11 +107,8 @@ def is_visible(box: tuple[float, float, float, float], image: dict[str, Any], wh
 @torch.inference_mode()
 def similarities(embedder: Embedder, features: Tensor, names: Sequence[str]) -> Tensor:
     """Similarities [m c] in float64, divided by the trained temperature, of features [m d] and category names."""
-    model = embedder.model
-    texts = [prompt.replace("{}", name) for name in names for prompt in PROMPTS]
-    prompts = embedder.texts(texts).unflatten(0, (len(names), len(PROMPTS)))
-    classes = model.lift_prompts(prompts.to(device_of(model)))
-    parts = [logits(model, part, classes) for part in features.split(BLOCK)]
+    classes = class_points(embedder, names, PROMPTS)
+    parts = [logits(embedder.model, part, classes) for part in features.split(BLOCK)]
     return torch.cat(parts) if parts else torch.zeros(0, len(names), dtype=torch.float64)
 
 
@@ -190,7 +191,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         },
         n_used=len(rows),
         skipped=boxes.skipped | images.skipped() | ({"crowd": n} if (n := int(boxes.crowd.sum())) else {}),
-        checksums=checksums(root, [root / FILE]),
+        checksums=checksums(root, root / FILE),
         details={"AP_by_category": {name: value for name, value in by_class.items() if value == value}},
     )
 

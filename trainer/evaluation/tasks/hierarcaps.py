@@ -8,6 +8,7 @@ Shapes: n images, t distinct captions, d embedding width.
 """
 
 import csv
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import UserError
+from trainer.evaluation import plots
+from trainer.evaluation.annotations import checksums
 from trainer.evaluation.chains import (
     STEPS,
     captions_on_path,
@@ -28,8 +31,8 @@ from trainer.evaluation.chains import (
 )
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.separation import auc, average_precision
-from trainer.evaluation.tasks.annotations import checksums, distinct, embed_sources, limited, require
 from trainer.evaluation.tasks.base import Embedder, Figure, ImageSource, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.examples import distinct, embed_sources, limited, require
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.hyperbolic import Hyperbolic
@@ -43,9 +46,10 @@ NEGATIVES: Final = 100
 
 
 class Row(NamedTuple):
-    """File name of an image, and its captions from general to specific."""
+    """File name and address of an image, and its captions from general to specific."""
 
     image: str
+    url: str
     captions: tuple[str, ...]
 
 
@@ -60,7 +64,7 @@ def read_rows(path: Path) -> list[Row]:
             captions = tuple(text.strip() for text in (row["captions"] or "").split(JOINER))
             if len(captions) != LEVELS or not all(captions) or not row["image_url"]:
                 raise UserError(f"{path}, line {reader.line_num} has no image_url and {LEVELS} captions; correct it")
-            rows.append(Row(row["image_url"].rsplit("/", 1)[-1], captions))
+            rows.append(Row(row["image_url"].rsplit("/", 1)[-1], row["image_url"], captions))
     return rows
 
 
@@ -73,7 +77,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     folder = root / IMAGES if (root / IMAGES).is_dir() else root / "coco" / "val2014"
     require(root, FILE)
     rows = limited(read_rows(root / FILE), options.max_examples)
-    images = embed_sources(embedder, [ImageSource(path=folder / row.image) for row in rows])
+    images = embed_sources(embedder, [ImageSource(path=folder / row.image, urls=(row.url,)) for row in rows])
     used = [rows[i] for i in images.usable.tolist()]
     texts, index = distinct([text for row in used for text in row.captions])
     chains = index.view(-1, LEVELS)
@@ -113,13 +117,13 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         rules=rules,
         n_used=len(used),
         skipped=images.skipped(),
-        checksums=checksums(root, [root / FILE]),
-        details={"n_texts": len(texts), "examples": examples(used, texts, predicted)},
+        checksums=checksums(root, root / FILE),
+        details={"n_texts": len(texts), "examples": examples(used, folder.relative_to(root), texts, predicted)},
         figures=[
             Figure(
                 name="distances",
                 title="Distance to the root by level of the caption",
-                draw=lambda path: draw(path, distances[chains]),
+                draw=partial(draw, distances[chains]),
             )
         ],
     )
@@ -173,24 +177,23 @@ def pep(
     }
 
 
-def examples(rows: list[Row], texts: list[str], predicted: Tensor) -> list[dict[str, object]]:
-    """List the captions on the path of the first images, in order of first appearance."""
+def examples(rows: list[Row], folder: Path, texts: list[str], predicted: Tensor) -> list[dict[str, object]]:
+    """List the first images with their captions, and the captions on the path from the root, in order."""
     return [
-        {"image": row.image, "captions": row.captions, "path": list(dict.fromkeys(texts[i] for i in path.tolist()))}
+        {
+            "image": (folder / row.image).as_posix(),
+            "captions": list(row.captions),
+            "path_from_root": list(dict.fromkeys(texts[i] for i in path.tolist())),
+        }
         for row, path in list(zip(rows, predicted, strict=True))[:20]
     ]
 
 
-def draw(path: Path, distances: Tensor) -> None:
+def draw(distances: Tensor, path: Path) -> None:
     """Draw the distributions of the distances [n l] to the root, one box per level."""
-    from matplotlib.figure import Figure as Canvas
-
-    canvas = Canvas(figsize=(6, 3), layout="constrained")
-    axes = canvas.add_subplot()
-    axes.boxplot(distances.numpy(), showfliers=False)
-    axes.set_xlabel("level of the caption, from general to specific")
-    axes.set_ylabel("distance to the root")
-    canvas.savefig(path, dpi=150)
+    with plots.axes(path, 6, 3) as ax:
+        ax.boxplot(distances.numpy(), showfliers=False)
+        ax.set(xlabel="level of the caption, from general to specific", ylabel="distance to the root")
 
 
 TASK = Task(

@@ -15,12 +15,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from common.errors import UserError
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.linear_probe import fit, search
 from trainer.evaluation.metrics import macro_accuracy
-from trainer.evaluation.tasks.annotations import embed_sources
 from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFilesError, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.class_folders import class_names, list_class_folders
+from trainer.evaluation.tasks.examples import embed_sources
 
 FOLDER: Final = "linear_probe"
 VAL_SHARE: Final = {"food101": 0.1, "cifar10": 0.1, "cifar100": 0.1}
@@ -108,6 +109,8 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     chance: dict[str, float] = {}
     rules = {"features": "image tower before its projection", "image": "center crop", "optimizer": "L-BFGS of torch"}
     found: dict[str, object] = {}
+    missing: dict[str, str] = {}
+    malformed: dict[str, str] = {}
     skipped: dict[str, int] = {}
     n_used = 0
     for name, load in LOADERS.items():
@@ -115,27 +118,32 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             data = load(root, options.max_examples)
             train, val, test = (embed_split(embedder, split, skipped) for split in (data.train, data.val, data.test))
         except MissingFilesError as error:
-            found[name] = {"missing": str(error)}
+            missing[name] = str(error)
+            continue
+        except UserError as error:
+            malformed[name] = str(error)
             continue
         c, tried = search(train, val, data.n_classes)
         both = (torch.cat([train[0], val[0]]), torch.cat([train[1], val[1]]))
         predicted = fit(*both, data.n_classes, c).predict(test[0])
-        metrics[name] = macro_accuracy(predicted.cpu(), test[1].cpu(), data.n_classes)
-        chance[name] = 1 / data.n_classes
+        metrics[f"{name}/accuracy"] = macro_accuracy(predicted.cpu(), test[1].cpu(), data.n_classes)
+        chance[f"{name}/accuracy"] = 1 / data.n_classes
         rules |= {f"{name}/{key}": rule for key, rule in data.rules.items()}
         found[name] = {"C": c, "validation": {f"{key:g}": value for key, value in sorted(tried.items())}}
         n_used += len(test[1])
+    if not metrics and malformed:
+        raise UserError("; ".join(malformed.values()))
     if not metrics:
         raise MissingFilesError(
             f"{root / FOLDER} has none of the sets; expected {FOLDER}/SET/train and test/CLASS/*.jpg"
         )
     return TaskResult(
-        metrics=metrics | {"mean": fmean(metrics.values())},
-        chance=chance | {"mean": fmean(chance.values())},
+        metrics=metrics | {"mean/accuracy": fmean(metrics.values())},
+        chance=chance | {"mean/accuracy": fmean(chance.values())},
         rules=rules,
         n_used=n_used,
         skipped=skipped,
-        details=found,
+        details={"missing": missing, "malformed": malformed, **found},
     )
 
 

@@ -8,9 +8,10 @@ from typing import Final
 
 import torch
 
-from trainer.evaluation.tasks.annotations import checksums, get, limited, read_json, require
+from trainer.evaluation.annotations import checksums, field
 from trainer.evaluation.tasks.base import Embedder, ImageSource, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, Choices, choose
+from trainer.evaluation.tasks.examples import limited, read_object, require
 
 FILES: Final = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att")
 IMAGES: Final = "coco/val2017"
@@ -19,16 +20,16 @@ IMAGES: Final = "coco/val2017"
 def read_pairs(path: Path, images: Path) -> list[CaptionPair]:
     """Read one file, an object of entries with the keys filename, caption and negative_caption. Raises UserError."""
     pairs = []
-    for key, entry in read_json(path, dict).items():
-        name, true, false = (
-            get(entry, field, str, f"{path}, entry {key!r}") for field in ("filename", "caption", "negative_caption")
+    for key, entry in read_object(path).items():
+        image, true, false = (
+            field(entry, name, str, f"{path}, entry {key!r}") for name in ("filename", "caption", "negative_caption")
         )
-        pairs.append(CaptionPair(image=ImageSource(path=images / name), true=true, false=false, group=path.stem))
+        pairs.append(CaptionPair(image=ImageSource(path=images / image), true=true, false=false, group=path.stem))
     return pairs
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
-    """Evaluate the seven files. Metrics are named after the files; `overall` is the micro and `macro` the macro mean."""
+    """Evaluate the seven files, whose names are those of the metrics. `overall` is the micro, `macro` the macro mean."""
     files = [f"sugarcrepe/{name}.json" for name in FILES]
     require(root, *files, IMAGES)
     pairs = [pair for file in files for pair in limited(read_pairs(root / file, root / IMAGES), options.max_examples)]
@@ -45,8 +46,8 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         },
         n_used=len(choices.correct),
         skipped=choices.skipped,
-        checksums=checksums(root, [root / file for file in files]),
-        details={"n": {name: n for name, (_, n) in choices.by_group().items()}},
+        checksums=checksums(root, *(root / file for file in files)),
+        details={"n": {name: n for name, (_, n) in choices.by_group().items()}, "mistakes": choices.mistakes(root)},
     )
 
 

@@ -13,9 +13,10 @@ from typing import Any, Final
 import yaml
 
 from common.errors import UserError
-from trainer.evaluation.tasks.annotations import checksums, get, limited, read_json, require
+from trainer.evaluation.annotations import checksums, field
 from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFilesError, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, choose
+from trainer.evaluation.tasks.examples import item, limited, read_list, require
 
 FOLDER: Final = "vl_checklist"
 CORPUS: Final = f"{FOLDER}/corpus/v1"
@@ -42,33 +43,35 @@ def read_corpus(path: Path, folder: Path) -> tuple[Path, Path]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as YAML: {str(error).splitlines()[0]}; download it again") from error
-    annotations, images = (get(values, key, str, str(path)) for key in ("ANNO_PATH", "IMG_ROOT"))
+    annotations, images = (field(values, key, str, str(path)) for key in ("ANNO_PATH", "IMG_ROOT"))
+    if not (folder / annotations).is_relative_to(folder):
+        raise UserError(f"{path}: ANNO_PATH {annotations} is not relative to {folder}; correct it")
     return folder / annotations, folder / images
 
 
-def read_pairs(path: Path, images: Path) -> tuple[list[CaptionPair | None], int]:
+def read_pairs(path: Path, images: Path, group: str) -> tuple[list[CaptionPair | None], int]:
     """Read the pairs of an annotation file, None for those without captions, and the number of damaged captions.
 
-    An entry is [image, {"POS": [caption, ...], "NEG": [caption, ...]}]; the first captions are used, unchanged. Captions
-    with leading or trailing blanks are damaged. Raises UserError if an entry is malformed.
+    An entry is [image, {"POS": [caption, ...], "NEG": [caption, ...]}]; the first captions are used, unchanged.
+    Captions with leading or trailing blanks are damaged. Raises UserError if an entry is malformed.
     """
     pairs: list[CaptionPair | None] = []
     damaged = 0
-    for number, entry in enumerate(read_json(path, list)):
+    for number, entry in enumerate(read_list(path)):
         where = f"{path}, entry {number}"
-        name, captions = get(entry, 0, str, where), get(entry, 1, dict, where)
-        true, false = (first(get(captions, key, list, where), where) for key in ("POS", "NEG"))
+        name, captions = item(entry, 0, str, where), item(entry, 1, dict, where)
+        true, false = (first(field(captions, key, list, where), where) for key in ("POS", "NEG"))
         if not true.strip() or not false.strip():
             pairs.append(None)
             continue
         damaged += true != true.strip() or false != false.strip()
-        pairs.append(CaptionPair(image=ImageSource(path=images / name), true=true, false=false))
+        pairs.append(CaptionPair(image=ImageSource(path=images / name), true=true, false=false, group=group))
     return pairs, damaged
 
 
 def first(captions: Sequence[Any], where: str) -> str:
-    """Return the first caption, or "" if there is none."""
-    return get(captions, 0, str, where) if captions else ""
+    """Return the first caption, or an empty string."""
+    return item(captions, 0, str, where) if captions else ""
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
@@ -76,6 +79,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
 
     COLUMN/CORPUS is the accuracy of one corpus, COLUMN/mean the mean over its corpora, and COLUMN the corpus of
     PHyCLIP's code, or the mean for the rule "paper". `object`, `attribute` and `relation` are means over columns.
+    Malformed corpora are listed in the details; raises UserError if there are no others.
     """
     require(root, CORPUS)
     released = options.rule == "released"
@@ -85,6 +89,8 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     counts: dict[str, int] = {}
     damaged: dict[str, int] = {}
     missing: dict[str, str] = {}
+    malformed: dict[str, str] = {}
+    mistakes: list[dict[str, object]] = []
     used: list[Path] = []
     for column, part in COLUMNS.items():
         accuracies: dict[str, float] = {}
@@ -94,7 +100,11 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             if not annotations.is_file():
                 missing[key] = f"{annotations} is missing"
                 continue
-            every, damaged[key] = read_pairs(annotations, images)
+            try:
+                every, damaged[key] = read_pairs(annotations, images, key)
+            except UserError as error:
+                malformed[key] = str(error)
+                continue
             pairs = [pair for pair in limited(every, limit) if pair is not None]
             skipped["no caption"] += len(limited(every, limit)) - len(pairs)
             choices = choose(
@@ -104,9 +114,12 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             used.append(annotations)
             if counts.setdefault(key, len(choices.correct)):
                 accuracies[path.stem] = choices.accuracy
+                mistakes += choices.mistakes(root)[:1]
             else:
                 missing[key] = f"none of its images is usable below {images}"
         metrics |= column_metrics(column, accuracies, released)
+    if not metrics and malformed:
+        raise UserError("; ".join(malformed.values()))
     if not metrics:
         raise MissingFilesError(
             f"{root / FOLDER} has no usable corpus; expected corpus/v1, data and the images below it"
@@ -125,8 +138,14 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         },
         n_used=sum(counts.values()),
         skipped={reason: n for reason, n in skipped.items() if n},
-        checksums=checksums(root, sorted(set(used))),
-        details={"n": counts, "damaged_captions": {k: n for k, n in damaged.items() if n}, "missing": missing},
+        checksums=checksums(root, *sorted(set(used))),
+        details={
+            "n": counts,
+            "damaged_captions": {k: n for k, n in damaged.items() if n},
+            "missing": missing,
+            "malformed": malformed,
+            "mistakes": mistakes,
+        },
     )
 
 

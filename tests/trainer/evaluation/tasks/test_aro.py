@@ -48,6 +48,16 @@ def test_macro_leaves_out_groups_below_25_cases(tmp_path: Path, write: Write) ->
     result = ATTRIBUTION.evaluate(FakeEmbedder(text=first_caption, image=first_caption), tmp_path, TaskOptions())
     assert result.metrics == pytest.approx({"macro": 1 / 2, "micro": 31 / 56, "macro_all_groups": 2 / 3})
     assert result.details["n_groups_in_macro"] == 2
+    mistakes = result.details["mistakes"]
+    assert isinstance(mistakes, list)
+    assert len(mistakes) == 12
+    assert mistakes[0] == {
+        "image": "aro/images/30.jpg",
+        "box": [4, 8, 60, 50],
+        "group": "wet_red",
+        "true": "the wet kite and the red sand",
+        "chosen": "the red kite and the wet sand",
+    }
     assert result.details["most_frequent"] == [
         {"group": "red_wet", "accuracy": 1.0, "n": 30},
         {"group": "wet_red", "accuracy": 0.0, "n": 25},
@@ -91,7 +101,7 @@ def test_missing_images_are_counted(tmp_path: Path, write: Write) -> None:
     [
         ({"attributes": ["red"]}, "entry 1 has 1 attributes instead of 2"),
         ({"bbox_w": None}, r"entry 1: the box \[4, 8, None, 50\]"),
-        ({"true_caption": None}, "entry 1: 'true_caption' is not a string"),
+        ({"true_caption": None}, "entry 1: 'true_caption' is missing"),
     ],
 )
 def test_malformed_entries_are_user_errors(

@@ -121,7 +121,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         ({"bbox": [1, 2, 3]}, r"annotation 7: the box \[1, 2, 3\]"),
         ({"bbox": None}, "annotation 7: the box None"),
         ({"image_id": 99}, "annotation 7 names image 99"),
-        ({"category_id": "17"}, "annotation 7: 'category_id' is not an integer"),
+        ({"category_id": "17"}, "annotation 7: 'category_id' is '17'; it must be of type int"),
     ],
 )
 def test_malformed_annotations_are_user_errors(

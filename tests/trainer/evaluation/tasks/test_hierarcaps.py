@@ -68,6 +68,10 @@ def test_perfect_embeddings_of_the_path_rule(tmp_path: Path, write: Write, name:
     result = TASK.evaluate(FakeEmbedder(small_model(name), on_ray, on_ray), tmp_path, TaskOptions())
     assert {key: result.metrics[f"path/{key}"] for key in ("precision", "recall")} == {"precision": 1, "recall": 1}
     assert result.metrics["path/tau"] == 1
+    examples = result.details["examples"]
+    assert isinstance(examples, list)
+    assert examples[0]["image"] == "hierarcaps/test_imgs/COCO_val2014_000000000000.jpg"
+    assert examples[0]["path_from_root"] == examples[0]["captions"]
     # The shared caption lies at the origin, where the cone is a half-space and the angle undefined.
     assert result.metrics["pep/margin_auc"] > 0.8
     assert result.chance["pep/average_precision"] == pytest.approx(4 / (4 + N - 1))

@@ -30,11 +30,12 @@ def test_accuracy_of_each_set_and_their_mean(tmp_path: Path, write: Write) -> No
     write_set(write, "dtd")
     embedder = FakeEmbedder(image=by_class)
     result = TASK.evaluate(embedder, tmp_path, TaskOptions())
-    assert result.metrics == {"dtd": 1.0, "pets": 1.0, "mean": 1.0}
-    assert result.chance == pytest.approx({"dtd": 1 / 3, "pets": 1 / 3, "mean": 1 / 3})
+    assert result.metrics == {"dtd/accuracy": 1.0, "pets/accuracy": 1.0, "mean/accuracy": 1.0}
+    assert result.chance == pytest.approx(dict.fromkeys(result.metrics, 1 / 3))
     assert result.n_used == 30
     assert all(call["trunk"] and call["fit"] == "crop" for call in embedder.calls)
-    missing = [name for name, value in result.details.items() if "missing" in value]  # type: ignore[operator]
+    missing = result.details["missing"]
+    assert isinstance(missing, dict)
     assert sorted(missing) == sorted(set(NAMES) - {"pets", "dtd"})
     assert len(NAMES) == 19
 
@@ -42,7 +43,7 @@ def test_accuracy_of_each_set_and_their_mean(tmp_path: Path, write: Write) -> No
 def test_constant_features_have_the_accuracy_of_one_class(tmp_path: Path, write: Write) -> None:
     write_set(write, "pets")
     result = TASK.evaluate(FakeEmbedder(image=constant), tmp_path, TaskOptions())
-    assert result.metrics["pets"] == pytest.approx(1 / 3)
+    assert result.metrics["pets/accuracy"] == pytest.approx(1 / 3)
 
 
 def test_last_images_of_each_class_are_the_validation_split_without_a_folder(tmp_path: Path, write: Write) -> None:
@@ -79,3 +80,7 @@ def test_wrong_layouts_are_reported(tmp_path: Path, write: Write) -> None:
     write("linear_probe/pets/test/horse/1.jpg")
     with pytest.raises(UserError, match="pets/test/horse is not one of the 3 classes"):
         TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+    write_set(write, "dtd")
+    result = TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+    assert list(result.details["malformed"]) == ["pets"]  # type: ignore[call-overload]
+    assert list(result.metrics) == ["dtd/accuracy", "mean/accuracy"]

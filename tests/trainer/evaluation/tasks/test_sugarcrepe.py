@@ -102,9 +102,12 @@ def test_missing_files_are_named(tmp_path: Path, write: Write) -> None:
     [
         ("{", r"swap_obj\.json cannot be read as JSON"),
         ([], r"swap_obj\.json does not hold an object"),
-        ({"4": {"filename": "a.jpg", "caption": "A."}}, r"swap_obj\.json, entry '4' has no 'negative_caption'"),
-        ({"4": {"filename": 1, "caption": "A.", "negative_caption": "B."}}, "entry '4': 'filename' is not a string"),
-        ({"4": 7}, "entry '4' has no 'filename'"),
+        ({"4": {"filename": "a.jpg", "caption": "A."}}, r"swap_obj\.json, entry '4': 'negative_caption' is missing"),
+        (
+            {"4": {"filename": 1, "caption": "A.", "negative_caption": "B."}},
+            "entry '4': 'filename' is 1; it must be of type str",
+        ),
+        ({"4": 7}, "entry '4': 'filename' is missing"),
     ],
 )
 def test_malformed_files_are_user_errors(tmp_path: Path, write: Write, content: object, message: str) -> None:

@@ -115,6 +115,14 @@ def test_damaged_captions_reach_the_model_unchanged(tmp_path: Path, write: Write
     assert texts == ["lamp ON desk", " desk"]
 
 
+def test_malformed_corpora_do_not_stop_the_others(tmp_path: Path, write: Write) -> None:
+    write_corpus(write, "object/mid", "vg_obj", [pair(0)])
+    write_corpus(write, "object/mid", "hake", [["VG_100K/1.jpg"]], missing=1)
+    result = TASK.evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions())
+    assert result.metrics["object/mid"] == 1
+    assert "hake.json, entry 0" in result.details["malformed"]["object/mid/hake"]  # type: ignore[index]
+
+
 def test_missing_data_is_named(tmp_path: Path, write: Write) -> None:
     with pytest.raises(MissingFilesError, match=r"vl_checklist/corpus/v1 is missing"):
         TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
@@ -127,10 +135,10 @@ def test_missing_data_is_named(tmp_path: Path, write: Write) -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (["VG_100K/1.jpg"], "entry 1 has no 1"),
-        (["VG_100K/1.jpg", {"POS": ["a"]}], "entry 1 has no 'NEG'"),
-        (["VG_100K/1.jpg", {"POS": "a", "NEG": ["b"]}], "entry 1: 'POS' is not a list"),
-        (["VG_100K/1.jpg", {"POS": [3], "NEG": ["b"]}], "entry 1: 0 is not a string"),
+        (["VG_100K/1.jpg"], "entry 1: item 1 is not of type dict"),
+        (["VG_100K/1.jpg", {"POS": ["a"]}], "entry 1: 'NEG' is missing"),
+        (["VG_100K/1.jpg", {"POS": "a", "NEG": ["b"]}], "entry 1: 'POS' is 'a'; it must be of type list"),
+        (["VG_100K/1.jpg", {"POS": [3], "NEG": ["b"]}], "entry 1: item 0 is not of type str"),
     ],
 )
 def test_malformed_entries_are_user_errors(tmp_path: Path, write: Write, entry: list[object], message: str) -> None:
@@ -139,7 +147,9 @@ def test_malformed_entries_are_user_errors(tmp_path: Path, write: Write, entry: 
         TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
 
 
-@pytest.mark.parametrize("content", ["ANNO_PATH: [", "- 1\n", "ANNO_PATH: data\n"])
+@pytest.mark.parametrize(
+    "content", ["ANNO_PATH: [", "- 1\n", "ANNO_PATH: data\n", "ANNO_PATH: /etc/data.json\nIMG_ROOT: vg\n"]
+)
 def test_malformed_corpus_files_are_user_errors(tmp_path: Path, write: Write, content: str) -> None:
     write("vl_checklist/corpus/v1/Object/Size/small/vg_obj.yaml", content)
     with pytest.raises(UserError, match=r"small/vg_obj\.yaml"):

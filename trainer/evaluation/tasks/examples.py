@@ -1,10 +1,9 @@
-"""Reading of annotation files, and embedding of the images that they name.
+"""Examples of a benchmark: lists of entries, and embedding of the images that they name.
 
 Shapes: n examples, u distinct images, d embedding width.
 """
 
-import hashlib
-import json
+import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
+from trainer.evaluation.annotations import read_json
 from trainer.evaluation.tasks.base import Embedder, Fit, ImageSource, MissingFilesError
 
 Item = TypeVar("Item", bound=Hashable)
@@ -22,7 +22,6 @@ Kind = TypeVar("Kind")
 
 MISSING: Final = "missing image"
 UNREADABLE: Final = "unreadable image"
-NAMES: Final[Mapping[object, str]] = {str: "a string", list: "a list", dict: "an object", int: "an integer"}
 
 
 def require(root: Path, *paths: str) -> None:
@@ -32,41 +31,33 @@ def require(root: Path, *paths: str) -> None:
             raise MissingFilesError(f"{root / path} is missing; expected {', '.join(paths)} in {root}")
 
 
-def checksums(root: Path, paths: Sequence[Path]) -> dict[str, str]:
-    """SHA-256 of each file, by its path below `root`."""
-    found = {}
-    for path in paths:
-        name = path.relative_to(root) if path.is_relative_to(root) else path
-        with path.open("rb") as file:
-            found[name.as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
-
-
-def read_json(path: Path, kind: type[Kind]) -> Kind:
-    """Read a JSON file that holds a value of type `kind`. Raises UserError if it is malformed."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}; download it again") from error
-    if not isinstance(value, kind):
-        raise UserError(f"{path} does not hold {NAMES[kind]}; download it again")
+def read_list(path: Path) -> list[Any]:
+    """Read a JSON file that holds a list. Raises UserError if it does not."""
+    value = read_json(path)
+    if not isinstance(value, list):
+        raise UserError(f"{path} does not hold a list; download it again")
     return value
 
 
-def get(entry: Any, key: str | int, kind: type[Kind], where: str) -> Kind:
-    """Return an item of a JSON object or list. Raises UserError, beginning with `where`, if it lacks such an item."""
-    try:
-        value = entry[key]
-    except (KeyError, IndexError, TypeError):
-        raise UserError(f"{where} has no {key!r}; correct the entry or download the file again") from None
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise UserError(f"{where}: {key!r} is not {NAMES[kind]}; correct the entry or download the file again")
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object. Raises UserError if it does not."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path} does not hold an object; download it again")
+    return value
+
+
+def item(values: object, index: int, kind: type[Kind], where: str) -> Kind:
+    """Return an item of a JSON list. Raises UserError, beginning with `where`, if it lacks such an item."""
+    value = values[index] if isinstance(values, list) and index < len(values) else None
+    if not isinstance(value, kind):
+        raise UserError(f"{where}: item {index} is not of type {kind.__name__}; download the file again")
     return value
 
 
 def get_box(values: Any, where: str) -> tuple[float, float, float, float]:
     """Return four finite numbers: left, top, width and height. Raises UserError, beginning with `where`."""
-    numbers = isinstance(values, list) and all(isinstance(v, int | float) and v == v for v in values)
+    numbers = isinstance(values, list) and all(isinstance(v, int | float) and math.isfinite(v) for v in values)
     if not numbers or len(values) != 4:
         raise UserError(f"{where}: the box {values!r} is not [left, top, width, height]; correct the entry")
     left, top, width, height = map(float, values)
@@ -114,8 +105,8 @@ def embed_sources(
 ) -> EmbeddedImages:
     """Embed the images of n examples, each distinct image once.
 
-    Files that do not exist are not passed to the embedder. Raises MissingFilesError if no image is usable, unless `required`
-    is false.
+    Files that do not exist are not passed to the embedder. Raises MissingFilesError if no image is usable, unless
+    `required` is false.
     """
     images, position = distinct(sources)
     exists = {path: path.is_file() for path in {image.path for image in images}}
