@@ -49,7 +49,13 @@ def iou(detections: Floats, boxes: Floats, crowd: Bools) -> Floats:
 def match(overlap: Floats, crowd: Bools) -> tuple[Bools, Bools]:
     """Masks [t m] of right and of ignored detections, from the IoU [m g] of detections in descending order of score."""
     right, ignored = np.zeros((2, len(THRESHOLDS), len(overlap)), bool)
-    candidates = np.flatnonzero(overlap.max(1, initial=0) >= THRESHOLDS[0] - SLACK)
+    near = overlap >= THRESHOLDS[0]
+    candidates = np.flatnonzero(near.any(1))
+    if near.sum(0).max(initial=0) <= 1 and near.sum(1).max(initial=0) <= 1:  # no detection competes for a box
+        boxes = near[candidates].argmax(1)
+        reached = overlap[candidates, boxes] >= np.minimum(THRESHOLDS, 1 - SLACK)[:, None]
+        right[:, candidates], ignored[:, candidates] = reached & ~crowd[boxes], reached & crowd[boxes]
+        return right, ignored
     for t, threshold in enumerate(np.minimum(THRESHOLDS, 1 - SLACK)):
         free = ~crowd
         for row in candidates:
