@@ -145,10 +145,15 @@ def normal_url(url: str) -> bytes:
 
 def count_copies(images: Iterable[ImageSource], training: NDArray[np.void], workers: int = 4) -> Contamination:
     """Count the evaluation images with a copy among the training images. Boxes of a file count as one image."""
-    distinct = list({(image.path, image.index): image for image in images}.values())
+    by_file: dict[tuple[Path, int | None], ImageSource] = {}
+    urls: dict[tuple[Path, int | None], set[str]] = {}
+    for image in images:
+        by_file.setdefault((image.path, image.index), image)
+        urls.setdefault((image.path, image.index), set()).update(image.urls)
+    distinct = list(by_file.values())
     with ThreadPoolExecutor(max(1, workers)) as pool:
         hashes = list(pool.map(image_hashes, distinct))
-    url_rows = [(row, short_hash(normal_url(url))) for row, image in enumerate(distinct) for url in image.urls]
+    url_rows = [(row, short_hash(normal_url(url))) for row, found in enumerate(urls.values()) for url in found]
     rows = np.array([row for row, _ in url_rows], np.int64)
     addresses = np.array([value for _, value in url_rows], np.uint64)
     digests = np.array([digest for digest, _ in hashes], np.uint64)

@@ -86,7 +86,9 @@ def section(task: str, results: Results, output: Path, data: Path) -> dict[str, 
                     for name, value in content["metrics"].items()
                 ],
                 "contamination": contamination_text(content["contamination"]) if content.get("contamination") else "",
-                "details": Details(data).draw({k: v for k, v in content["details"].items() if k != "missing"}),
+                "details": Details(data).draw(
+                    {k: v for k, v in content["details"].items() if k not in ("missing", "malformed")}
+                ),
             }
             for label, content in done.items()
         ],

@@ -112,8 +112,9 @@ def read_finished(path: Path, identity: Mapping[str, Any], data: Path) -> dict[s
 
 def missing_parts(content: Mapping[str, Any]) -> dict[str, str]:
     """The data sets of a task that were not evaluated, with the reason."""
-    found = content.get("details", {}).get("missing", {})
-    return found if isinstance(found, dict) else {}
+    details = content.get("details", {})
+    found = [details.get(key, {}) for key in ("missing", "malformed")]
+    return {name: reason for part in found if isinstance(part, dict) for name, reason in part.items()}
 
 
 def contamination(embedder: CachedEmbedder, settings: RunSettings) -> dict[str, int] | None:

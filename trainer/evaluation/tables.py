@@ -136,9 +136,9 @@ def notes_of(task: str, results: Results) -> list[str]:
         content = tasks.get(task, {})
         if "error" in content:
             notes.append(f"{label}: not evaluated: {content['error']}")
-        missing = content.get("details", {}).get("missing", {})
-        if isinstance(missing, Mapping):
-            notes += [f"{label}: {key} is not evaluated: {reason}" for key, reason in missing.items()]
+        for part in map(content.get("details", {}).get, ("missing", "malformed")):
+            if isinstance(part, Mapping):
+                notes += [f"{label}: {key} is not evaluated: {reason}" for key, reason in part.items()]
         notes += [f"{label}: {n} skipped: {reason}" for reason, n in content.get("skipped", {}).items()]
         if copies := content.get("contamination"):
             notes.append(f"{label}: {contamination_text(copies)}")

@@ -1,5 +1,6 @@
 """Data sets with labels in MATLAB files: Stanford Cars and Flowers-102."""
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ def read_mat(path: Path, *names: str) -> list[NDArray[Any]]:
     """The variables of a MATLAB file (version 5 to 7) as flat arrays. Raises UserError if one is missing."""
     try:
         from scipy.io import loadmat
+        from scipy.io.matlab import MatReadError
     except ImportError as error:
         raise UserError(f"{path} is a MATLAB file, and scipy is not installed; run `pip install scipy`") from error
     try:
         content = loadmat(str(path), squeeze_me=True)
         return [np.atleast_1d(content[name]) for name in names]
-    except (OSError, ValueError, TypeError, KeyError, NotImplementedError) as error:
+    except (MatReadError, OSError, ValueError, TypeError, LookupError, NotImplementedError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}; download it again") from error
 
 

@@ -30,17 +30,22 @@ MAX_CLASSES_DRAWN = 50
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
-    """Evaluate on all data sets that are below `root`. A malformed one is reported in `details["missing"]`.
+    """Evaluate on all data sets that are below `root`. Others are listed in `details`, as missing or malformed.
 
-    Raises MissingFilesError if there is none.
+    Raises MissingFilesError if there is none, and UserError if all that are there are malformed.
     """
     parts: dict[str, TaskResult] = {}
     missing: dict[str, str] = {}
+    malformed: dict[str, str] = {}
     for key in READERS:
         try:
             parts[key] = evaluate_set(embedder, read_set(root, key), options)
-        except (MissingFilesError, UserError) as error:
+        except MissingFilesError as error:
             missing[key] = str(error)
+        except UserError as error:
+            malformed[key] = str(error)
+    if not parts and malformed:
+        raise UserError("; ".join(malformed.values()))
     if not parts:
         raise MissingFilesError("; ".join(missing.values()))
     bars = {key: (part.metrics["accuracy"], part.chance["accuracy"]) for key, part in parts.items()}
@@ -52,7 +57,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         n_used=sum(part.n_used for part in parts.values()),
         skipped={f"{key}: {why}": n for key, part in parts.items() for why, n in part.skipped.items()},
         checksums={path: value for part in parts.values() for path, value in part.checksums.items()},
-        details={"missing": missing} | {key: dict(part.details) for key, part in parts.items()},
+        details={"missing": missing, "malformed": malformed} | {key: dict(part.details) for key, part in parts.items()},
         figures=[overview, *(figure for part in parts.values() for figure in part.figures)],
     )
 
@@ -172,7 +177,7 @@ TASK = Task(
         "sst2/rendered-sst2/test/{negative,positive}/*.png",
         "KEY/CLASS/IMAGE for any of the 20 keys, with optional KEY/classnames.txt and KEY/indices.txt",
     ),
-    size="256,000 images in 20 data sets, about 25 GB; each set is optional",
+    size="259,000 images in 20 data sets, about 25 GB; each set is optional",
     source="the data sets' own pages; prompts: MERU, table 8 (arXiv 2304.09172)",
     license="the terms of each data set; most allow non-commercial research only",
     evaluate=evaluate,

@@ -112,19 +112,24 @@ SETS: Final[dict[str, tuple[Callable[[Path, int], CaptionedImages], str]]] = {
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
-    """Evaluate on both data sets. A missing or malformed one is reported in `details["missing"]`.
+    """Evaluate on both data sets. A missing or malformed one is listed in `details`.
 
-    Raises MissingFilesError if neither can be used.
+    Raises MissingFilesError if there is none, and UserError if those that are there are malformed.
     """
     parts: dict[str, TaskResult] = {}
     missing: dict[str, str] = {}
+    malformed: dict[str, str] = {}
     for key, (read, file) in SETS.items():
         try:
             part = evaluate_set(embedder, key, read(root, options.max_examples), options)
-        except (MissingFilesError, UserError) as error:
+        except MissingFilesError as error:
             missing[key] = str(error)
+        except UserError as error:
+            malformed[key] = str(error)
         else:
             parts[key] = replace(part, checksums=checksums(root, root / file))
+    if not parts and malformed:
+        raise UserError("; ".join(malformed.values()))
     if not parts:
         raise MissingFilesError("; ".join(missing.values()))
     return TaskResult(
@@ -134,7 +139,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         n_used=sum(part.n_used for part in parts.values()),
         skipped={f"{key}: {why}": n for key, part in parts.items() for why, n in part.skipped.items()},
         checksums={path: value for part in parts.values() for path, value in part.checksums.items()},
-        details={"missing": missing} | {key: dict(part.details) for key, part in parts.items()},
+        details={"missing": missing, "malformed": malformed} | {key: dict(part.details) for key, part in parts.items()},
         figures=[figure for part in parts.values() for figure in part.figures],
     )
 
