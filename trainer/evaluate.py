@@ -1,4 +1,4 @@
-"""Evaluate a trained model: `python -m trainer.evaluate MODEL key=value ...`. `--help` explains results and keys."""
+"""Evaluate trained models: `python -m trainer.evaluate model=[MODEL] data=FOLDER ...`. `--help` explains both forms."""
 
 import sys
 from collections.abc import Sequence
@@ -11,20 +11,40 @@ from common.config_help import describe, print_text
 from common.devices import check_device, pick_device
 from common.errors import UserError
 from common.json_file import write_object
-from trainer.evaluation.config import EvaluationConfig
+from trainer.evaluation.config import BenchmarkConfig, EvaluationConfig
+from trainer.evaluation.tasks.registry import describe_tasks
 
 USAGE = """\
-usage: python -m trainer.evaluate MODEL [CONFIG.yaml ...] [key=value ...]
+usage: python -m trainer.evaluate model=[MODEL,...] data=FOLDER output=FOLDER [tasks=[TASK,...]] [key=value ...]
+       python -m trainer.evaluate MODEL [CONFIG.yaml ...] [key=value ...]
 
-Evaluate a model: zero-shot classification of image folders, retrieval and entailment on held-out shards. MODEL is a
-folder with config.json and model.safetensors, as a finished run writes it to OUTPUT/model, or a released .pth file
-together with model_name=NAME. Later files and arguments override earlier ones. Results are printed in percent, one per
-line; output=FILE.json also writes them to a file, as numbers from 0 to 1.
+The first form evaluates models on the benchmarks of the papers, from their own files in data=FOLDER. A model is a
+folder with config.json and model.safetensors, as a finished run writes it to OUTPUT/model, or NAME:FILE.pth, a released
+file with the name of its model. The second form evaluates one model without benchmark files: zero-shot classification
+of image folders, retrieval and entailment on held-out shards. YAML files may hold the keys of either form. Later files
+and arguments override earlier ones.
 
+  python -m trainer.evaluate "model=[out/hycoclip/model,meru:meru_vit_s.pth]" data=datasets/eval \\
+      "tasks=[retrieval,sugarcrepe]" output=out/eval
   python -m trainer.evaluate out/train_demo/hycoclip/model shards=out/train_demo/shards/held_out \\
       "image_folders=[out/train_demo/concepts]" 'prompts=["{}", "a {}", "the {}"]'
 
-results:
+Files that the first form writes to the output folder:
+  index.html          all results on one page, with the published rows of the papers, figures and details
+  summary.md          the tables in Markdown
+  MODEL/TASK.json     metrics, chance levels, rules, numbers of examples used and skipped, checksums of the annotations,
+                      and the number of images that appear in train_shards; or the reason why there is no result
+  MODEL/TASK-*.png    figures
+  cache/              features of images and texts. An interrupted evaluation resumes when the command is repeated;
+                      results with the same model, options and annotations are kept
+
+A data set that is missing or malformed is reported in one line, and the other tasks run. With torchrun, several
+processes share the work.
+
+tasks:
+{tasks}
+
+results of the second form; output=FILE.json also writes them to a file, as numbers from 0 to 1:
   zero_shot/FOLDER/accuracy         share of the images of a class that are classified correctly, mean over classes
   zero_shot/FOLDER/accuracy_micro   share of all images that are classified correctly
   zero_shot/FOLDER/chance           expected accuracy of random guesses
@@ -46,7 +66,10 @@ results:
     syntax_word      word by itself and the same word in its caption
 
 """
-USAGE += f"{EXIT_CODES}\n"
+USAGE += f"""{EXIT_CODES}
+3 the first form finished, but a model could not be loaded, a task named in `tasks` lacks its files, or a task has
+malformed files.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +92,34 @@ class EvaluateConfig(EvaluationConfig):
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code, as documented in --help."""
     if not arguments or "-h" in arguments or "--help" in arguments:
-        print_text(describe(USAGE, EvaluateConfig, {}))
+        print_text(help_text())
         return 0 if arguments else 2
     set_up_logging()
+    if is_benchmark(arguments):
+        from trainer.benchmark import run_benchmarks  # imports torch, which --help does not need
+
+        return run_benchmarks(merge(BenchmarkConfig, read_layers(arguments, Keys())))
     model, config = parse(arguments)
     results = run(model, config)
     print_text("\n".join(f"{name:48}{100 * value:7.2f} %" for name, value in results.items()))
     if config.output:
         write(results, Path(config.output))
     return 0
+
+
+def help_text() -> str:
+    """The text of --help: the usage with the tasks, then the keys of both forms."""
+    first, second = (describe("", kind, {}).strip() for kind in (BenchmarkConfig, EvaluateConfig))
+    usage = USAGE.replace("{tasks}", describe_tasks())
+    return f"{usage}\nFirst form, {first}\n\nSecond form, {second}"
+
+
+def is_benchmark(arguments: Sequence[str]) -> bool:
+    """True for the form without a model as the first argument: `model`, `data` or `tasks` is a key."""
+    first = arguments[0]
+    if Path(first).is_dir() or not ("=" in first or first.endswith((".yaml", ".yml"))):
+        return False
+    return any(key in layer for layer, _ in read_layers(arguments, Keys()) for key in ("model", "data", "tasks"))
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, EvaluateConfig]:

@@ -1,7 +1,6 @@
 """Random command lines, YAML files and model folders: one line, exit code 2, no traceback, and no code is run."""
 
 import json
-import os
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -59,7 +58,7 @@ def test_hostile_command_lines_and_yaml_files(main: Main, keys: list[str], capsy
                 arguments = [f"{key}={value}", "data.shards=/nowhere", "output=out"][: len(arguments)]
         else:
             text = draw.choice((f"{key}: {value}", value, f"{key}:\n- {value}", f"? {value}\n: {key}"))
-            Path("x.yaml").write_bytes(text.encode(errors="surrogatepass") + os.urandom(draw.choice((0, 0, 3))))
+            Path("x.yaml").write_bytes(text.encode(errors="surrogatepass") + draw.randbytes(draw.choice((0, 0, 3))))
             arguments = ["x.yaml"]
         check(main, arguments, capsys)
 

@@ -1,5 +1,6 @@
 """PHyCLIP. Shapes: b queries, n candidates, d embedding width, k factors."""
 
+import torch
 from torch import Tensor
 
 from trainer.geometry import lorentz, product
@@ -44,4 +45,9 @@ class PHyCLIP(HyCoCLIP):
             case "metric":
                 return self.similarity(queries, candidates)
             case "released":
-                return lorentz.pairwise_inner(queries, candidates, self.curvature()).sum(0)
+                # One matrix product over all factors: the k matrices of the factors are never in memory together.
+                left, right = (
+                    torch.cat([points, sign * lorentz.time(points, self.curvature())[..., None]], -1)
+                    for points, sign in ((queries, -1), (candidates, 1))
+                )
+                return left.movedim(0, 1).flatten(1) @ right.movedim(0, 1).flatten(1).T

@@ -1,45 +1,74 @@
 """The interface of an evaluation task: the files that it reads, the embeddings that it asks for, and its result.
 
+A task is a module of this folder that defines `TASK = Task(...)` at its top level and is listed in `registry.NAMES`.
+All arguments of `Task` but `evaluate` are literals: `--help` reads them from the source with
+`registry.read_description`, without importing the module and torch.
+
+A task with several data sets evaluates those that it finds. It lists the others by name in `details["missing"]`, with
+the expected layout, or in `details["malformed"]`, with the error. It raises MissingFilesError if it finds none. A
+dictionary in `details` with the key "image", the path of an image file, is drawn as a picture with the other entries
+as its caption.
+
 Shapes: n items, d embedding width.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from trainer.models.config import Ranking
-from trainer.models.dual_encoder import DualEncoder
+
+if TYPE_CHECKING:  # `--help` lists the options without importing torch
+    from torch import Tensor
+
+    from trainer.models.dual_encoder import DualEncoder
 
 Fit = Literal["crop", "squeeze", "pad"]
 """How an image becomes a square: the short side is resized and the center cropped; both sides are resized; the long
 side is resized and the rest filled with white."""
 
 
+class ImageStack(Protocol):
+    """Images in one file, such as a memory map of CIFAR-10."""
+
+    def __getitem__(self, index: int, /) -> NDArray[np.uint8]:
+        """Return image `index`, RGB [h w 3]."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageSource:
-    """An image file, or a box in it: left, top, width and height in pixels, clipped to the image."""
+    """An image file, or a box in it: left, top, width and height in pixels, clipped to the image.
+
+    For a file that holds many images, `stack` reads them and `index` is the number of this one.
+    """
 
     path: Path
     box: tuple[float, float, float, float] | None = None
+    index: int | None = None
+    stack: ImageStack | None = field(default=None, compare=False, repr=False)
+    urls: tuple[str, ...] = field(default=(), compare=False)
+    """Addresses that the benchmark states for the image; they are compared with those of the training shards."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFeatures:
     """Features [n d] before the lift, and the error of each image that could not be read, by index (zeros there)."""
 
-    features: Tensor
+    features: "Tensor"
     errors: Mapping[int, str]
 
 
 class Embedder(Protocol):
     """A model that embeds texts and images in batches; embeddings are cached on disk under the hash of the model."""
 
-    model: DualEncoder
+    model: "DualEncoder"
 
-    def texts(self, texts: Sequence[str]) -> Tensor:
+    def texts(self, texts: Sequence[str]) -> "Tensor":
         """Return the features [n d] of texts before the lift, float32 on the CPU. Equal texts are embedded once."""
         ...
 

@@ -1,0 +1,273 @@
+"""The 20 data sets of zero-shot classification: invented files in the official formats, and the committed table."""
+
+import gzip
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+from scipy.io import savemat
+
+from common.errors import UserError
+from trainer.evaluation.sets.base import set_infos
+from trainer.evaluation.sets.registry import READERS, read_set
+from trainer.evaluation.tasks.base import MissingFilesError
+
+PLANES = np.arange(3 * 32 * 32, dtype=np.uint32).astype(np.uint8)
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def write_image(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    PIL.Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(path)
+
+
+def test_the_table_has_the_papers_sets_prompts_and_counts() -> None:
+    infos = set_infos()
+    assert infos.keys() == READERS.keys()
+    assert [infos[key].n_classes for key in ("caltech101", "sun397", "clevr")] == [102, 397, 8]
+    n_prompts = {key: len(info.prompts) for key, info in infos.items()}
+    assert n_prompts["imagenet"] == 7
+    assert n_prompts["cifar10"] == n_prompts["cifar100"] == n_prompts["resisc45"] == 18
+    assert n_prompts["caltech101"] == 34
+    assert n_prompts["cars"] == 8
+    for info in infos.values():
+        assert len(set(info.prompts)) == len(info.prompts)
+        assert all(prompt.count("{}") == 1 for prompt in info.prompts)
+        assert len(info.names) in (0, info.n_classes)
+    assert infos["clevr"].names[0] == "10"
+    assert 'a photo of the number: "{}".' in infos["mnist"].prompts
+
+
+def test_imagenet_names_are_those_of_open_clip_in_the_order_of_the_wordnet_ids() -> None:
+    from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
+
+    info = set_infos()["imagenet"]
+    assert info.names == tuple(IMAGENET_CLASSNAMES)
+    assert list(info.wnids) == sorted(set(info.wnids))
+    assert len(info.wnids) == 1000
+
+
+def test_plain_folders_are_read_with_and_without_class_names(tmp_path: Path) -> None:
+    for i in range(10):
+        write_image(tmp_path / "eurosat" / f"Class{i}" / "a.png")
+    found = read_set(tmp_path, "eurosat")
+    assert found.targets == list(range(10))
+    assert found.names[0] == "Class0"
+    assert found.rules["subset"].startswith("full (10 images; the papers use 5000)")
+    write(tmp_path / "eurosat" / "classnames.txt", *(f"name {i}" for i in range(10)))
+    write(tmp_path / "eurosat" / "indices.txt", "3", "Class7/a.png")
+    found = read_set(tmp_path, "eurosat")
+    assert (found.names[0], found.rules["class names"]) == ("name 0", "classnames.txt")
+    assert found.targets == [3, 7]
+    assert found.rules["subset"].startswith("indices.txt")
+    assert {"eurosat/classnames.txt", "eurosat/indices.txt"} < found.checksums.keys()
+
+
+@pytest.mark.parametrize("line", ["10", "Class1/none.png", "-1"])
+def test_an_index_that_does_not_exist_is_an_error(line: str, tmp_path: Path) -> None:
+    for i in range(10):
+        write_image(tmp_path / "eurosat" / f"Class{i}" / "a.png")
+    path = write(tmp_path / "eurosat" / "indices.txt", "0", line)
+    with pytest.raises(UserError, match=f"{path}: line 2: '{line}' is no test image"):
+        read_set(tmp_path, "eurosat")
+
+
+def test_a_wrong_number_of_class_names_is_an_error(tmp_path: Path) -> None:
+    for i in range(10):
+        write_image(tmp_path / "stl10" / f"c{i}" / "a.png")
+    write(tmp_path / "stl10" / "classnames.txt", "one")
+    with pytest.raises(UserError, match=r"classnames\.txt has 1 lines; give 10"):
+        read_set(tmp_path, "stl10")
+
+
+def test_sets_without_names_ask_for_them(tmp_path: Path) -> None:
+    for name in ("0", "1"):
+        write_image(tmp_path / "pcam" / name / "a.png")
+    with pytest.raises(UserError, match=r"pcam/classnames\.txt is missing; the files of pcam carry no class names"):
+        read_set(tmp_path, "pcam")
+
+
+@pytest.mark.parametrize("key", READERS)
+def test_a_missing_set_names_its_layout(key: str, tmp_path: Path) -> None:
+    with pytest.raises(MissingFilesError, match=f"{key}: expected {tmp_path / key}/"):
+        read_set(tmp_path, key)
+
+
+def test_cifar10_is_read_from_the_binary_version(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar10" / "cifar-10-batches-bin"
+    write(folder / "batches.meta.txt", *(f"class {i}" for i in range(10)), "")
+    (folder / "test_batch.bin").write_bytes(bytes([3]) + PLANES.tobytes() + bytes([9]) + bytes(3072))
+    found = read_set(tmp_path, "cifar10")
+    assert (found.targets, found.names[3]) == ([3, 9], "class 3")
+    image = found.images[0]
+    assert image.stack is not None
+    assert image.index == 0
+    pixels = image.stack[0]
+    assert pixels.shape == (32, 32, 3)
+    assert pixels[0, 5].tolist() == [PLANES[5], PLANES[1024 + 5], PLANES[2048 + 5]]
+    (folder / "test_batch.bin").write_bytes(b"123")
+    with pytest.raises(UserError, match=r"test_batch\.bin has 3 bytes, no multiple of 3073"):
+        read_set(tmp_path, "cifar10")
+
+
+@pytest.mark.parametrize("key", ["cifar10", "cifar100"])
+def test_the_python_version_of_cifar_is_refused(key: str, tmp_path: Path) -> None:
+    folder = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[key]
+    write(tmp_path / key / folder / "test", "pickle")
+    with pytest.raises(UserError, match="is a pickle, which can run code"):
+        read_set(tmp_path, key)
+
+
+def test_cifar100_uses_the_fine_labels(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar100" / "cifar-100-binary"
+    write(folder / "fine_label_names.txt", *(f"maple_{i}" for i in range(100)))
+    (folder / "test.bin").write_bytes(bytes([1, 42]) + PLANES.tobytes())
+    found = read_set(tmp_path, "cifar100")
+    assert (found.targets, found.names[42]) == ([42], "maple 42")
+
+
+def test_stl10_stores_columns_first_and_labels_from_1(tmp_path: Path) -> None:
+    folder = tmp_path / "stl10" / "stl10_binary"
+    write(folder / "class_names.txt", *(f"c{i}" for i in range(10)))
+    pixels = np.random.default_rng(0).integers(0, 255, (96, 96, 3), np.uint8)
+    (folder / "test_X.bin").write_bytes(pixels.transpose(2, 1, 0).tobytes())
+    (folder / "test_y.bin").write_bytes(bytes([10]))
+    found = read_set(tmp_path, "stl10")
+    assert found.targets == [9]
+    assert found.images[0].stack is not None
+    assert (found.images[0].stack[0] == pixels).all()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_mnist_is_read_as_rgb(suffix: str, tmp_path: Path) -> None:
+    folder = tmp_path / "mnist" / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    pixels = np.arange(2 * 28 * 28, dtype=np.uint32).astype(np.uint8).reshape(2, 28, 28)
+    pack = gzip.compress if suffix else bytes
+    images = struct.pack(">4B3i", 0, 0, 8, 3, 2, 28, 28) + pixels.tobytes()
+    (folder / f"t10k-images-idx3-ubyte{suffix}").write_bytes(pack(images))
+    labels = folder / f"t10k-labels-idx1-ubyte{suffix}"
+    labels.write_bytes(pack(struct.pack(">4Bi", 0, 0, 8, 1, 2) + bytes([7, 0])))
+    found = read_set(tmp_path, "mnist")
+    assert (found.targets, found.names[7]) == ([7, 0], "7")
+    assert found.images[1].stack is not None
+    assert (found.images[1].stack[1] == pixels[1][..., None]).all()
+    labels.write_bytes(pack(struct.pack(">4Bi", 0, 0, 8, 1, 5) + bytes([7, 0])))
+    with pytest.raises(UserError, match="is not an idx file with 1 axes of bytes"):
+        read_set(tmp_path, "mnist")
+
+
+def test_cub_uses_the_test_split_and_numeric_class_ids(tmp_path: Path) -> None:
+    folder = tmp_path / "cub2011" / "CUB_200_2011"
+    write(folder / "classes.txt", *(f"{i} {i:03d}.Black_footed_{i}" for i in range(1, 201)))
+    write(folder / "images.txt", "1 a/1.jpg", "2 b/2.jpg", "3 b/3.jpg")
+    write(folder / "image_class_labels.txt", "1 1", "2 10", "3 200")
+    split = write(folder / "train_test_split.txt", "1 1", "2 0", "3 0")
+    found = read_set(tmp_path, "cub2011")
+    assert found.targets == [9, 199]
+    assert found.names[9] == "Black footed 10"
+    assert found.images[0].path == folder / "images" / "b" / "2.jpg"
+    split.write_text("1 1\n2\n")
+    with pytest.raises(UserError, match=r"train_test_split\.txt: line 2 has 1 columns, not 2"):
+        read_set(tmp_path, "cub2011")
+
+
+def test_aircraft_variants_may_contain_blanks(tmp_path: Path) -> None:
+    folder = tmp_path / "aircraft" / "fgvc-aircraft-2013b" / "data"
+    write(folder / "variants.txt", "707-320", *(f"Model {i}" for i in range(99)))
+    write(folder / "images_variant_test.txt", "0034309 Model 5", "0034958 707-320")
+    found = read_set(tmp_path, "aircraft")
+    assert found.targets == [6, 0]
+    assert found.images[0].path == folder / "images" / "0034309.jpg"
+    write(folder / "images_variant_test.txt", "1 Model 5", "2 Zeppelin")
+    with pytest.raises(UserError, match=r"images_variant_test\.txt: '2\.jpg' has the unknown class 'Zeppelin'"):
+        read_set(tmp_path, "aircraft")
+
+
+def test_text_lists_of_food_dtd_pets_sun_and_caltech(tmp_path: Path) -> None:
+    food = tmp_path / "food101" / "food-101"
+    write(food / "meta" / "classes.txt", *(f"apple_pie_{i:03d}" for i in range(101)))
+    write(food / "meta" / "test.txt", "apple_pie_100/7")
+    assert read_set(tmp_path, "food101").images[0].path == food / "images" / "apple_pie_100" / "7.jpg"
+    dtd = tmp_path / "dtd" / "dtd"
+    write(dtd / "labels" / "test1.txt", *(f"kind{i:02d}/kind{i:02d}_1.jpg" for i in range(47)))
+    assert read_set(tmp_path, "dtd").targets == list(range(47))
+    pets = tmp_path / "pets" / "oxford-iiit-pet"
+    write(pets / "annotations" / "test.txt", *(f"great_cat_{i}_{i} {i} 1 1" for i in range(37, 0, -1)))
+    found = read_set(tmp_path, "pets")
+    assert (found.targets[0], found.names[36]) == (36, "great cat 37")
+    sun = tmp_path / "sun397" / "SUN397"
+    write(sun / "ClassName.txt", "/a/airplane_cabin", *(f"/b/room_{i}/indoor" for i in range(396)))
+    with pytest.raises(UserError, match=r"has no list of test images; write test\.txt"):
+        read_set(tmp_path, "sun397")
+    write(sun / "Testing_01.txt", "/a/airplane_cabin/sun_1.jpg", "/b/room_3/indoor/sun_2.jpg")
+    found = read_set(tmp_path, "sun397")
+    assert (found.targets, found.names[0], found.names[4]) == ([0, 4], "airplane cabin", "room 3 indoor")
+    caltech = tmp_path / "caltech101"
+    write(caltech / "test.txt", *(f"thing_{i:03d}/image_0001.jpg" for i in range(102)))
+    (caltech / "101_ObjectCategories").mkdir()
+    assert read_set(tmp_path, "caltech101").targets == list(range(102))
+
+
+def test_matlab_files_of_cars_and_flowers(tmp_path: Path) -> None:
+    cars = tmp_path / "cars"
+    (cars / "devkit").mkdir(parents=True)
+    names = np.array([f"Car {i}" for i in range(196)], object)
+    savemat(cars / "devkit" / "cars_meta.mat", {"class_names": names})
+    rows = np.zeros(2, [("class", "f8"), ("fname", "O")])
+    rows["class"], rows["fname"] = [196, 1], ["00001.jpg", "00002.jpg"]
+    savemat(cars / "cars_test_annos_withlabels.mat", {"annotations": rows})
+    found = read_set(tmp_path, "cars")
+    assert (found.targets, found.names[195]) == ([195, 0], "Car 195")
+    assert found.images[0].path == cars / "cars_test" / "00001.jpg"
+    flowers = tmp_path / "flowers102" / "flowers-102"
+    flowers.mkdir(parents=True)
+    savemat(flowers / "setid.mat", {"tstid": np.array([[3, 1]])})
+    savemat(flowers / "imagelabels.mat", {"labels": np.array([[77, 1, 102]])})
+    found = read_set(tmp_path, "flowers102")
+    assert found.targets == [101, 76]
+    assert found.names[0] == "pink primrose"
+    assert found.images[0].path.name == "image_00003.jpg"
+    savemat(flowers / "setid.mat", {"tstid": np.array([[4]])})
+    with pytest.raises(UserError, match=r"setid\.mat: image 4 has no label"):
+        read_set(tmp_path, "flowers102")
+    (flowers / "setid.mat").write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"setid\.mat cannot be read"):
+        read_set(tmp_path, "flowers102")
+
+
+def test_clevr_classes_are_numbers_of_objects_in_merus_order(tmp_path: Path) -> None:
+    folder = tmp_path / "clevr" / "CLEVR_v1.0"
+    scenes = [{"image_filename": f"{n}.png", "objects": [{}] * n} for n in (10, 3, 9)]
+    path = write(folder / "scenes" / "CLEVR_val_scenes.json", json.dumps({"scenes": scenes}))
+    found = read_set(tmp_path, "clevr")
+    assert (found.targets, list(found.names[:2])) == ([0, 1, 7], ["10", "3"])
+    path.write_text(json.dumps({"scenes": [{"image_filename": "a.png", "objects": [{}]}]}))
+    with pytest.raises(UserError, match="scene 0 has 1 objects"):
+        read_set(tmp_path, "clevr")
+
+
+def test_country211_and_sst2_are_class_folders_below_test(tmp_path: Path) -> None:
+    for i in range(211):
+        write_image(tmp_path / "country211" / "test" / f"C{i:03d}" / "a.jpg")
+    write(tmp_path / "country211" / "classnames.txt", *(f"Country {i}" for i in range(211)))
+    assert read_set(tmp_path, "country211").names[210] == "Country 210"
+    for name in ("negative", "positive"):
+        write_image(tmp_path / "sst2" / "rendered-sst2" / "test" / name / "a.png")
+    assert list(read_set(tmp_path, "sst2").names) == ["negative", "positive"]
+
+
+def test_pcam_needs_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
+    for part in "xy":
+        write(tmp_path / "pcam" / f"camelyonpatch_level_2_split_test_{part}.h5", "x")
+    with pytest.raises(UserError, match="h5py is not installed"):
+        read_set(tmp_path, "pcam")

@@ -1,0 +1,140 @@
+"""Run the benchmarks of the papers on several models, one after the other, and write the pages."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from common.errors import UserError
+from trainer.checkpoints.model import LoadedModel, load_model
+from trainer.distributed.process import Process, process_group
+from trainer.evaluation.config import BenchmarkConfig
+from trainer.evaluation.embedder import CachedEmbedder
+from trainer.evaluation.page import write_pages
+from trainer.evaluation.runner import CACHE, RunSettings, run_task
+from trainer.evaluation.tables import build_table, notes_of
+from trainer.evaluation.tasks.base import TaskOptions
+from trainer.evaluation.tasks.registry import available, load_task
+from trainer.models.registry import MODELS
+
+logger = logging.getLogger(__name__)
+
+INCOMPLETE: Final = 3
+"""Exit code if a model or a task could not be evaluated, and others were."""
+
+
+def run_benchmarks(config: BenchmarkConfig) -> int:
+    """Evaluate all models on all tasks, write the pages, and return the exit code.
+
+    Raises UserError if no model can be loaded, no task has its files, or the output cannot be written.
+    """
+    if not Path(config.data).is_dir():
+        raise UserError(f"data={config.data} is not a folder; give the folder with the files of the tasks")
+    try:
+        Path(config.output).mkdir(parents=True, exist_ok=True)
+        with process_group(config.device, config.timeout_s) as process:
+            if not process.is_main:
+                logging.disable(logging.WARNING)  # rank 0 logs the same
+            return evaluate_models(config, process)
+    except OSError as error:
+        raise UserError(f"output={config.output} cannot be written: {error}") from error
+
+
+def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
+    """Evaluate the models on the device of this process; errors and result as in `run_benchmarks`."""
+    tasks, output = config.tasks or available(), Path(config.output)
+    settings = RunSettings(
+        data=Path(config.data),
+        output=output,
+        options=TaskOptions(**{item.name: getattr(config, item.name) for item in fields(TaskOptions)}),
+        train_shards=config.train_shards,
+        workers=config.workers,
+    )
+    results: dict[str, dict[str, dict[str, Any]]] = {}
+    failed: list[str] = []
+    for label, source in labels(config.model).items():
+        try:
+            loaded = load(source)
+        except UserError as error:
+            failed.append(str(error))
+            logger.error("%s", error)
+            continue
+        loaded.model.to(process.device)
+        embedder = CachedEmbedder(
+            loaded.model, loaded.tokenizer, output / CACHE, batch_size=config.batch_size, workers=config.workers
+        )
+        results[label] = {}
+        for task in tasks:
+            results[label][task] = run_task(load_task(task), embedder, label, settings)
+            if process.is_main:
+                write_pages(results, tasks, output, settings.data)
+        del loaded, embedder
+    if not results:
+        raise UserError("; ".join(failed))
+    if process.is_main:
+        show(results, tasks, output)
+    contents = [content for parts in results.values() for content in parts.values()]
+    if all("error" in content for content in contents):
+        raise UserError(f"no task could be evaluated: {contents[0]['error']}")
+    return INCOMPLETE if failed or any(is_incomplete(content, bool(config.tasks)) for content in contents) else 0
+
+
+def is_incomplete(content: dict[str, Any], is_named: bool) -> bool:
+    """True for a task with malformed files, and for a task without files that the user named."""
+    if "error" in content:
+        return is_named or content["kind"] == "malformed"
+    return bool(content["details"].get("malformed"))
+
+
+def labels(models: Sequence[str]) -> dict[str, str]:
+    """A short distinct name for each model: the last parts of its path, without `model` and the suffix.
+
+    Raises UserError if a model is given twice.
+    """
+    twice = next((model for model in models if models.count(model) > 1), None)
+    if twice is not None:
+        raise UserError(f"model holds {twice} twice; give each model once")
+    parts = {}
+    for model in models:
+        name, _, path = model.rpartition(":") if is_released(model) else ("", "", model)
+        trimmed = Path(path).resolve()
+        trimmed = trimmed.with_suffix("") if trimmed.suffix == ".pth" else trimmed
+        parts[model] = (trimmed.parent if trimmed.name == "model" else trimmed).parts
+        parts[model] = (*parts[model][:-1], f"{name}-{parts[model][-1]}") if name else parts[model]
+    for n in count(1):
+        names = {"-".join(parts[model][-n:]).strip("/") or "model": model for model in models}
+        if len(names) == len(models):
+            return names
+        if n > max(map(len, parts.values())):
+            return {f"{hashlib.sha256(model.encode()).hexdigest()[:8]}": model for model in models}
+    raise AssertionError
+
+
+def is_released(model: str) -> bool:
+    """True for NAME:FILE with a registered name."""
+    return model.partition(":")[0] in MODELS and ":" in model
+
+
+def load(model: str) -> LoadedModel:
+    """Load a folder, or a released file given as NAME:FILE. Raises UserError."""
+    name, _, path = model.partition(":") if is_released(model) else (None, "", model)
+    try:
+        return load_model(path, name)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model={model}: {error}") from error
+
+
+def show(results: dict[str, dict[str, dict[str, Any]]], tasks: Sequence[str], output: Path) -> None:
+    """Print the metrics of the tables, and the path of the page."""
+    for task in tasks:
+        table = build_table(task, results)
+        for line in table.lines:
+            if line.is_ours:
+                for name, cell in zip(table.columns, line.cells, strict=True):
+                    print(f"{line.name:20} {f'{task}/{name}':60} {cell.text:>8}")
+        for note in notes_of(task, results):
+            print(f"{task}: {note}")
+    print(f"results: {output / 'index.html'}")

@@ -1,0 +1,55 @@
+"""Read the annotation files of benchmarks. Errors name the file, the entry and the fix."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from common.errors import UserError
+
+Value = TypeVar("Value")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises UserError if it cannot be read."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as JSON: {error}; download it again") from error
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file that are not blank, stripped. Raises UserError if it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}; download it again") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def field(entry: object, key: str, kind: type[Value], where: str) -> Value:
+    """The value of a key of a JSON object. Raises UserError, beginning with `where`, for another type."""
+    value = entry.get(key) if isinstance(entry, Mapping) else None
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise UserError(
+            f"{where}: {key!r} is {'missing' if value is None else f'{value!r:.40}'}; it must be of type "
+            f"{kind.__name__}; download the file again"
+        )
+    return value
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits. For a folder: of the relative paths and sizes of all files in it."""
+    if path.is_dir():
+        listing = sorted(
+            (str(file.relative_to(path)), file.stat().st_size) for file in path.rglob("*") if file.is_file()
+        )
+        return hashlib.sha256(repr(listing).encode()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksums(root: Path, *paths: Path) -> dict[str, str]:
+    """The checksum of each path, by its path below `root`."""
+    return {str(path.relative_to(root)): checksum(path) for path in paths}

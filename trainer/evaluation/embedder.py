@@ -1,0 +1,209 @@
+"""The `Embedder` of the command: a model with a cache of features on disk, shared over ranks.
+
+Every rank embeds an equal share of the items and receives the features of all of them. Features are identified by the
+hash of the model, and by the text, or the content of the image with its box and preprocessing. The order of the items
+and the names of the files do not matter.
+
+Shapes: n items, u distinct ones, d width of the features, s side of the model's input.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.images import ImageRejected
+from trainer.data.preprocess import to_pixels
+from trainer.distributed.gather import gather, rank, world_size
+from trainer.evaluation.cache import FeatureCache, content_key
+from trainer.evaluation.embed import batched, device_of
+from trainer.evaluation.pictures import cut, read_content, to_square
+from trainer.evaluation.tasks.base import Fit, ImageFeatures, ImageSource
+from trainer.models.dual_encoder import DualEncoder
+from trainer.models.registry import model_name
+from trainer.text.tokenizer import Tokenizer
+
+VERSION: Final = 1
+"""Version of the preprocessing. Features of another version are computed again."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Prepared(NamedTuple):
+    """A distinct image: its number, and its key and pixels, or the error of reading it. Cached ones lack pixels."""
+
+    number: int
+    key: bytes
+    pixels: Tensor | None
+    error: str
+
+
+def hash_model(model: DualEncoder, tokenizer: Tokenizer) -> str:
+    """SHA-256 of a model's name, settings, weights and vocabulary, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    settings = json.dumps(dataclasses.asdict(model.config), sort_keys=True, default=str)
+    digest.update(f"{VERSION} {model_name(model)} {settings} {tokenizer.context_length}".encode())
+    digest.update(repr(tokenizer.merges).encode())
+    for name, value in sorted(model.state_dict().items()):
+        array = value.detach().cpu().contiguous()
+        digest.update(f"{name} {array.dtype} {list(array.shape)}".encode())
+        digest.update(array.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+class CachedEmbedder:
+    """The `Embedder` of a model. `seen` collects the images that were asked for.
+
+    `workers` threads read and decode images. At most two batches per thread pool are decoded ahead.
+    """
+
+    def __init__(
+        self, model: DualEncoder, tokenizer: Tokenizer, folder: Path, batch_size: int = 256, workers: int = 4
+    ) -> None:
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.batch_size, self.workers = batch_size, max(1, workers)
+        self.hash = hash_model(model, tokenizer)
+        self.folder = folder / self.hash[:16]
+        self.caches: dict[str, FeatureCache] = {}
+        self.seen: dict[ImageSource, None] = {}
+
+    @property
+    def embed_dim(self) -> int:
+        return self.model.config.embed_dim
+
+    def texts(self, texts: Sequence[str]) -> Tensor:
+        """Return the features [n d] of texts before the lift, float32 on the CPU. Equal texts are embedded once."""
+        distinct = list(dict.fromkeys(texts))
+        mine = distinct[rank() :: world_size()]
+        cache = self._cache("text", self.embed_dim)
+        keys = {text: content_key("text", text) for text in mine}
+        missing = sorted((text for text, key in keys.items() if key not in cache), key=len)  # less padding
+        with cache.flushed():
+            for batch in batched(missing, self.batch_size):
+                with torch.inference_mode():
+                    features = self.model.text_features(self.tokenizer(batch).to(device_of(self.model)))
+                rows = features.float().cpu().numpy()
+                cache.add({keys[text]: row for text, row in zip(batch, rows, strict=True)})
+        rows_of = self._merge(torch.from_numpy(cache.read([keys[text] for text in mine])), len(distinct))
+        place = {text: number for number, text in enumerate(distinct)}
+        return rows_of[[place[text] for text in texts]]
+
+    def images(
+        self, images: Sequence[ImageSource], fit: Fit = "crop", *, legacy_norm: bool = False, trunk: bool = False
+    ) -> ImageFeatures:
+        """Return the features of images, float32 on the CPU. An image that cannot be read has an error and zeros."""
+        self.seen |= dict.fromkeys(images)
+        distinct = list(dict.fromkeys(images))
+        width = int(self.model.visual.num_features) if trunk else self.embed_dim  # type: ignore[arg-type]
+        cache = self._cache("trunk" if trunk else "image", width)
+        kind = f"{fit} {self.model.config.image.size_px} {legacy_norm}"
+        mine = list(enumerate(distinct))[rank() :: world_size()]
+        rows = np.zeros((len(mine), width), np.float32)
+        keys: dict[int, bytes] = {}
+        errors: dict[int, str] = {}
+        prepared = self._prepare([image for _, image in mine], fit, kind, cache)
+        with cache.flushed():
+            for batch in batched(prepared, self.batch_size):
+                fresh = {item.key: item.pixels for item in batch if item.pixels is not None}
+                if fresh:
+                    features = self._embed(torch.stack(list(fresh.values())), legacy_norm, trunk)
+                    cache.add(dict(zip(fresh, features.numpy(), strict=True)))
+                errors |= {mine[item.number][0]: item.error for item in batch if item.error}
+                keys |= {item.number: item.key for item in batch if not item.error}
+        rows[list(keys)] = cache.read(list(keys.values()))
+        found, all_errors = self._merge(torch.from_numpy(rows), len(distinct)), merge_errors(errors)
+        place = {image: number for number, image in enumerate(distinct)}
+        order = [place[image] for image in images]
+        return ImageFeatures(
+            features=found[order],
+            errors={row: all_errors[number] for row, number in enumerate(order) if number in all_errors},
+        )
+
+    def _embed(self, pixels: Tensor, legacy_norm: bool, trunk: bool) -> Tensor:
+        """Features [b d] of images, uint8 [b 3 s s]."""
+        values = to_pixels(pixels.to(device_of(self.model)))
+        if legacy_norm:
+            values = (values - 0.5) / 0.5
+        with torch.inference_mode():
+            if trunk:
+                features = self.model.visual((values - self.model.pixel_mean) / self.model.pixel_std)
+            else:
+                features = self.model.image_features(values)
+        return features.float().cpu()
+
+    def _prepare(self, images: list[ImageSource], fit: Fit, kind: str, cache: FeatureCache) -> Iterator[Prepared]:
+        """Read and decode images with a pool of threads, in order. A file with several boxes is read once."""
+        size_px = self.model.config.image.size_px
+        by_file = [
+            list(group) for _, group in groupby(enumerate(images), key=lambda entry: (entry[1].path, entry[1].index))
+        ]
+
+        def prepare(group: list[tuple[int, ImageSource]]) -> list[Prepared]:
+            try:
+                content = read_content(group[0][1])
+                digest = content.digest
+            except OSError as error:
+                return [Prepared(number, b"", None, f"{error.strerror or error}") for number, _ in group]
+            found, pixels = [], None
+            for number, image in group:
+                box = "" if image.box is None else repr(tuple(map(float, image.box)))
+                key = content_key("image", digest, box, kind)
+                if key in cache:
+                    found.append(Prepared(number, key, None, ""))
+                    continue
+                try:
+                    pixels = content.pixels() if pixels is None else pixels
+                    square = to_square(cut(pixels, image.box), fit, size_px)
+                except ImageRejected as error:
+                    found.append(Prepared(number, b"", None, str(error)))
+                else:
+                    found.append(Prepared(number, key, square, ""))
+            return found
+
+        for parts in self._map(prepare, by_file):
+            yield from parts
+
+    def _map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        """`map` on a pool of threads, in order, with a bounded number of results ahead."""
+        with ThreadPoolExecutor(self.workers) as pool:
+            source = iter(items)
+            waiting = [pool.submit(function, item) for item in islice(source, 8 * self.workers)]
+            while waiting:
+                yield waiting.pop(0).result()
+                waiting += [pool.submit(function, item) for item in islice(source, 1)]
+
+    def _cache(self, kind: str, width: int) -> FeatureCache:
+        if kind not in self.caches:
+            self.caches[kind] = FeatureCache(self.folder / kind, width)
+        return self.caches[kind]
+
+    def _merge(self, rows: Tensor, n: int) -> Tensor:
+        """Features [n d] of all items from the rows of each rank, which has items rank, rank + world_size, ..."""
+        world = world_size()
+        if world == 1:
+            return rows
+        counts = [len(range(r, n, world)) for r in range(world)]
+        gathered = gather(rows, counts).split(counts)
+        merged = rows.new_empty(n, rows.shape[1])
+        for r, part in enumerate(gathered):
+            merged[r::world] = part
+        return merged
+
+
+def merge_errors(errors: dict[int, str]) -> dict[int, str]:
+    """The errors of all ranks. Collective."""
+    if world_size() == 1:
+        return errors
+    found: list[dict[int, str]] = [{} for _ in range(world_size())]
+    dist.all_gather_object(found, errors)
+    return {number: error for part in found for number, error in part.items()}

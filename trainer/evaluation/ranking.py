@@ -1,0 +1,118 @@
+"""Ranks and nearest candidates for large pools, in blocks of the score matrix, without sorting it.
+
+Shapes: q queries, n candidates, r queries and m candidates of a block, k factors, d width of a point. Points are [q d],
+or [*k q d] in a product of factors.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+BLOCK_NUMBERS: Final = 2**24
+"""Maximum number of scores of a block, times the number of factors; 64 MiB in float32."""
+
+AT_ONCE: Final = 2**16
+"""Candidates that are scored at once."""
+
+Score = Callable[[Tensor, Tensor], Tensor]
+"""Scores [r m] of points [*k r d] and [*k m d]; larger is better."""
+
+
+def split(points: Tensor, n: int) -> int:
+    """The number of queries whose scores with n candidates are a block."""
+    factors = points.shape[0] if points.ndim == 3 else 1
+    return max(1, BLOCK_NUMBERS // max(1, factors * n))
+
+
+def pieces(n: int, size: int) -> list[slice]:
+    """Slices of at most `size` that cover 0 to n."""
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+@torch.no_grad()
+def pessimistic_ranks(
+    score: Score,
+    queries: Tensor,
+    candidates: Tensor,
+    query_ids: Tensor,
+    candidate_ids: Tensor,
+    at_once: int = AT_ONCE,
+) -> Tensor:
+    """Ranks [q] from 0 of the best relevant candidate of each query: candidates with the query's id are relevant.
+
+    The rank is the number of other candidates that score the same or more, so that ties count against the model, and
+    constant scores give the last rank. Scores that are not numbers count as ties. A query without a relevant candidate
+    has rank -1. Candidates are scored `at_once` at a time; a larger pool is scored twice.
+    """
+    device, parts = queries.device, pieces(candidates.shape[-2], at_once)
+    query_ids, candidate_ids = query_ids.to(device), candidate_ids.to(device)
+    found = [torch.zeros(0, dtype=torch.int64)]
+    for rows in pieces(queries.shape[-2], split(queries, min(at_once, candidates.shape[-2]))):
+        ids, points = query_ids[rows, None], queries[..., rows, :]
+        best = points.new_full((points.shape[-2], 1), -torch.inf)
+        has_relevant = torch.zeros(len(ids), dtype=torch.bool, device=device)
+        for part in parts:
+            scores, relevant = score(points, candidates[..., part, :]), ids == candidate_ids[part]
+            best = torch.maximum(best, scores.masked_fill(~relevant, -torch.inf).amax(1, keepdim=True))
+            has_relevant |= relevant.any(1)
+        above = torch.zeros(len(ids), dtype=torch.int64, device=device)
+        for part in parts:
+            if len(parts) > 1:
+                scores, relevant = score(points, candidates[..., part, :]), ids == candidate_ids[part]
+            above += (~(scores < best) & ~relevant).sum(1)
+        found.append(torch.where(has_relevant, above, -1).cpu())
+    return torch.cat(found)
+
+
+def recall_at(ranks: Tensor, ks: Iterable[int]) -> dict[int, float]:
+    """Share of queries with rank below k, for each k. Queries with rank -1 are ignored."""
+    known = ranks[ranks >= 0]
+    return {k: (known < k).double().mean().item() if len(known) else 0.0 for k in ks}
+
+
+def chance_recall(n_candidates: int, n_relevant: Tensor, k: int) -> float:
+    """Expected recall at k of a random ranking, 1 - C(n - r, k) / C(n, k), mean over queries with r [q] > 0 relevant."""
+    counts, times = n_relevant[n_relevant > 0].unique(return_counts=True)
+    missed = torch.ones(len(counts), dtype=torch.float64)
+    for i in range(min(k, n_candidates)):
+        missed *= ((n_candidates - counts - i).clamp(min=0).double()) / (n_candidates - i)
+    return float(((1 - missed) * times).sum() / times.sum()) if len(counts) else 0.0
+
+
+@torch.no_grad()
+def top_k(score: Score, queries: Tensor, candidates: Tensor, k: int, at_once: int = AT_ONCE) -> tuple[Tensor, Tensor]:
+    """Scores and indices [q min(k, n)] of the best candidates of each query, best first.
+
+    Candidates are scored `at_once` at a time and the best are merged, so that the pool may hold millions. Equal scores
+    keep the order of the candidates. Scores that are not numbers come last.
+    """
+    n = candidates.shape[-2]
+    k = min(k, n)
+    found = [(torch.zeros(0, k), torch.zeros(0, k, dtype=torch.int64))]
+    for rows in pieces(queries.shape[-2], split(queries, min(at_once, n))):
+        points = queries[..., rows, :]
+        best = points.new_empty(points.shape[-2], 0)
+        indices = torch.empty(points.shape[-2], 0, dtype=torch.int64, device=points.device)
+        for part in pieces(n, at_once):
+            values, columns = first_largest(score(points, candidates[..., part, :]), k)
+            best, indices = torch.cat([best, values], 1), torch.cat([indices, columns + part.start], 1)
+            order = best.argsort(dim=1, descending=True, stable=True)[:, :k]
+            best, indices = best.gather(1, order), indices.gather(1, order)
+        found.append((best.float().cpu(), indices.cpu()))
+    return torch.cat([scores for scores, _ in found]), torch.cat([columns for _, columns in found])
+
+
+def first_largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest scores [q k] of each row [q m] and their columns; of equal scores, those of the first columns.
+
+    `topk` does not define the order of equal scores.
+    """
+    scores = torch.where(scores.isnan(), -torch.inf, scores)
+    k = min(k, scores.shape[1])
+    last = scores.topk(k).values[:, -1:]
+    above, equal = scores > last, scores == last
+    keep = above | (equal & (equal.cumsum(1) <= k - above.sum(1, keepdim=True)))
+    columns = keep.nonzero()[:, 1].view(len(scores), k)
+    return scores.gather(1, columns), columns

@@ -1,0 +1,165 @@
+"""Run tasks on models, and write one JSON file per task and model.
+
+OUTPUT/MODEL/TASK.json       result, or the reason why there is none
+OUTPUT/MODEL/TASK-FIGURE.png figures
+OUTPUT/cache/                features, and fingerprints of the training shards
+OUTPUT/summary.md, index.html  see trainer.evaluation.page
+
+A finished file is kept if the hash of the model, the options and the checksums of the annotations are the same and
+nothing was missing. Under torchrun, all ranks run the tasks and share the embedding; rank 0 writes.
+"""
+
+import dataclasses
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from common.errors import UserError
+from common.json_file import read_object, write_object
+from trainer.distributed.gather import rank, world_size
+from trainer.evaluation.annotations import checksum
+from trainer.evaluation.contamination import count_copies, training_fingerprints
+from trainer.evaluation.embedder import CachedEmbedder
+from trainer.evaluation.tasks.base import MissingFilesError, Task, TaskOptions, TaskResult
+from trainer.models.registry import model_name
+
+logger = logging.getLogger(__name__)
+
+FORMAT: Final = 1
+"""Version of the JSON files."""
+CACHE: Final = "cache"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Data and output of a run."""
+
+    data: Path
+    output: Path
+    options: TaskOptions
+    train_shards: str = ""
+    workers: int = 4
+
+
+def run_task(task: Task, embedder: CachedEmbedder, label: str, settings: RunSettings) -> dict[str, Any]:
+    """Run one task on one model, unless its file is finished. Returns the content of the file.
+
+    Missing and malformed files become a result with the key "error".
+    """
+    path = settings.output / label / f"{task.name}.json"
+    identity = {
+        "format": FORMAT,
+        "task": task.name,
+        "model": {"name": model_name(embedder.model), "hash": embedder.hash},
+        "options": dataclasses.asdict(settings.options),
+        "train_shards": settings.train_shards,
+    }
+    finished = from_main(read_finished(path, identity, settings.data) if rank() == 0 else None)
+    if finished is not None:
+        logger.info("%s: %s is finished", label, task.name)
+        return finished
+    embedder.seen.clear()
+    try:
+        result = task.evaluate(embedder, settings.data, settings.options)
+    except (MissingFilesError, UserError) as error:
+        kind = "missing" if isinstance(error, MissingFilesError) else "malformed"
+        content = identity | {"error": str(error), "kind": kind}
+        logger.warning("%s: %s: %s", label, task.name, error)
+    else:
+        copies = contamination(embedder, settings) if rank() == 0 else None
+        content = identity | as_json(result) | {"contamination": copies}
+        for key, reason in missing_parts(content).items():
+            logger.warning("%s: %s: %s: %s", label, task.name, key, reason)
+        if rank() == 0:
+            content["figures"] = draw_figures(result, task.name, path.parent)
+    if rank() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_object(content, path)
+    return content
+
+
+def from_main(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The value of rank 0, on all ranks. Collective."""
+    values = [value]
+    if world_size() > 1:
+        dist.broadcast_object_list(values)
+    return values[0]
+
+
+def read_finished(path: Path, identity: Mapping[str, Any], data: Path) -> dict[str, Any] | None:
+    """The content of a finished file of the same model, options and annotations; None if there is none."""
+    try:
+        content = read_object(path)
+    except (OSError, ValueError):
+        return None
+    if any(content.get(key) != value for key, value in identity.items()) or "error" in content:
+        return None
+    if missing_parts(content):
+        return None
+    for name, value in content["checksums"].items():
+        if not (data / name).exists() or checksum(data / name) != value:
+            return None
+    if any(not (path.parent / figure["file"]).is_file() for figure in content["figures"]):
+        return None
+    return content
+
+
+def missing_parts(content: Mapping[str, Any]) -> dict[str, str]:
+    """The data sets of a task that were not evaluated, with the reason."""
+    details = content.get("details", {})
+    found = [details.get(key, {}) for key in ("missing", "malformed")]
+    return {name: reason for part in found if isinstance(part, dict) for name, reason in part.items()}
+
+
+def contamination(embedder: CachedEmbedder, settings: RunSettings) -> dict[str, int] | None:
+    """The number of images of the task that appear in the training shards; None without shards or images."""
+    if not settings.train_shards or not embedder.seen:
+        return None
+    training = training_fingerprints(settings.train_shards, settings.output / CACHE, settings.workers)
+    return dataclasses.asdict(count_copies(embedder.seen, training, settings.workers))
+
+
+def as_json(result: TaskResult) -> dict[str, Any]:
+    """The fields of a result as JSON values. Numbers that are not finite become None."""
+    content = {
+        "metrics": dict(result.metrics),
+        "chance": dict(result.chance),
+        "rules": dict(result.rules),
+        "n_used": result.n_used,
+        "skipped": dict(result.skipped),
+        "checksums": dict(result.checksums),
+        "details": dict(result.details),
+        "figures": [],
+    }
+    finite: dict[str, Any] = json.loads(json.dumps(drop_non_finite(content), default=str))
+    return finite
+
+
+def drop_non_finite(value: Any) -> Any:
+    """Replace numbers that are not finite, which JSON cannot hold, by None."""
+    if isinstance(value, Mapping):
+        return {str(key): drop_non_finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [drop_non_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def draw_figures(result: TaskResult, name: str, folder: Path) -> list[dict[str, str]]:
+    """Write the figures of a result as PNG files; return their names and titles. None are drawn without matplotlib."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for figure in result.figures:
+        file = f"{name}-{figure.name}.png"
+        try:
+            figure.draw(folder / file)
+        except (UserError, ImportError) as error:
+            logger.warning("%s: no figures: %s", name, error)
+            break
+        drawn.append({"file": file, "title": figure.title})
+    return drawn

@@ -1,0 +1,178 @@
+"""A data set of zero-shot classification: labelled test images, class names and prompts."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from common.errors import UserError
+from trainer.evaluation.annotations import checksums, read_lines
+from trainer.evaluation.folders import SUFFIXES
+from trainer.evaluation.tasks.base import ImageSource
+
+TABLE: Final = Path(__file__).resolve().parents[1] / "data" / "zero_shot.json"
+CLASS_NAMES: Final = "classnames.txt"
+INDICES: Final = "indices.txt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetInfo:
+    """The number of classes and of test images, MERU's prompts (table 8), and class names if the files carry none."""
+
+    key: str
+    n_classes: int
+    n_images: int
+    prompts: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    names_source: str = ""
+    wnids: tuple[str, ...] = ()
+
+
+@cache
+def set_infos() -> dict[str, SetInfo]:
+    """The 20 data sets by key, in the order of the papers' tables."""
+    table: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return {
+        key: SetInfo(
+            key=key,
+            n_classes=row["n_classes"],
+            n_images=row["n_images"],
+            prompts=tuple(row["prompts"]),
+            names=tuple(row.get("names", ())),
+            names_source=row.get("names_source", ""),
+            wnids=tuple(row.get("wnids", ())),
+        )
+        for key, row in table.items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledImages:
+    """Test images with class indices, in the order of the official files, and the class names of these files."""
+
+    images: Sequence[ImageSource]
+    targets: Sequence[int]
+    classes: Sequence[str]
+    files: Sequence[Path]
+    """Annotation files, or the folder whose listing defines the labels."""
+    form: str
+    """Name of the format that was read, for the result."""
+    is_full: bool = False
+    """True if the files do not define the subset that the papers use."""
+
+
+Reader = Callable[[Path], LabelledImages | None]
+"""Reads the official files in a folder; None if they are not there. Raises UserError for malformed files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotSet:
+    """A data set that is ready to be embedded."""
+
+    info: SetInfo
+    images: Sequence[ImageSource]
+    targets: Sequence[int]
+    names: Sequence[str]
+    rules: dict[str, str]
+    checksums: dict[str, str]
+
+
+def finish(info: SetInfo, root: Path, folder: Path, found: LabelledImages) -> ZeroShotSet:
+    """Choose the class names and apply `indices.txt`. Raises UserError for a wrong number of classes or images."""
+    files = list(found.files)
+    n_found = len(found.classes)
+    if n_found != info.n_classes:
+        raise UserError(f"{folder} has {n_found} classes, but {info.key} has {info.n_classes}; complete the folder")
+    names, source = list(found.classes), "the data set's files"
+    if (folder / CLASS_NAMES).is_file():
+        files.append(folder / CLASS_NAMES)
+        names, source = read_lines(folder / CLASS_NAMES), CLASS_NAMES
+    elif info.names and (not info.wnids or tuple(found.classes) == info.wnids):
+        names, source = list(info.names), info.names_source
+    if len(names) != info.n_classes:
+        raise UserError(
+            f"{folder / CLASS_NAMES} has {len(names)} lines; give {info.n_classes}, one class name per line in the "
+            "order of the labels"
+        )
+    if info.key in NAMELESS and source != CLASS_NAMES:
+        raise UserError(
+            f"{folder / CLASS_NAMES} is missing; the files of {info.key} carry no class names: write "
+            f"{info.n_classes} lines, one class name per line in the order of the labels"
+        )
+    if not found.images:
+        raise UserError(f"{folder} lists no test images; download it again")
+    subset = "full" if found.is_full else "test"
+    if (folder / INDICES).is_file():
+        files.append(folder / INDICES)
+        found = select(found, folder)
+        subset = INDICES
+    if len(found.images) != info.n_images:
+        subset += f" ({len(found.images)} images; the papers use {info.n_images})"
+    rules = {"format": found.form, "subset": subset, "class names": source, "prompts": "MERU, table 8"}
+    return ZeroShotSet(
+        info=info,
+        images=found.images,
+        targets=found.targets,
+        names=names,
+        rules=rules,
+        checksums=checksums(root, *dict.fromkeys(files)),
+    )
+
+
+NAMELESS: Final = frozenset({"country211", "pcam"})
+"""Data sets whose files name the classes by codes only."""
+
+
+def select(found: LabelledImages, folder: Path) -> LabelledImages:
+    """The images that `indices.txt` lists: by number in the order of the files, or by path below the set's folder.
+
+    Raises UserError, naming the line, for an image that does not exist.
+    """
+    by_path = {image.path: number for number, image in enumerate(found.images)}
+    chosen = []
+    for number, line in enumerate(read_lines(folder / INDICES), 1):
+        index = int(line) if line.isdigit() else by_path.get(folder / line, -1)
+        if not 0 <= index < len(found.images):
+            raise UserError(
+                f"{folder / INDICES}: line {number}: {line!r:.80} is no test image; give a number below "
+                f"{len(found.images)} or a path below {folder}"
+            )
+        chosen.append(index)
+    return replace(
+        found, images=[found.images[i] for i in chosen], targets=[found.targets[i] for i in chosen], is_full=False
+    )
+
+
+def read_class_folders(folder: Path, form: str, is_full: bool = False) -> LabelledImages:
+    """Read FOLDER/CLASS/IMAGE. Classes are in the order of their names; names of classes are made readable."""
+    classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    pairs = [
+        (ImageSource(path=path), target)
+        for target, name in enumerate(classes)
+        for path in sorted((folder / name).rglob("*"))
+        if path.suffix.lower() in SUFFIXES
+    ]
+    return LabelledImages(
+        images=[image for image, _ in pairs],
+        targets=[target for _, target in pairs],
+        classes=[name if WNID.fullmatch(name) else readable(name) for name in classes],
+        files=[folder],
+        form=form,
+        is_full=is_full,
+    )
+
+
+WNID: Final = re.compile(r"n\d{8}")
+
+
+def readable(name: str) -> str:
+    """Replace `_` by a space and divide CamelCase: "AnnualCrop" is "Annual Crop"."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").strip()
+
+
+def first_folder(folder: Path, *names: str) -> Path:
+    """The first of the sub-folders that exists, else the folder itself. Archives unpack to different depths."""
+    return next((folder / name for name in names if (folder / name).is_dir()), folder)

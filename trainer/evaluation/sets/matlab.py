@@ -1,0 +1,81 @@
+"""Data sets with labels in MATLAB files: Stanford Cars and Flowers-102."""
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from trainer.evaluation.sets.base import LabelledImages, first_folder
+from trainer.evaluation.tasks.base import ImageSource
+
+
+def read_mat(path: Path, *names: str) -> list[NDArray[Any]]:
+    """The variables of a MATLAB file (version 5 to 7) as flat arrays. Raises UserError if one is missing."""
+    try:
+        from scipy.io import loadmat
+        from scipy.io.matlab import MatReadError
+    except ImportError as error:
+        raise UserError(f"{path} is a MATLAB file, and scipy is not installed; run `pip install scipy`") from error
+    try:
+        content = loadmat(str(path), squeeze_me=True)
+        return [np.atleast_1d(content[name]) for name in names]
+    except (MatReadError, OSError, ValueError, TypeError, LookupError, NotImplementedError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}; download it again") from error
+
+
+def read_cars(folder: Path) -> LabelledImages | None:
+    """Stanford Cars: devkit/cars_meta.mat, cars_test_annos_withlabels.mat and cars_test/."""
+    folder = first_folder(folder, "stanford_cars")
+    listed = folder / "devkit" / "cars_meta.mat"
+    places = (folder / "cars_test_annos_withlabels.mat", folder / "devkit" / "cars_test_annos_withlabels.mat")
+    labels = next((path for path in places if path.is_file()), None)
+    if labels is None or not listed.is_file():
+        return None
+    classes = [str(name) for name in read_mat(listed, "class_names")[0]]
+    rows = read_mat(labels, "annotations")[0]
+    try:
+        pairs = [(str(row["fname"]), int(row["class"]) - 1) for row in rows]
+    except (ValueError, TypeError, IndexError) as error:
+        raise UserError(f"{labels}: an annotation has no `fname` or `class`; download the file again") from error
+    check_targets([target for _, target in pairs], len(classes), labels)
+    return LabelledImages(
+        images=[ImageSource(path=folder / "cars_test" / name) for name, _ in pairs],
+        targets=[target for _, target in pairs],
+        classes=classes,
+        files=[listed, labels],
+        form="official files",
+    )
+
+
+def read_flowers102(folder: Path) -> LabelledImages | None:
+    """Flowers-102: setid.mat (`tstid`), imagelabels.mat (`labels`, from 1) and jpg/image_00001.jpg."""
+    folder = first_folder(folder, "flowers-102")
+    split, labels = folder / "setid.mat", folder / "imagelabels.mat"
+    if not (split.is_file() and labels.is_file()):
+        return None
+    (numbers,), (label_of,) = read_mat(split, "tstid"), read_mat(labels, "labels")
+    outside = next((int(number) for number in numbers if not 1 <= number <= len(label_of)), None)
+    if outside is not None:
+        raise UserError(f"{split}: image {outside} has no label in {labels.name}; download both again")
+    targets = [int(label_of[number - 1]) - 1 for number in numbers]
+    check_targets(targets, 102, labels)
+    return LabelledImages(
+        images=[ImageSource(path=folder / "jpg" / f"image_{number:05d}.jpg") for number in numbers],
+        targets=targets,
+        classes=[str(i + 1) for i in range(102)],
+        files=[split, labels],
+        form="official files",
+    )
+
+
+def check_targets(targets: list[int], n_classes: int, path: Path) -> None:
+    """Raise UserError, naming the entry, for a label without a class."""
+    wrong = next((i for i, target in enumerate(targets) if not 0 <= target < n_classes), None)
+    if wrong is not None:
+        raise UserError(
+            f"{path}: entry {wrong} has label {targets[wrong] + 1}, but there are {n_classes} classes; download the "
+            "file again"
+        )

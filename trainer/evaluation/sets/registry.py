@@ -1,0 +1,55 @@
+"""The readers of the 20 data sets, and their layouts below the data folder."""
+
+from pathlib import Path
+from typing import Final
+
+from trainer.evaluation.sets import folders, matlab, packed, text_lists
+from trainer.evaluation.sets.base import Reader, ZeroShotSet, finish, first_folder, read_class_folders, set_infos
+from trainer.evaluation.tasks.base import MissingFilesError
+
+READERS: Final[dict[str, tuple[Reader, str]]] = {
+    "imagenet": (folders.read_imagenet, "val/WNID/*.JPEG"),
+    "food101": (text_lists.read_food101, "food-101/{meta/test.txt,meta/classes.txt,images/CLASS/ID.jpg}"),
+    "cifar10": (packed.read_cifar10, "cifar-10-batches-bin/{test_batch.bin,batches.meta.txt}"),
+    "cifar100": (packed.read_cifar100, "cifar-100-binary/{test.bin,fine_label_names.txt}"),
+    "cub2011": (
+        text_lists.read_cub,
+        "CUB_200_2011/{images,image_class_labels,train_test_split,classes}.txt and images/",
+    ),
+    "sun397": (text_lists.read_sun397, "SUN397/{ClassName.txt,test.txt or Testing_01.txt,a/abbey/*.jpg}"),
+    "cars": (matlab.read_cars, "{devkit/cars_meta.mat,cars_test_annos_withlabels.mat,cars_test/*.jpg}"),
+    "aircraft": (
+        text_lists.read_aircraft,
+        "fgvc-aircraft-2013b/data/{images_variant_test.txt,variants.txt,images/ID.jpg}",
+    ),
+    "dtd": (text_lists.read_dtd, "dtd/{labels/test1.txt,images/CLASS/IMAGE.jpg}"),
+    "pets": (text_lists.read_pets, "oxford-iiit-pet/{annotations/test.txt,images/NAME.jpg}"),
+    "caltech101": (text_lists.read_caltech101, "{test.txt,101_ObjectCategories/CLASS/IMAGE.jpg}"),
+    "flowers102": (matlab.read_flowers102, "flowers-102/{setid.mat,imagelabels.mat,jpg/image_00001.jpg}"),
+    "stl10": (packed.read_stl10, "stl10_binary/{test_X.bin,test_y.bin,class_names.txt}"),
+    "eurosat": (folders.read_eurosat, "2750/CLASS/*.jpg and indices.txt"),
+    "resisc45": (folders.read_resisc45, "NWPU-RESISC45/CLASS/*.jpg and indices.txt"),
+    "country211": (folders.read_country211, "test/CODE/*.jpg and classnames.txt"),
+    "mnist": (packed.read_mnist, "MNIST/raw/{t10k-images-idx3-ubyte,t10k-labels-idx1-ubyte}[.gz]"),
+    "clevr": (folders.read_clevr, "CLEVR_v1.0/{scenes/CLEVR_val_scenes.json,images/val/*.png}"),
+    "pcam": (packed.read_pcam, "camelyonpatch_level_2_split_test_{x,y}.h5 and classnames.txt"),
+    "sst2": (folders.read_sst2, "rendered-sst2/test/{negative,positive}/*.png"),
+}
+"""Reader of the official files of each data set, and these files below DATA/KEY."""
+
+
+def read_set(root: Path, key: str) -> ZeroShotSet:
+    """Read a data set from the official files in ROOT/KEY, or else from plain folders ROOT/KEY/[test/]CLASS/IMAGE.
+
+    Raises MissingFilesError, naming the layouts, if neither is there, and UserError for malformed files.
+    """
+    folder, (reader, layout), info = root / key, READERS[key], set_infos()[key]
+    found = reader(folder) if folder.is_dir() else None
+    if found is None and folder.is_dir():
+        plain = read_class_folders(first_folder(folder, "test"), "plain folders", is_full=True)
+        found = plain if plain.images and len(plain.classes) == info.n_classes else None
+    if found is None:
+        raise MissingFilesError(
+            f"{key}: expected {folder}/{layout}, or {info.n_classes} plain folders {folder}/CLASS/IMAGE"
+        )
+    return finish(info, root, folder, found)

@@ -1,0 +1,184 @@
+"""Zero-shot image classification on 20 data sets (MERU, section 4.3; HyCoCLIP and PHyCLIP use 16 of them).
+
+The class of an image is the one with the best score. The features of the prompts of a class are averaged before the
+lift, as in the released code of MERU. The papers' accuracy is the mean of the per-class recalls ("macro"); the share of
+correct images ("micro") differs for data sets with unequal classes.
+
+Shapes: n images, c classes, p prompts, d embedding width.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common.errors import UserError
+from trainer.evaluation import plots
+from trainer.evaluation.embed import device_of
+from trainer.evaluation.metrics import macro_accuracy
+from trainer.evaluation.ranking import pieces, split
+from trainer.evaluation.sets.base import ZeroShotSet
+from trainer.evaluation.sets.registry import READERS, read_set
+from trainer.evaluation.tasks.base import Embedder, Figure, MissingFilesError, Task, TaskOptions, TaskResult
+from trainer.models.config import Ranking
+from trainer.models.dual_encoder import DualEncoder
+
+MAX_CONFUSIONS = 12
+MAX_CLASSES_DRAWN = 50
+
+
+def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
+    """Evaluate on all data sets that are below `root`. Others are listed in `details`, as missing or malformed.
+
+    Raises MissingFilesError if there is none, and UserError if all that are there are malformed.
+    """
+    parts: dict[str, TaskResult] = {}
+    missing: dict[str, str] = {}
+    malformed: dict[str, str] = {}
+    for key in READERS:
+        try:
+            parts[key] = evaluate_set(embedder, read_set(root, key), options)
+        except MissingFilesError as error:
+            missing[key] = str(error)
+        except UserError as error:
+            malformed[key] = str(error)
+    if not parts and malformed:
+        raise UserError("; ".join(malformed.values()))
+    if not parts:
+        raise MissingFilesError("; ".join(missing.values()))
+    bars = {key: (part.metrics["accuracy"], part.chance["accuracy"]) for key, part in parts.items()}
+    overview = Figure(name="accuracy", title="Accuracy of each data set", draw=partial(plots.draw_bars, bars))
+    return TaskResult(
+        metrics={f"{key}/{name}": value for key, part in parts.items() for name, value in part.metrics.items()},
+        chance={f"{key}/{name}": value for key, part in parts.items() for name, value in part.chance.items()},
+        rules={f"{key}/{name}": rule for key, part in parts.items() for name, rule in part.rules.items()},
+        n_used=sum(part.n_used for part in parts.values()),
+        skipped={f"{key}: {why}": n for key, part in parts.items() for why, n in part.skipped.items()},
+        checksums={path: value for part in parts.values() for path, value in part.checksums.items()},
+        details={"missing": missing, "malformed": malformed} | {key: dict(part.details) for key, part in parts.items()},
+        figures=[overview, *(figure for part in parts.values() for figure in part.figures)],
+    )
+
+
+def evaluate_set(embedder: Embedder, data: ZeroShotSet, options: TaskOptions) -> TaskResult:
+    """Evaluate on one data set. Images that cannot be read are skipped and counted.
+
+    Raises MissingFilesError if none can be read.
+    """
+    key, names = data.info.key, list(data.names)
+    keep = evenly(len(data.images), options.max_examples)
+    found = embedder.images([data.images[i] for i in keep], "crop")
+    usable = [row for row in range(len(keep)) if row not in found.errors]
+    if not usable:
+        raise MissingFilesError(f"{key}: no image can be read, such as {data.images[0].path}: {found.errors[0]}")
+    target = torch.tensor([data.targets[keep[row]] for row in usable])
+    classes = class_points(embedder, names, data.info.prompts)
+    predicted = predict(embedder.model, found.features[usable], classes, options.ranking)
+    table = confusion(predicted, target, len(names))
+    micro = (predicted == target).double().mean().item()
+    figures = []
+    if len(names) <= MAX_CLASSES_DRAWN:
+        draw = partial(plots.draw_confusion, table.tolist(), names)
+        figures.append(Figure(name=f"{key}_confusion", title=f"Confusion of {key}", draw=draw))
+    limit = {"limit": f"{len(keep)} of {len(data.images)} images"} if len(keep) < len(data.images) else {}
+    return TaskResult(
+        metrics={"accuracy": macro_accuracy(predicted, target, len(names)), "accuracy_micro": micro},
+        chance={"accuracy": 1 / len(names), "accuracy_micro": 1 / len(names)},
+        rules={"score": options.ranking, **data.rules, **limit},
+        n_used=len(usable),
+        skipped={"unreadable image": len(keep) - len(usable)} if len(usable) < len(keep) else {},
+        checksums=data.checksums,
+        details={
+            "images": len(usable),
+            "unreadable": [f"{data.images[keep[row]].path}: {why}" for row, why in list(found.errors.items())[:5]],
+            "confusions": largest_confusions(table, names),
+            "recall": dict(zip(names, per_class_recall(table), strict=False)),
+        },
+        figures=figures,
+    )
+
+
+def evenly(n: int, limit: int) -> list[int]:
+    """Indices below n, at most `limit` (0: all), at equal distances."""
+    if not 0 < limit < n:
+        return list(range(n))
+    return torch.linspace(0, n - 1, limit, dtype=torch.float64).round().long().tolist()
+
+
+def class_points(embedder: Embedder, names: Sequence[str], prompts: Sequence[str]) -> Tensor:
+    """Lifted points [*k c d] of classes: the mean feature of their prompts, lifted. CLIP averages directions."""
+    features = embedder.texts([prompt.replace("{}", name) for name in names for prompt in prompts])
+    with torch.no_grad():
+        stacked = features.unflatten(0, (len(names), len(prompts))).to(device_of(embedder.model))
+        return embedder.model.lift_prompts(stacked)
+
+
+@torch.no_grad()
+def predict(model: DualEncoder, features: Tensor, classes: Tensor, ranking: Ranking) -> Tensor:
+    """The index [n] of the best class for each image, from features [n d] before the lift, in blocks."""
+    best = [torch.zeros(0, dtype=torch.int64)]
+    for rows in pieces(len(features), split(classes, classes.shape[-2])):
+        points = model.lift_image(features[rows].to(classes.device))
+        best.append(model.scores(points, classes, ranking).argmax(1).cpu())
+    return torch.cat(best)
+
+
+def confusion(predicted: Tensor, target: Tensor, n_classes: int) -> Tensor:
+    """Numbers of images [c c] by true class (row) and predicted class (column)."""
+    return torch.bincount(target * n_classes + predicted, minlength=n_classes**2).view(n_classes, n_classes)
+
+
+def per_class_recall(table: Tensor) -> list[float]:
+    """Share of correct images of each class; 0 for a class without images."""
+    shares: list[float] = (table.diagonal() / table.sum(1).clamp(min=1)).double().tolist()
+    return shares
+
+
+def largest_confusions(table: Tensor, names: Sequence[str]) -> list[dict[str, object]]:
+    """The most frequent mistakes: true class, predicted class, and the share of the true class."""
+    wrong = table - torch.diag(table.diagonal())
+    values, places = wrong.flatten().sort(descending=True, stable=True)
+    return [
+        {
+            "true": names[place // len(names)],
+            "predicted": names[place % len(names)],
+            "share": value / max(1, int(table[place // len(names)].sum())),
+        }
+        for value, place in zip(values[:MAX_CONFUSIONS].tolist(), places[:MAX_CONFUSIONS].tolist(), strict=True)
+        if value
+    ]
+
+
+TASK = Task(
+    name="classification",
+    title="Zero-shot image classification on 20 data sets",
+    files=(
+        "imagenet/val/WNID/*.JPEG",
+        "food101/food-101/{meta/test.txt,meta/classes.txt,images/CLASS/ID.jpg}",
+        "cifar10/cifar-10-batches-bin/{test_batch.bin,batches.meta.txt}",
+        "cifar100/cifar-100-binary/{test.bin,fine_label_names.txt}",
+        "cub2011/CUB_200_2011/{images,image_class_labels,train_test_split,classes}.txt and images/",
+        "sun397/SUN397/{ClassName.txt,test.txt or Testing_01.txt,a/abbey/*.jpg}",
+        "cars/{devkit/cars_meta.mat,cars_test_annos_withlabels.mat,cars_test/*.jpg}",
+        "aircraft/fgvc-aircraft-2013b/data/{images_variant_test.txt,variants.txt,images/ID.jpg}",
+        "dtd/dtd/{labels/test1.txt,images/CLASS/IMAGE.jpg}",
+        "pets/oxford-iiit-pet/{annotations/test.txt,images/NAME.jpg}",
+        "caltech101/{test.txt,101_ObjectCategories/CLASS/IMAGE.jpg}",
+        "flowers102/flowers-102/{setid.mat,imagelabels.mat,jpg/image_00001.jpg}",
+        "stl10/stl10_binary/{test_X.bin,test_y.bin,class_names.txt}",
+        "eurosat/2750/CLASS/*.jpg and indices.txt",
+        "resisc45/NWPU-RESISC45/CLASS/*.jpg and indices.txt",
+        "country211/test/CODE/*.jpg and classnames.txt",
+        "mnist/MNIST/raw/{t10k-images-idx3-ubyte,t10k-labels-idx1-ubyte}[.gz]",
+        "clevr/CLEVR_v1.0/{scenes/CLEVR_val_scenes.json,images/val/*.png}",
+        "pcam/camelyonpatch_level_2_split_test_{x,y}.h5 and classnames.txt",
+        "sst2/rendered-sst2/test/{negative,positive}/*.png",
+        "KEY/CLASS/IMAGE for any of the 20 keys, with optional KEY/classnames.txt and KEY/indices.txt",
+    ),
+    size="259,000 images in 20 data sets, about 25 GB; each set is optional",
+    source="the data sets' own pages; prompts: MERU, table 8 (arXiv 2304.09172)",
+    license="the terms of each data set; most allow non-commercial research only",
+    evaluate=evaluate,
+)

@@ -1,0 +1,240 @@
+"""Zero-shot retrieval between images and captions on COCO val2017 and Flickr30k (MERU, section 4.2).
+
+Text-to-image recall at K is the share of captions whose image is among the K best images. Image-to-text recall is the
+share of images with at least one own caption among the K best captions. All captions are used without a prompt, images
+are resized to a square without keeping their proportions, and candidates with equal scores count against the model.
+val2017 is not the 5,000 images of the Karpathy split of COCO.
+
+Shapes: n images, m captions, d embedding width.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from common.errors import UserError
+from trainer.evaluation import plots
+from trainer.evaluation.annotations import checksums, read_json
+from trainer.evaluation.annotations import field as value_of
+from trainer.evaluation.embed import device_of
+from trainer.evaluation.ranking import chance_recall, pessimistic_ranks, recall_at, top_k
+from trainer.evaluation.tasks.base import (
+    Embedder,
+    Figure,
+    ImageSource,
+    MissingFilesError,
+    Task,
+    TaskOptions,
+    TaskResult,
+)
+
+RECALL_AT: Final = (1, 5, 10)
+DRAWN: Final = (1, 2, 3, 5, 10, 20, 50, 100)
+N_EXAMPLES: Final = 6
+COCO_JSON: Final = "coco/annotations/captions_val2017.json"
+FLICKR_JSON: Final = "flickr30k/dataset_flickr30k.json"
+EXPECTED: Final = {"coco": (5000, 25014), "flickr30k": (1000, 5000)}
+"""Numbers of images and captions of the papers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionedImages:
+    """Images, and captions with the index of their image."""
+
+    images: list[ImageSource] = field(default_factory=list)
+    captions: list[str] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)
+
+    def add(self, image: ImageSource, captions: list[str]) -> None:
+        """Append an image with its captions."""
+        self.owners.extend([len(self.images)] * len(captions))
+        self.captions.extend(captions)
+        self.images.append(image)
+
+
+def read_coco(root: Path, limit: int) -> CaptionedImages:
+    """Read the captions of COCO val2017, keyed by image id; `limit` images (0: all).
+
+    Raises MissingFilesError, and UserError for malformed annotations.
+    """
+    path, folder = root / COCO_JSON, root / "coco" / "val2017"
+    if not path.is_file() or not folder.is_dir():
+        raise MissingFilesError(f"coco: expected {path} and {folder}/000000000139.jpg")
+    content = read_json(path)
+    captions: dict[int, list[str]] = {}
+    names: dict[int, ImageSource] = {}
+    for number, entry in enumerate(value_of(content, "images", list, str(path))):
+        where = f"{path}: images[{number}]"
+        name = value_of(entry, "file_name", str, where)
+        urls = tuple(entry[key] for key in ("coco_url", "flickr_url") if isinstance(entry.get(key), str))
+        names[value_of(entry, "id", int, where)] = ImageSource(path=folder / name, urls=urls)
+    for number, entry in enumerate(value_of(content, "annotations", list, str(path))):
+        where = f"{path}: annotations[{number}]"
+        owner = value_of(entry, "image_id", int, where)
+        if owner not in names:
+            raise UserError(f"{where}: image_id {owner} is not among the images; download the file again")
+        captions.setdefault(owner, []).append(value_of(entry, "caption", str, where))
+    found = CaptionedImages()
+    for key in list(names)[: limit or None]:
+        found.add(names[key], captions.get(key, []))
+    return found
+
+
+def read_flickr30k(root: Path, limit: int) -> CaptionedImages:
+    """Read the test split of Flickr30k from Karpathy's file. Arguments and errors as in `read_coco`."""
+    path, folder = root / FLICKR_JSON, root / "flickr30k" / "flickr30k_images"
+    if not path.is_file() or not folder.is_dir():
+        raise MissingFilesError(f"flickr30k: expected {path} and {folder}/1007129816.jpg")
+    found = CaptionedImages()
+    for number, entry in enumerate(value_of(read_json(path), "images", list, str(path))):
+        where = f"{path}: images[{number}]"
+        if value_of(entry, "split", str, where) != "test":
+            continue
+        if limit and len(found.images) >= limit:
+            break
+        sentences = value_of(entry, "sentences", list, where)
+        captions = [value_of(sentence, "raw", str, f"{where}.sentences[{i}]") for i, sentence in enumerate(sentences)]
+        found.add(ImageSource(path=folder / value_of(entry, "filename", str, where)), captions)
+    if not found.images:
+        raise UserError(f"{path} has no image with the split 'test'; download Karpathy's file")
+    return found
+
+
+SETS: Final[dict[str, tuple[Callable[[Path, int], CaptionedImages], str]]] = {
+    "coco": (read_coco, COCO_JSON),
+    "flickr30k": (read_flickr30k, FLICKR_JSON),
+}
+
+
+def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
+    """Evaluate on both data sets. A missing or malformed one is listed in `details`.
+
+    Raises MissingFilesError if there is none, and UserError if those that are there are malformed.
+    """
+    parts: dict[str, TaskResult] = {}
+    missing: dict[str, str] = {}
+    malformed: dict[str, str] = {}
+    for key, (read, file) in SETS.items():
+        try:
+            part = evaluate_set(embedder, key, read(root, options.max_examples), options)
+        except MissingFilesError as error:
+            missing[key] = str(error)
+        except UserError as error:
+            malformed[key] = str(error)
+        else:
+            parts[key] = replace(part, checksums=checksums(root, root / file))
+    if not parts and malformed:
+        raise UserError("; ".join(malformed.values()))
+    if not parts:
+        raise MissingFilesError("; ".join(missing.values()))
+    return TaskResult(
+        metrics={f"{key}/{name}": value for key, part in parts.items() for name, value in part.metrics.items()},
+        chance={f"{key}/{name}": value for key, part in parts.items() for name, value in part.chance.items()},
+        rules={f"{key}/{name}": rule for key, part in parts.items() for name, rule in part.rules.items()},
+        n_used=sum(part.n_used for part in parts.values()),
+        skipped={f"{key}: {why}": n for key, part in parts.items() for why, n in part.skipped.items()},
+        checksums={path: value for part in parts.values() for path, value in part.checksums.items()},
+        details={"missing": missing, "malformed": malformed} | {key: dict(part.details) for key, part in parts.items()},
+        figures=[figure for part in parts.values() for figure in part.figures],
+    )
+
+
+def evaluate_set(embedder: Embedder, key: str, data: CaptionedImages, options: TaskOptions) -> TaskResult:
+    """Evaluate on one data set. Images that cannot be read are skipped with their captions.
+
+    Raises MissingFilesError if no image can be read.
+    """
+    found = embedder.images(data.images, "squeeze")
+    keep_image = torch.ones(len(data.images), dtype=torch.bool)
+    keep_image[list(found.errors)] = False
+    owners = torch.tensor(data.owners, dtype=torch.int64)
+    keep_text = keep_image[owners]
+    if not keep_text.any():
+        reason = next(iter(found.errors.values()), "it has no captions")
+        raise MissingFilesError(f"{key}: no image can be read, such as {data.images[0].path}: {reason}")
+    model, device = embedder.model, device_of(embedder.model)
+    captions = [caption for caption, kept in zip(data.captions, keep_text.tolist(), strict=True) if kept]
+    image_ids, text_ids = keep_image.nonzero()[:, 0], owners[keep_text]
+    with torch.no_grad():
+        image = model.lift_image(found.features[keep_image].to(device))
+        text = model.lift_text(embedder.texts(captions).to(device))
+    score = partial(model.scores, ranking=options.ranking)
+    ranks = {
+        "text_to_image": pessimistic_ranks(score, text, image, text_ids, image_ids),
+        "image_to_text": pessimistic_ranks(score, image, text, image_ids, text_ids),
+    }
+    n_own = torch.bincount(text_ids, minlength=len(data.images))[image_ids]
+    relevant = {"text_to_image": torch.ones(len(text_ids), dtype=torch.int64), "image_to_text": n_own}
+    pool = {"text_to_image": len(image_ids), "image_to_text": len(text_ids)}
+    sizes = (len(image_ids), len(text_ids))
+    curves = {name: recall_at(values, DRAWN) for name, values in ranks.items()}
+    skipped = {"unreadable image": len(found.errors), "caption of an unreadable image": int((~keep_text).sum())}
+    paths = [data.images[i].path for i in image_ids.tolist()]
+    return TaskResult(
+        metrics={f"{d}/recall@{k}": v for d, values in ranks.items() for k, v in recall_at(values, RECALL_AT).items()},
+        chance={f"{d}/recall@{k}": chance_recall(pool[d], relevant[d], k) for d in ranks for k in RECALL_AT},
+        rules={
+            "score": options.ranking,
+            "ties": "count against the model",
+            "images": "squeezed to a square",
+            "pool": f"{sizes[0]} images, {sizes[1]} captions"
+            + ("" if sizes == EXPECTED[key] else "; the papers use {} and {}".format(*EXPECTED[key])),
+        },
+        n_used=sizes[0],
+        skipped={why: n for why, n in skipped.items() if n},
+        details={
+            "median_rank": {name: int(values[values >= 0].median()) + 1 for name, values in ranks.items()},
+            "nearest captions": examples(score, image, text, image_ids, text_ids, paths, captions),
+        },
+        figures=[
+            Figure(
+                name=f"{key}_recall",
+                title=f"Recall at K on {key}",
+                draw=partial(plots.draw_curves, curves, "K", "recall, percent"),
+            )
+        ],
+    )
+
+
+def examples(
+    score: Callable[[Tensor, Tensor], Tensor],
+    image: Tensor,
+    text: Tensor,
+    image_ids: Tensor,
+    text_ids: Tensor,
+    paths: list[Path],
+    captions: list[str],
+) -> list[dict[str, object]]:
+    """A few images at equal distances in the pool, each with its three best captions; own captions are marked."""
+    rows = torch.linspace(0, len(image_ids) - 1, min(N_EXAMPLES, len(image_ids))).round().long()
+    _, best = top_k(score, image[..., rows.to(image.device), :], text, 3)
+    return [
+        {
+            "image": str(paths[row]),
+            "captions": [
+                f"{captions[i]} (own caption)" if text_ids[i] == image_ids[row] else captions[i] for i in columns
+            ],
+        }
+        for row, columns in zip(rows.tolist(), best.tolist(), strict=True)
+    ]
+
+
+TASK = Task(
+    name="retrieval",
+    title="Zero-shot retrieval on COCO val2017 and Flickr30k",
+    files=(
+        "coco/annotations/captions_val2017.json",
+        "coco/val2017/000000000139.jpg",
+        "flickr30k/dataset_flickr30k.json",
+        "flickr30k/flickr30k_images/1007129816.jpg",
+    ),
+    size="5,000 images with 25,014 captions (1 GB); 1,000 images with 5,000 captions (150 MB)",
+    source="cocodataset.org; Karpathy's splits (dataset_flickr30k.json) and the Flickr30k images",
+    license="captions of COCO: CC BY 4.0; images: Flickr's terms of use; Flickr30k: non-commercial research",
+    evaluate=evaluate,
+)
