@@ -96,7 +96,7 @@ def section(task: str, results: Results, output: Path, data: Path) -> dict[str, 
 
 
 def chance_text(name: str, content: Mapping[str, Any]) -> str:
-    """The chance level of a metric as text; empty if there is none."""
+    """The chance level of a metric as text; empty without one."""
     return show(name, content["chance"][name]) if name in content["chance"] else ""
 
 

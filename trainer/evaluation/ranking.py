@@ -10,8 +10,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-BLOCK_NUMBERS: Final = 2**24
-"""Maximum number of scores of a block, times the number of factors; 64 MiB in float32."""
+BLOCK_NUMBERS: Final = 2**22
+"""Maximum number of scores of a block, times the number of factors; 16 MiB in float32."""
 
 AT_ONCE: Final = 2**16
 """Candidates that are scored at once."""
@@ -47,23 +47,37 @@ def pessimistic_ranks(
     has rank -1. Candidates are scored `at_once` at a time; a larger pool is scored twice.
     """
     device, parts = queries.device, pieces(candidates.shape[-2], at_once)
-    query_ids, candidate_ids = query_ids.to(device), candidate_ids.to(device)
+    pair_rows, pair_columns = (part.to(device) for part in matching_pairs(query_ids.cpu(), candidate_ids.cpu()))
     found = [torch.zeros(0, dtype=torch.int64)]
     for rows in pieces(queries.shape[-2], split(queries, min(at_once, candidates.shape[-2]))):
-        ids, points = query_ids[rows, None], queries[..., rows, :]
-        best = points.new_full((points.shape[-2], 1), -torch.inf)
-        has_relevant = torch.zeros(len(ids), dtype=torch.bool, device=device)
+        points = queries[..., rows, :]
+        first, last = torch.searchsorted(pair_rows, torch.tensor([rows.start, rows.stop], device=device)).tolist()
+        own_rows, own_columns = pair_rows[first:last] - rows.start, pair_columns[first:last]
+        own = points.new_empty(len(own_rows))
         for part in parts:
-            scores, relevant = score(points, candidates[..., part, :]), ids == candidate_ids[part]
-            best = torch.maximum(best, scores.masked_fill(~relevant, -torch.inf).amax(1, keepdim=True))
-            has_relevant |= relevant.any(1)
-        above = torch.zeros(len(ids), dtype=torch.int64, device=device)
+            scores = score(points, candidates[..., part, :])
+            inside = (own_columns >= part.start) & (own_columns < part.stop)
+            own[inside] = scores[own_rows[inside], own_columns[inside] - part.start].to(own.dtype)
+        best = points.new_full((points.shape[-2],), -torch.inf).scatter_reduce(0, own_rows, own, "amax")
+        best.index_fill_(0, own_rows[own.isnan()], torch.nan)
+        above = -torch.bincount(own_rows[~(own < best[own_rows])], minlength=len(best))
         for part in parts:
             if len(parts) > 1:
-                scores, relevant = score(points, candidates[..., part, :]), ids == candidate_ids[part]
-            above += (~(scores < best) & ~relevant).sum(1)
-        found.append(torch.where(has_relevant, above, -1).cpu())
+                scores = score(points, candidates[..., part, :])
+            above += scores.shape[1] - (scores < best[:, None]).sum(1)
+        has_own = torch.bincount(own_rows, minlength=len(best)) > 0
+        found.append(torch.where(has_own, above, -1).cpu())
     return torch.cat(found)
+
+
+def matching_pairs(query_ids: Tensor, candidate_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """All pairs of a query and a candidate with equal ids, as rows and columns, sorted by row."""
+    ids, order = candidate_ids.sort(stable=True)
+    first, last = (torch.searchsorted(ids, query_ids, side=side) for side in ("left", "right"))
+    counts = last - first
+    rows = torch.arange(len(query_ids)).repeat_interleave(counts)
+    starts = (first - counts.cumsum(0) + counts).repeat_interleave(counts)
+    return rows, order[starts + torch.arange(len(rows))]
 
 
 def recall_at(ranks: Tensor, ks: Iterable[int]) -> dict[int, float]:

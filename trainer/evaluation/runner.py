@@ -1,6 +1,6 @@
 """Run tasks on models, and write one JSON file per task and model.
 
-OUTPUT/MODEL/TASK.json       result, or the reason why there is none
+OUTPUT/MODEL/TASK.json       result, or the reason for which it is missing
 OUTPUT/MODEL/TASK-FIGURE.png figures
 OUTPUT/cache/                features, and fingerprints of the training shards
 OUTPUT/summary.md, index.html  see trainer.evaluation.page
@@ -93,7 +93,7 @@ def from_main(value: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def read_finished(path: Path, identity: Mapping[str, Any], data: Path) -> dict[str, Any] | None:
-    """The content of a finished file of the same model, options and annotations; None if there is none."""
+    """The content of a finished file of the same model, options and annotations; None without such a file."""
     try:
         content = read_object(path)
     except (OSError, ValueError):

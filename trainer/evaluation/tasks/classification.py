@@ -32,7 +32,7 @@ MAX_CLASSES_DRAWN = 50
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
     """Evaluate on all data sets that are below `root`. Others are listed in `details`, as missing or malformed.
 
-    Raises MissingFilesError if there is none, and UserError if all that are there are malformed.
+    Raises MissingFilesError if no set is there, and UserError if all that are there are malformed.
     """
     parts: dict[str, TaskResult] = {}
     missing: dict[str, str] = {}

@@ -114,7 +114,7 @@ SETS: Final[dict[str, tuple[Callable[[Path, int], CaptionedImages], str]]] = {
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
     """Evaluate on both data sets. A missing or malformed one is listed in `details`.
 
-    Raises MissingFilesError if there is none, and UserError if those that are there are malformed.
+    Raises MissingFilesError if no set is there, and UserError if those that are there are malformed.
     """
     parts: dict[str, TaskResult] = {}
     missing: dict[str, str] = {}
