@@ -78,10 +78,12 @@ def job_files(model: str) -> list[str]:
     return [f"{JOBS}/base.yaml", *([f"{JOBS}/cones.yaml"] if hasattr(config, "min_radius") else [])]
 
 
-CHANCE = {"accuracy": "chance", "satisfied": "chance", "satisfied_plain": "chance_plain"} | {
+CHANCE = {"accuracy": "chance", "order": "chance", "auc": "chance", "ap": "chance"} | {
     f"recall@{k}": f"chance@{k}" for k in (1, 5, 10)
 }
 """The name of a metric -> the name of its chance level."""
+
+ENTAILMENT_METRICS = {"order": "nearer the root", "auc": "area under the ROC curve", "ap": "average precision"}
 
 ENTAILMENTS = {
     "text_image": "caption entails its image",
@@ -118,7 +120,7 @@ def describe(task: str, part: str, metric: str) -> str:
         case "retrieval":
             return f"{part.replace('_', ' ')}, {metric}"
         case _:
-            return ENTAILMENTS.get(part, part) + (", plain cone" if metric.endswith("plain") else "")
+            return f"{ENTAILMENTS.get(part, part)}: {ENTAILMENT_METRICS.get(metric, metric)}"
 
 
 def print_status(text: str) -> None:

@@ -51,11 +51,11 @@ results of the second form; output=FILE.json also writes them to a file, as numb
   retrieval/text_to_image/recall@K  share of captions whose image is among the K best ranked ones; K is 1, 5 and 10
   retrieval/image_to_text/recall@K  share of images whose caption is among the K best ranked ones
   retrieval/.../chance@K            expected recall of a random ranking
-  entailment/PAIR/satisfied         share of true pairs in which the general point entails the specific one: for models
-                                    with entailment cones, the specific point lies in the cone of the general one.
-                                    The aperture of the cone is scaled by eta, as in training
-  entailment/PAIR/satisfied_plain   the same for the unscaled cone; printed if eta is not 1
-  entailment/PAIR/chance            the same as satisfied, for mismatched pairs; chance_plain as satisfied_plain
+  entailment/PAIR/order             share of true pairs whose general point is nearer the root than the specific one
+  entailment/PAIR/auc               area under the ROC curve of true against mismatched pairs, ranked by the exterior
+                                    angle minus the half-aperture of the cone
+  entailment/PAIR/ap                average precision of the same ranking; mismatched pairs weigh as much as true ones
+  entailment/PAIR/chance            chance level of the three: 0.5
 
   PAIR names the general and the specific point. CLIP has none of these results.
     text_image       caption and its image

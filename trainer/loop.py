@@ -36,7 +36,7 @@ from trainer.optim import learning_rate
 
 logger = logging.getLogger(__name__)
 
-LOGGED_RESULTS: Final = ("/accuracy", "/recall@5", "/satisfied")
+LOGGED_RESULTS: Final = ("/accuracy", "/recall@5", "/order", "/auc", "/ap")
 """Endings of the evaluation results that are logged; metrics.jsonl has all of them."""
 
 

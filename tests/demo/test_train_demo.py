@@ -117,17 +117,17 @@ def test_table_shows_each_metric_beside_its_chance_level() -> None:
         "zero_shot/zero_shot/chance": 0.01,
         "retrieval/text_to_image/recall@5": 0.75,
         "retrieval/text_to_image/chance@5": 0.02,
-        "entailment/cross_image/satisfied": 0.9,
-        "entailment/cross_image/chance": 0.3,
-        "entailment/cross_image/satisfied_plain": 0.8,
-        "entailment/cross_image/chance_plain": 0.2,
+        "entailment/cross_image/order": 0.9,
+        "entailment/cross_image/auc": 0.8,
+        "entailment/cross_image/chance": 0.5,
     }
     header, *rows = format_table("hycoclip", metrics).splitlines()
     assert header.split() == ["hycoclip", "model", "chance"]
     assert [row.split()[-4:] for row in rows] == [
         ["50.0", "%", "1.0", "%"],
         ["75.0", "%", "2.0", "%"],
-        ["90.0", "%", "30.0", "%"],
-        ["80.0", "%", "20.0", "%"],
+        ["90.0", "%", "50.0", "%"],
+        ["80.0", "%", "50.0", "%"],
     ]
-    assert rows[2].startswith("box entails its image") and "plain cone" in rows[3]  # noqa: PT018
+    assert rows[2].startswith("box entails its image: nearer the root")
+    assert rows[3].startswith("box entails its image: area under the ROC curve")

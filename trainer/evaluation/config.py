@@ -32,7 +32,7 @@ class EvaluationConfig:
     # score by which PHyCLIP ranks candidates. released: the sum of inner products, as in its tables; metric: minus its
     # distance
     ranking: Ranking = "released"
-    # random seed of the mismatched pairs that give the chance level of entailment
+    # random seed of the mismatched pairs of entailment
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 zero_shot/FOLDER/accuracy, accuracy_micro, chance              mean recall of the classes; share of correct images
 retrieval/image_to_text/recall@5, chance@5, and text_to_image  full images and captions of the held-out shards
-entailment/NAME/satisfied, chance, and with _plain             hyperbolic models; see trainer.evaluation.entailment
+entailment/NAME/order, auc, ap, chance                         models with entailment; see trainer.evaluation.entailment
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainer.evaluation.config import EvaluationConfig
 from trainer.evaluation.embed import embed_images, embed_texts, embed_words
-from trainer.evaluation.entailment import entailment_shares
+from trainer.evaluation.entailment import entailment_metrics
 from trainer.evaluation.folders import ImageFolder, read_folders, read_images
 from trainer.evaluation.held_out import HeldOut, HeldOutShards
 from trainer.evaluation.metrics import chance_recalls, macro_accuracy, recalls
@@ -86,8 +86,8 @@ def pair_results(
     if "parse" in model.needs:
         parsed = [(caption, words) for caption, words in zip(held_out.captions, held_out.words, strict=True) if words]
         lifted |= embed_words(model, tokenizer, parsed[:MAX_PARSED], config.batch_size)
-    shares = entailment_shares(model, lifted, owner, config.seed)
-    return results | {f"entailment/{name}": share for name, share in shares.items()}
+    found = entailment_metrics(model, lifted, owner, config.seed)
+    return results | {f"entailment/{name}": value for name, value in found.items()}
 
 
 def retrieval_results(model: DualEncoder, image: Tensor, text: Tensor, config: EvaluationConfig) -> dict[str, float]:

@@ -16,6 +16,12 @@ COLOURS: Final = ("#3b6fb6", "#d1603d", "#3f9b6c", "#8a5fb0", "#c29b2f", "#c0577
 GREY: Final = len(COLOURS) - 1
 GRID, TEXT, FAINT = "#e4e7eb", "#333f4d", "#7b8794"
 SMOOTH: Final = 20  # a smoothed curve is the running mean over a 20th of its points
+ENTAILMENT_PANELS: Final = {
+    "order": "Order: general point nearer the root",
+    "auc": "Entailment: area under the ROC curve",
+    "ap": "Entailment: average precision",
+    "satisfied": "Satisfied entailments",  # runs of version 0.2 and earlier
+}
 PANEL_WIDTH_IN, PANEL_HEIGHT_IN = 4.6, 3.1
 
 Row = dict[str, float]
@@ -103,10 +109,9 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
         Panel(
             title="Retrieval: recall at 1", lines=lines_with_chance(rows, names, "retrieval/", "recall@1"), percent=True
         ),
-        Panel(
-            title="Satisfied entailments",
-            lines=lines_with_chance(rows, names, "entailment/", "satisfied"),
-            percent=True,
+        *(
+            Panel(title=title, lines=lines_with_chance(rows, names, "entailment/", result), percent=True)
+            for result, title in ENTAILMENT_PANELS.items()
         ),
     ]
     return [panel for panel in found if panel.lines]
@@ -118,14 +123,18 @@ def short(name: str) -> str:
 
 
 def lines_with_chance(rows: Sequence[Row], names: list[str], group: str, result: str) -> list[Line]:
-    """The lines of every metric GROUP.../RESULT, and dashed lines of their chance levels: one line if all are equal."""
+    """The lines of every metric GROUP.../RESULT, and dashed lines of their chance levels: one line if all are equal.
+
+    Chance levels are taken from the rows with the result: a resumed run may have rows of an earlier version.
+    """
     chance = result.replace("recall", "chance") if "recall" in result else "chance"
     stems = [
         name.removesuffix(f"/{result}") for name in names if name.startswith(group) and name.endswith(f"/{result}")
     ]
     found = find_lines(rows, {f"{stem}/{result}": stem.removeprefix(group).replace("_", " ") for stem in stems})
     candidates = (
-        find_line(rows, f"{stem}/{chance}", "chance", colour, dashed=True) for colour, stem in enumerate(stems)
+        find_line([row for row in rows if f"{stem}/{result}" in row], f"{stem}/{chance}", "chance", colour, dashed=True)
+        for colour, stem in enumerate(stems)
     )
     chances = [line for line in candidates if line]
     if all(line.values == chances[0].values for line in chances):

@@ -8,7 +8,7 @@ existing model, add its settings to `trainer/models/config.py`, and register it 
   loss.
 - Implement `lazy_similarity` for large batches, if a formula of `trainer/losses/similarity.py` fits.
 - If the model learns that general points entail specific ones, list the relations in `entailments` and implement
-  `energy`. The evaluation reports the share of pairs that satisfy each relation.
+  `energy`. The evaluation reports how well `margin` and `radius` tell true pairs from others.
 - Extend `needs` if the losses use boxes or parses, `clamp_parameters` if new parameters have a range, and `scores` if
   the evaluation ranks by another number than the similarity.
 
@@ -143,6 +143,21 @@ class DualEncoder(nn.Module, ABC):
         that of `Entails`. Raises NotImplementedError if the model has no `entailments`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no entailment energy")
+
+    def margin(self, general: Tensor, specific: Tensor) -> Tensor:
+        """Margins [*k b] by which pairs of lifted points [*k b d] violate entailment; negative for points inside.
+
+        The evaluation ranks true and mismatched pairs by it. By default, the energy, which is 0 for all points inside.
+        """
+        return self.energy(general, specific)
+
+    def radius(self, points: Tensor) -> Tensor:
+        """Distances [b] of lifted points [*k b d] from the root of the space; general points should be nearer.
+
+        By default, the Euclidean norm of the points, of all factors together.
+        """
+        norms = points.norm(dim=-1)
+        return norms if norms.ndim == 1 else norms.norm(dim=0)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -54,6 +54,15 @@ class Hyperbolic(DualEncoder):
         """Angles [*k b] in radians by which `specific` lies outside the cones at `general`; `eta` scales the cones."""
         return angle_outside_cone(*self.cone(general, specific), eta)
 
+    def margin(self, general: Tensor, specific: Tensor) -> Tensor:
+        """Exterior angles minus half-apertures [*k b], in radians; negative inside the cones at `general`."""
+        angle, aperture = self.cone(general, specific)
+        return angle - aperture
+
+    def radius(self, points: Tensor) -> Tensor:
+        """Geodesic distances [b] of points [*k b d] from the origin, in the metric of the space."""
+        return -self.similarity(points, torch.zeros_like(points[..., :1, :])).squeeze(-1)
+
     @torch.no_grad()
     def clamp_parameters(self) -> None:
         super().clamp_parameters()

@@ -1,17 +1,17 @@
-"""Shares of satisfied entailments, for points chosen by hand."""
+"""Order, AUC and average precision of entailments, for points chosen by hand."""
 
 import math
 
 import pytest
 import torch
 
-from tests.trainer.small import small_model
-from trainer.evaluation.entailment import draw_mismatched, entailment_shares
+from tests.trainer.small import NAMES, small_model
+from trainer.evaluation.entailment import draw_mismatched, entailment_metrics, mean_margin
 from trainer.models.clip import CLIP
 from trainer.models.dual_encoder import Entails
-from trainer.models.meru import MERU
 
-ETA_INTER = 0.7
+DIRECTIONS = (0.0, math.pi / 2, math.pi, 3 * math.pi / 2)
+PERFECT = {"text_image/order": 1.0, "text_image/auc": 1.0, "text_image/ap": 1.0, "text_image/chance": 0.5}
 
 
 def points(radius: float, *angles: float) -> torch.Tensor:
@@ -19,24 +19,43 @@ def points(radius: float, *angles: float) -> torch.Tensor:
     return torch.tensor([[radius * math.cos(angle), radius * math.sin(angle), *[0.0] * 14] for angle in angles])
 
 
-def test_points_farther_from_the_origin_in_the_direction_of_an_apex_are_entailed_by_it_alone() -> None:
-    directions = (0.0, math.pi / 2, math.pi, 3 * math.pi / 2)
-    lifted = {"text": points(1.0, *directions), "image": points(3.0, *directions)}
-    shares = entailment_shares(small_model("meru"), lifted, None)
-    assert shares == {"text_image/satisfied": 1.0, "text_image/chance": 0.0}  # no *_plain: eta is 1
+def test_points_farther_out_in_the_direction_of_their_apex_alone_have_perfect_results() -> None:
+    lifted = {"text": points(1.0, *DIRECTIONS), "image": points(3.0, *DIRECTIONS)}
+    assert entailment_metrics(small_model("meru"), lifted, None) == PERFECT
+    exchanged = {"text": lifted["image"], "image": lifted["text"]}
+    assert entailment_metrics(small_model("meru"), exchanged, None)["text_image/order"] == 0.0
 
 
-def test_eta_below_one_is_stricter_than_the_plain_cone() -> None:
-    model = small_model("hycoclip")
-    assert isinstance(model, MERU)
-    text, image = points(1.0, 0.0).repeat(2, 1), points(9.0, 0.0).repeat(2, 1)
-    aperture = model.cone(text, image)[1][0].item()
-    # The exterior angle of a far point at this angle is between 0.7 times the half-aperture and the half-aperture.
-    angle = next(
-        a for a in torch.linspace(0, 0.5, 500).tolist() if model.cone(text, points(9.0, a, a))[0][0] > 0.85 * aperture
-    )
-    shares = entailment_shares(model, {"text": text, "image": points(9.0, angle, angle)}, None)
-    assert (shares["text_image/satisfied"], shares["text_image/satisfied_plain"]) == (0.0, 1.0)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "clip"])
+def test_collapsed_points_have_the_chance_level_of_ranking_and_no_order(name: str) -> None:
+    model = small_model(name)
+    collapsed = model.lift_text(torch.full((6, 16), 0.01))
+    found = entailment_metrics(model, {"text": collapsed, "image": collapsed}, None)
+    assert found["text_image/order"] == 0.0
+    assert found["text_image/auc"] == found["text_image/ap"] == 0.5
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "clip"])
+def test_random_points_have_results_near_the_chance_level(name: str) -> None:
+    model = small_model(name)
+    generator = torch.Generator().manual_seed(0)
+    text, image = (model.lift_text(torch.randn(2000, 16, generator=generator)) for _ in range(2))
+    found = entailment_metrics(model, {"text": text, "image": image}, None)
+    for key in ("order", "auc", "ap"):
+        assert found[f"text_image/{key}"] == pytest.approx(0.5, abs=0.03)
+
+
+def test_scaling_curvature_together_with_the_points_changes_no_result() -> None:
+    model = small_model("meru")
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randn(50, 16, generator=generator)
+    image = 1.5 * text + torch.randn(50, 16, generator=generator)
+    before = entailment_metrics(model, {"text": text, "image": image}, None)
+    with torch.no_grad():
+        model.get_parameter("curv").sub_(math.log(4.0))
+    after = entailment_metrics(model, {"text": 2 * text, "image": 2 * image}, None)
+    assert after == pytest.approx(before, abs=1e-6)
+    assert 0.6 < before["text_image/auc"] < 1
 
 
 def test_boxes_are_paired_with_the_images_that_they_belong_to() -> None:
@@ -48,11 +67,10 @@ def test_boxes_are_paired_with_the_images_that_they_belong_to() -> None:
         "box_text": points(1.0, 0.0, 0.0, 2.0),
         "box_image": points(1.0, 0.0, 0.0, 2.0),
     }
-    shares = entailment_shares(model, lifted, owner)
-    assert shares["cross_image/satisfied"] == shares["cross_text/satisfied"] == 1.0
-    assert shares["cross_image/chance"] == shares["cross_text/chance"] == 0.0
-    swapped = entailment_shares(model, lifted, 1 - owner)
-    assert swapped["cross_image/satisfied"] == 0.0
+    found = entailment_metrics(model, lifted, owner)
+    assert found["cross_image/auc"] == found["cross_text/auc"] == found["cross_image/order"] == 1.0
+    swapped = entailment_metrics(model, lifted, 1 - owner)
+    assert swapped["cross_image/auc"] < 0.5
 
 
 def test_mismatched_partners_have_other_owners() -> None:
@@ -63,27 +81,32 @@ def test_mismatched_partners_have_other_owners() -> None:
     assert not (owners[rows] == owners[partners]).any()
 
 
-def test_shares_of_a_product_are_means_over_its_factors() -> None:
+def test_a_single_pair_has_an_order_but_no_ranking() -> None:
+    found = entailment_metrics(small_model("meru"), {"text": points(1.0, 0.0), "image": points(2.0, 0.0)}, None)
+    assert found == {"text_image/order": 1.0, "text_image/chance": 0.5}
+
+
+def test_the_margin_of_a_product_is_the_mean_over_its_factors() -> None:
     model = small_model("phyclip")  # two factors
-    text = torch.stack([points(1.0, 0.0, 0.0), points(1.0, 0.0, 0.0)])
-    image = torch.stack([points(3.0, 0.0, 0.0), points(3.0, math.pi, math.pi)])[..., :8]
-    shares = entailment_shares(model, {"text": text[..., :8], "image": image}, None)
-    assert shares["text_image/satisfied"] == pytest.approx(0.5)
+    text, image = points(1.0, 0.0)[None, :, :8], points(3.0, 0.5)[None, :, :8]
+    other = points(3.0, math.pi)[None, :, :8]
+    both = mean_margin(model, torch.cat([text, text]), torch.cat([image, other]))
+    same = [mean_margin(model, torch.cat([text, text]), torch.cat([part, part])) for part in (image, other)]
+    torch.testing.assert_close(both, (same[0] + same[1]) / 2)
 
 
-def test_an_energy_without_cones_has_shares_too() -> None:
+def test_an_energy_without_cones_has_results_too() -> None:
     class Order(CLIP):
         def entailments(self) -> tuple[Entails, ...]:
             return (Entails(name="text_image", general="text", specific="image"),)
 
         def energy(self, general: torch.Tensor, specific: torch.Tensor, eta: float = 1.0) -> torch.Tensor:
-            return (general.norm(dim=-1) - specific.norm(dim=-1)).clamp(min=0)
+            return (general - specific).norm(dim=-1)
 
-    lifted = {"text": points(2.0, 0.0, 1.0), "image": torch.cat([points(1.0, 0.0), points(3.0, 0.0)])}
-    shares = entailment_shares(Order(small_model("clip").config), lifted, None)
-    assert shares["text_image/satisfied"] == 0.5
+    lifted = {"text": points(2.0, *DIRECTIONS), "image": points(3.0, *DIRECTIONS)}
+    assert entailment_metrics(Order(small_model("clip").config), lifted, None) == PERFECT
 
 
 def test_clip_has_no_entailments() -> None:
     lifted = {"text": points(1.0, 0.0, 1.0), "image": points(1.0, 0.0, 1.0)}
-    assert entailment_shares(small_model("clip"), lifted, None) == {}
+    assert entailment_metrics(small_model("clip"), lifted, None) == {}

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from trainer.metrics.curves import panels, write_curves
+from trainer.metrics.curves import ENTAILMENT_PANELS, panels, write_curves
 
 ROWS = [
     {
@@ -25,19 +25,28 @@ ROWS = [
         "zero_shot/animals/chance": 0.1,
         "retrieval/text_to_image/recall@1": 0.2,
         "retrieval/text_to_image/chance@1": 0.01,
-        "entailment/text_image/satisfied": 0.9,
-        "entailment/text_image/satisfied_plain": 0.95,
-        "entailment/text_image/chance": 0.2,
+        "entailment/text_image/order": 0.9,
+        "entailment/text_image/auc": 0.95,
+        "entailment/text_image/ap": 0.8,
+        "entailment/text_image/chance": 0.5,
     }
 ]
 
 
 def test_each_result_is_drawn_with_its_chance_level() -> None:
     by_title = {panel.title: panel for panel in panels(ROWS)}
-    for title in ("Zero-shot accuracy", "Retrieval: recall at 1", "Satisfied entailments"):
+    for title in ("Zero-shot accuracy", "Retrieval: recall at 1", *list(ENTAILMENT_PANELS.values())[:3]):
         (result, chance) = by_title[title].lines
         assert (result.dashed, chance.dashed) == (False, True)
         assert result.values[-1] > chance.values[-1]
+
+
+def test_a_run_of_an_earlier_version_keeps_its_panel_and_its_chance_levels() -> None:
+    old = {"step": 1, "entailment/text_image/satisfied": 0.9, "entailment/text_image/chance": 0.2}
+    new = {"step": 2, "entailment/text_image/order": 0.8, "entailment/text_image/chance": 0.5}
+    by_title = {panel.title: panel for panel in panels([old, new])}
+    assert [line.values for line in by_title["Satisfied entailments"].lines] == [[0.9], [0.2]]
+    assert [line.values for line in by_title[ENTAILMENT_PANELS["order"]].lines] == [[0.8], [0.5]]
 
 
 def test_temperature_is_the_inverse_logit_scale_and_factors_are_a_band() -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # `--help` lists the options without importing torch
     from torch import Tensor
 
     from trainer.models.dual_encoder import DualEncoder
+    from trainer.text.tokenizer import Tokenizer
 
 Fit = Literal["crop", "squeeze", "pad"]
 """How an image becomes a square: the short side is resized and the center cropped; both sides are resized; the long
@@ -67,6 +68,8 @@ class Embedder(Protocol):
     """A model that embeds texts and images in batches; embeddings are cached on disk under the hash of the model."""
 
     model: "DualEncoder"
+    tokenizer: "Tokenizer"
+    """For tasks that embed words in their context."""
 
     def texts(self, texts: Sequence[str]) -> "Tensor":
         """Return the features [n d] of texts before the lift, float32 on the CPU. Equal texts are embedded once."""

@@ -1,0 +1,113 @@
+"""Order and entailment of texts, images, phrases and boxes.
+
+For each relation, the share of pairs whose general point is nearer the root, and the area under the ROC curve and the
+average precision of (exterior angle - half-aperture) for true against mismatched pairs. All models are compared in the
+four relations of HyCoCLIP (eq. 9 to 11), whether they were trained on them or not. CLIP has no cones: it has the order
+alone, with the mean direction of all points as the root.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from trainer.evaluation.analysis.drawing import draw_histograms, draw_roc
+from trainer.evaluation.analysis.order import order_share, roc_auc, roc_curve
+from trainer.evaluation.annotations import checksums
+from trainer.evaluation.entailment import CHANCE, TIE, PairScores, align_pairs, pair_metrics, score_pairs
+from trainer.evaluation.shard_points import HELD_OUT, embed_shards
+from trainer.evaluation.tasks.base import Embedder, Figure, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.norms import space_of_points
+from trainer.models.dual_encoder import Entails
+from trainer.models.hyperbolic import Hyperbolic
+from trainer.models.poinclip import PoinCLIP
+
+RELATIONS: Final = (
+    Entails(name="text_image", general="text", specific="image"),
+    Entails(name="box_text_image", general="box_text", specific="box_image"),
+    Entails(name="cross_image", general="box_image", specific="image"),
+    Entails(name="cross_text", general="box_text", specific="text"),
+)
+NAMES: Final = {
+    "text_image": "caption > image",
+    "box_text_image": "phrase > box",
+    "cross_image": "box > image",
+    "cross_text": "phrase > caption",
+}
+
+
+def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
+    """Evaluate the relations whose parts the shards have. Raises MissingFilesError without held-out shards."""
+    points = embed_shards(embedder, root, options.max_examples)
+    model = embedder.model
+    lifted = points.lifted(model)
+    owner = points.owner.to(lifted["text"].device) if "box_text" in lifted else None
+    relations = [entails for entails in RELATIONS if {entails.general, entails.specific} <= lifted.keys()]
+    metrics: dict[str, float] = {}
+    scores: dict[str, PairScores] = {}
+    space = space_of_points(model, lifted)
+    for entails in relations:
+        if isinstance(model, Hyperbolic):
+            scores[entails.name] = score_pairs(model, entails, lifted, owner, options.seed)
+            found = pair_metrics(scores[entails.name])
+            found.pop("chance")
+        else:
+            general, specific, _ = align_pairs(entails, lifted, owner)
+            found = {"order": order_share(space.radius(general), space.radius(specific), TIE)}
+        metrics |= {f"{entails.name}/{key}": value for key, value in found.items()}
+    rules = {
+        "root": "origin" if isinstance(model, Hyperbolic) else "mean direction of all points",
+        "aperture": "plain, without the factor eta of the training",
+        "mismatched": "pairs of other samples; together they weigh as much as the true pairs in ap",
+        "ties": "count against the model in order",
+    }
+    if isinstance(model, PoinCLIP):
+        rules["apex"] = "the point of lower entropy, as in the training"
+    return TaskResult(
+        metrics=metrics,
+        chance=dict.fromkeys(metrics, CHANCE),
+        rules=rules,
+        n_used=len(points.captions),
+        skipped=points.skipped,
+        checksums=checksums(root, root / HELD_OUT),
+        details={
+            "number_of_pairs": {
+                name: {"true": len(pairs.true), "mismatched": len(pairs.mismatched)} for name, pairs in scores.items()
+            }
+        },
+        figures=figures_of({NAMES[name]: pairs for name, pairs in scores.items() if len(pairs.mismatched)}),
+    )
+
+
+def figures_of(scores: dict[str, PairScores]) -> list[Figure]:
+    """ROC curves of all relations, and a histogram of the margins of each."""
+    if not scores:
+        return []
+    curves = {}
+    for name, pairs in scores.items():
+        false_share, true_share = roc_curve(pairs.true, pairs.mismatched)
+        curves[name] = (false_share.numpy(), true_share.numpy())
+    aucs = {name: roc_auc(pairs.true, pairs.mismatched) for name, pairs in scores.items()}
+    figures = [Figure(name="roc", title="True against mismatched pairs", draw=partial(draw_roc, curves, aucs))]
+    label = "exterior angle - half-aperture, degrees (inside the cone: below 0)"
+    for name, pairs in scores.items():
+        groups = {
+            kind: -torch.rad2deg(values.double()).cpu().numpy()
+            for kind, values in (("true pairs", pairs.true), ("mismatched pairs", pairs.mismatched))
+        }
+        short = name.replace(" > ", "_")
+        draw = partial(draw_histograms, groups, f"{name}: {label}")
+        figures.append(Figure(name=f"margins_{short}", title=f"Margins of entailment, {name}", draw=draw))
+    return figures
+
+
+TASK = Task(
+    name="order",
+    title="Order and entailment of texts, images, phrases and boxes",
+    files=("held_out/00000.tar",),
+    size="any number of samples",
+    source="shards of the pipeline that were not used for training",
+    license="that of the shards",
+    evaluate=evaluate,
+)
