@@ -1,5 +1,6 @@
 """Evaluate trained models: `python -m trainer.evaluate model=[MODEL] data=FOLDER ...`. `--help` explains both forms."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ def is_benchmark(arguments: Sequence[str]) -> bool:
 def parse(arguments: Sequence[str]) -> tuple[str, EvaluateConfig]:
     """Return the path of the model and the configuration. Raises UserError for an argument that cannot be used."""
     path, *others = arguments
-    if ("=" in path or path.endswith((".yaml", ".yml"))) and not Path(path).is_dir():
+    if ("=" in path or path.endswith((".yaml", ".yml"))) and not os.path.isdir(path):
         raise UserError(f"the first argument is {path!r}; give the model first: a folder, or a released .pth file")
     return path, merge(EvaluateConfig, read_layers(others, Keys()))
 

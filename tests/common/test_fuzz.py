@@ -1,6 +1,7 @@
 """Random command lines, YAML files and model folders: one line, exit code 2, no traceback, and no code is run."""
 
 import json
+import os
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
