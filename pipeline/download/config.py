@@ -38,7 +38,7 @@ class DownloadConfig:
     disallowed_header_directives: tuple[str, ...] = ("noai", "noimageai", "noindex", "noimageindex")
     # private host names or addresses, as written in URLs, from which images may be fetched
     allowed_private_hosts: tuple[str, ...] = ()
-    # decoding threads of one worker; with 1, small images are decoded on the event loop
+    # decoding threads of one worker; with 1, images that take less than 10 ms are decoded on the event loop
     decode_threads: int = runtime(1)
     limits: ImageLimits = field(default_factory=ImageLimits)
     resize: ResizeConfig = field(default_factory=ResizeConfig)

@@ -19,7 +19,8 @@ import cv2
 import numpy as np
 import torch
 
-from common.images import Image, ImageLimits, ImageRejected, check_header, decode
+from common.image_header import JPEG_START, SIMPLE_FRAMES, CostlyImageError, read_jpeg_header
+from common.images import Image, ImageLimits, ImageRejected, check_header, decode, decode_jpeg
 from trainer.data.preprocess import resize
 
 WHITE: Final = 255
@@ -30,11 +31,7 @@ DECODE_FLAGS: Final = {
     4: cv2.IMREAD_COLOR_RGB | 32,
     8: cv2.IMREAD_COLOR_RGB | 64,
 }
-JPEG_START: Final = b"\xff\xd8\xff"
 JPEG_END: Final = b"\xff\xd9"
-START_OF_FRAME: Final = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
-START_OF_SCAN: Final = 0xDA
-APP1: Final = 0xE1
 MAX_DRAWS: Final = 10  # attempts to draw a region that fits the image, as in torchvision
 
 LIMITS: Final = ImageLimits(max_pixels=100_000_000, max_aspect_ratio=math.inf)
@@ -164,18 +161,13 @@ def plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
     """
     if not data.startswith(JPEG_START) or not data.endswith(JPEG_END):
         return None
-    offset, end = 2, len(data)
-    while offset + 10 <= end and data[offset] == 0xFF:
-        marker = data[offset + 1]
-        if marker in START_OF_FRAME:
-            height = int.from_bytes(data[offset + 5 : offset + 7], "big")
-            width = int.from_bytes(data[offset + 7 : offset + 9], "big")
-            n_channels = data[offset + 9]
-            return (width, height) if n_channels in (1, 3) and width and height else None
-        if marker == START_OF_SCAN or (marker == APP1 and data[offset + 4 : offset + 8] == b"Exif"):
-            return None
-        offset += 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
-    return None
+    try:
+        header = read_jpeg_header(data)
+    except CostlyImageError:
+        return None  # `decode` refuses it
+    if header is None or header.frame not in SIMPLE_FRAMES or header.n_channels not in (1, 3) or header.has_exif:
+        return None
+    return header.width, header.height
 
 
 class EncodedImage:
@@ -204,10 +196,10 @@ class EncodedImage:
         """
         if self.pixels is not None:
             return self.pixels
-        pixels = cv2.imdecode(np.frombuffer(self.data, np.uint8), DECODE_FLAGS[factor])
-        if pixels is None or pixels.shape[:2] != (-(-self.height // factor), -(-self.width // factor)):
+        pixels = decode_jpeg(self.data, DECODE_FLAGS[factor], LIMITS)
+        if pixels.shape[:2] != (-(-self.height // factor), -(-self.width // factor)):
             raise ImageRejected("undecodable", "broken JPEG")
-        return np.asarray(pixels, np.uint8)
+        return pixels
 
     def write_crops(self, crops: Sequence[Crop | None], outs: Sequence[Image]) -> None:
         """Decode once and write each crop to its output [size size 3]; None becomes a white output.
