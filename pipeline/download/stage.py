@@ -20,6 +20,7 @@ from pipeline.images import MAX_SIDE_PX, encode_jpeg, resize_as
 from schemas.rows import DOWNLOADED
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
+
 @dataclass(frozen=True)
 class Outcome:
     """The result for a row: its new fields, and the image bytes to store or the drop."""

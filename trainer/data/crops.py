@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import cv2
-import numpy as np
 import torch
 
 from common.image_header import JPEG_START, SIMPLE_FRAMES, CostlyImageError, read_jpeg_header

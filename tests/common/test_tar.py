@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from common.tar import TarError, iter_members
 from tests.trainer.data.samples import write_tar
-from trainer.data.tar import TarError, iter_members
 
 LONG_KEY = "folder/" * 30 + "ü" * 20
 
