@@ -20,7 +20,8 @@ Members = dict[str, Member]
 def tar_rows(file: IO[bytes], offset: int) -> Iterator[RawRow]:
     """Yield the samples from byte `offset`; only headers are read. Raises TarError for a damaged tar.
 
-    Of adjacent samples with the same name, all but the first are bad rows: their files cannot be told apart.
+    Of adjacent samples with the same name, all but the last are bad rows: their files cannot be told apart. A row
+    depends only on what follows its first byte, so reading may start at any sample.
     """
 
     def read_at(start: int, n_bytes: int) -> bytes:
@@ -31,24 +32,25 @@ def tar_rows(file: IO[bytes], offset: int) -> Iterator[RawRow]:
     key: str | None = None
     start = 0
     members: Members = {}
-    is_repeated = False
     for member in iter_members(read_at, offset, size):
         folder, _, name = member.name.rpartition("/")
         stem, _, suffix = name.partition(".")
-        suffix, same_key = suffix.lower(), f"{folder}/{stem}" == key
-        if not same_key or suffix in members:
-            if members:
-                yield RawRow(start, 0, _row(members, is_repeated))
-            key, start, members, is_repeated = f"{folder}/{stem}", member.header_offset, {}, same_key
+        suffix, is_same = suffix.lower(), f"{folder}/{stem}" == key
+        if members and (not is_same or suffix in members):
+            yield RawRow(start, 0, _row(members, is_followed=is_same))
+            members = {}
+        if not members:
+            key, start = f"{folder}/{stem}", member.header_offset
         if len(members) < MAX_MEMBERS:
             members[suffix] = member
     if members:
-        yield RawRow(start, 0, _row(members, is_repeated))
+        yield RawRow(start, 0, _row(members, is_followed=False))
 
 
-def _row(members: Members, is_repeated: bool) -> Members | BadRecord:
+def _row(members: Members, is_followed: bool) -> Members | BadRecord:
+    """The files of a sample, or a BadRecord; `is_followed` is true if the next sample has the same name."""
     name = next(iter(members.values())).name
-    if is_repeated:
+    if is_followed:
         return BadRecord(f"{name} is in the tar twice in a row: two samples have the same name")
     if len(members) == MAX_MEMBERS:
         return BadRecord(f"the sample of {name} has {MAX_MEMBERS} files or more")
