@@ -58,7 +58,7 @@ class Cost(NamedTuple):
 
 
 class JpegHeader(NamedTuple):
-    """What the segments before the first scan of a JPEG say."""
+    """The properties of a JPEG by the segments before its first scan."""
 
     width: int
     height: int
@@ -165,7 +165,7 @@ def count_scans(data: bytes, start: int) -> int:
 
 
 def image_size(data: bytes) -> tuple[int, int]:
-    """Read (width, height) of a PNG, GIF, WebP or BMP; (0, 0) if there is none.
+    """Read (width, height) of a PNG, GIF, WebP or BMP, (0, 0) of other data.
 
     Raises CostlyImageError for a GIF with too many blocks.
     """

@@ -12,7 +12,7 @@ SKIP_BYTES: Final = 1 << 20
 
 
 class Line(NamedTuple):
-    """A line of a file; `text` is None if it has more than `read.max_row_bytes`."""
+    """A line of a file; `text` is None for a line longer than `read.max_row_bytes`."""
 
     offset: int
     number: int

@@ -28,7 +28,7 @@ MAX_BYTES = 1_000_000_000
 
 
 class Outcome(NamedTuple):
-    """What a fresh process, its children included, needed for an image."""
+    """The result for an image, and the resources that a fresh process and its children used for it."""
 
     result: str  # drop reason or size
     cpu_s: float

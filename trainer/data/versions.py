@@ -31,7 +31,7 @@ BLOCK_BYTES: Final = 1 << 20
 
 
 class ShardVersion(NamedTuple):
-    """What is known about the content of a shard without reading it."""
+    """The identity of the content of a shard, as far as it is known without reading it."""
 
     name: str
     size: int
