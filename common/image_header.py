@@ -76,7 +76,8 @@ def cost_of(data: bytes, max_pixels: int) -> Cost:
     image that is not worth trying.
     """
     if data.startswith(JPEG_START):
-        return _jpeg_cost(data, max_pixels)
+        header = read_jpeg_header(data)
+        return _limits(float("inf"), 0) if header is None else jpeg_cost(data, header, max_pixels)
     if data.startswith(b"BM") and int.from_bytes(data[30:34], "little") in BMP_RUN_LENGTH:
         return _limits(float("inf"), 0)  # Pillow decodes run lengths in Python
     if data.startswith((b"II", b"MM")):
@@ -96,10 +97,8 @@ def _limits(predicted_s: float, pixels: int) -> Cost:
     return Cost(predicted_s, 1.0 + 50e-9 * pixels, 256_000_000 + 9 * pixels)
 
 
-def _jpeg_cost(data: bytes, max_pixels: int) -> Cost:
-    header = read_jpeg_header(data)
-    if header is None:
-        return _limits(float("inf"), 0)
+def jpeg_cost(data: bytes, header: JpegHeader, max_pixels: int) -> Cost:
+    """Predict the cost of decoding a JPEG with this header. Raises CostlyImageError like `cost_of`."""
     pixels = _decoded_pixels(header.width * header.height, max_pixels)
     scans = 1 if header.is_single_scan else count_scans(data, header.scan_start)
     if scans > MAX_SCANS or pixels * scans > max(MAX_PIXEL_SCANS, SCANS_AT_LIMIT * max_pixels):

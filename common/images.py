@@ -17,7 +17,7 @@ from common.image_codec import (
     decode_here,
     decode_jpeg_here,
 )
-from common.image_header import CostlyImageError, cost_of
+from common.image_header import CostlyImageError, JpegHeader, cost_of, jpeg_cost
 from common.image_process import isolated
 
 __all__ = [
@@ -63,9 +63,13 @@ def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> 
     return isolated().decode_reduced(data, limits, short_side)
 
 
-def decode_jpeg(data: bytes, flags: int, limits: ImageLimits) -> Image:
+def decode_jpeg(data: bytes, header: JpegHeader, flags: int, limits: ImageLimits) -> Image:
     """Decode a JPEG with these flags of cv2.imdecode. Raises ImageRejected like `decode`."""
-    if not _is_isolated(data, limits):
+    try:
+        predicted_s = jpeg_cost(data, header, limits.max_pixels).predicted_s
+    except CostlyImageError as error:
+        raise ImageRejected("too_costly", str(error)) from error
+    if predicted_s <= ISOLATED_S:
         return decode_jpeg_here(data, flags)
     return isolated().decode_jpeg(data, flags, limits)
 

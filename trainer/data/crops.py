@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import cv2
 import torch
 
-from common.image_header import JPEG_START, SIMPLE_FRAMES, CostlyImageError, read_jpeg_header
+from common.image_header import JPEG_START, SIMPLE_FRAMES, CostlyImageError, JpegHeader, read_jpeg_header
 from common.images import Image, ImageLimits, ImageRejected, check_header, decode, decode_jpeg
 from trainer.data.preprocess import resize
 
@@ -152,8 +152,8 @@ def render_crop(image: Image, factor: int, crop: Crop, out: Image) -> None:
         cv2.resize(source, (width, height), dst=target, interpolation=cv2.INTER_CUBIC)
 
 
-def plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Read width and height from the header of a JPEG that needs no conversion.
+def read_plain_jpeg(data: bytes) -> JpegHeader | None:
+    """Read the header of a JPEG that needs no conversion.
 
     Returns None if the bytes are not a complete JPEG, if they contain Exif data, which may rotate the image, or if the
     colours are CMYK.
@@ -166,7 +166,7 @@ def plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
         return None  # `decode` refuses it
     if header is None or header.frame not in SIMPLE_FRAMES or header.n_channels not in (1, 3) or header.has_exif:
         return None
-    return header.width, header.height
+    return header
 
 
 class EncodedImage:
@@ -174,13 +174,13 @@ class EncodedImage:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        size = plain_jpeg_size(data)
-        self.is_plain = size is not None
+        self.header = read_plain_jpeg(data)
         self.pixels: Image | None = None  # set here if the size is known only after decoding
-        if size is None:
+        if self.header is not None:
+            self.width, self.height = self.header.width, self.header.height
+        else:
             self.pixels = decode(data, LIMITS)
-            size = self.pixels.shape[1], self.pixels.shape[0]
-        self.width, self.height = size
+            self.height, self.width = self.pixels.shape[:2]
         check_header(self.width, self.height, LIMITS)
 
     @property
@@ -193,9 +193,10 @@ class EncodedImage:
 
         Raises ImageRejected if the image is damaged.
         """
-        if self.pixels is not None:
+        if self.header is None:
+            assert self.pixels is not None, "decoded when it was read"
             return self.pixels
-        pixels = decode_jpeg(self.data, DECODE_FLAGS[factor], LIMITS)
+        pixels = decode_jpeg(self.data, self.header, DECODE_FLAGS[factor], LIMITS)
         if pixels.shape[:2] != (-(-self.height // factor), -(-self.width // factor)):
             raise ImageRejected("undecodable", "broken JPEG")
         return pixels
@@ -206,7 +207,7 @@ class EncodedImage:
         Raises ImageRejected if the image is damaged.
         """
         visible = [crop for crop in crops if crop is not None]
-        factor = reduction_factor(visible) if visible and self.is_plain else 1
+        factor = reduction_factor(visible) if visible and self.header is not None else 1
         image = self.decode(factor)
         for crop, out in zip(crops, outs, strict=True):
             if crop is None:
