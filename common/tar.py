@@ -64,7 +64,7 @@ def iter_members(read_at: ReadAt, start: int, end: int, verify: bool = True) -> 
         header_offset = offset if header_offset is None else header_offset
         kind, size = header[156:157], parse_number(header[124:136], offset)
         data_offset = offset + BLOCK
-        if kind in EXTENSIONS:
+        if kind not in REGULAR and kind in EXTENSIONS:
             n_extensions += 1
             if n_extensions > MAX_EXTENSIONS:
                 raise TarError(f"more than {MAX_EXTENSIONS} extended headers before byte {offset}")
@@ -78,10 +78,11 @@ def iter_members(read_at: ReadAt, start: int, end: int, verify: bool = True) -> 
                 long_size = parse_decimal(records["size"], offset) if "size" in records else long_size
             offset = data_offset + round_up_to_block(size)
             continue
-        name = long_name or parse_name(header)
+        name, size = long_name or parse_name(header), size if long_size is None else long_size
         if kind == GNU_SPARSE:
             raise TarError(f"{name} is a sparse file; write the tar without --sparse", name)
-        size = 0 if kind in WITHOUT_CONTENT else size if long_size is None else long_size
+        if kind not in REGULAR and kind in WITHOUT_CONTENT:
+            size = 0
         if data_offset + size > end:
             raise TarError(f"truncated inside {name}", name)
         if kind in REGULAR:
@@ -129,9 +130,12 @@ def parse_number(field: bytes, offset: int) -> int:
             raise TarError(f"the header at byte {offset} gives a size of {number} bytes")
         return number
     digits = field.strip(b" \0") or b"0"
-    if not digits.isdigit() or b"8" in digits or b"9" in digits:  # `int` also takes signs and underscores
-        raise TarError(f"no tar header at byte {offset}")
-    return int(digits, 8)
+    try:
+        if digits.isdigit():  # `int` also takes signs and underscores
+            return int(digits, 8)
+    except ValueError:
+        pass  # the digits 8 and 9
+    raise TarError(f"no tar header at byte {offset}")
 
 
 def parse_decimal(text: str, offset: int) -> int:
