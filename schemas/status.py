@@ -38,6 +38,7 @@ REASONS: Final = MappingProxyType(
             "not_an_image": "the body is not in a supported image format",
             "undecodable": "the first bytes are those of an image, but it is damaged or truncated",
             "too_many_pixels": "the header declares more pixels than the limit; the image is not decoded",
+            "too_costly": "decoding takes far more time or memory than the size explains: scans, tiles, fill bytes",
             "too_small": "the shorter side of the image is below the limit",
             "extreme_aspect_ratio": "the ratio of the longer to the shorter side exceeds the limit",
             "duplicate": "an earlier row of the same shard has the same image and the same caption",

@@ -213,9 +213,10 @@ def _cut_text(path: str, config: ReadConfig, n_before: int, rows_per_shard: int,
     cuts: list[Cut] = []
     n = 0
     with open_input(path) as file:
-        check_columns(path, column_names(file, format_), config)
+        names = column_names(file, format_, config)
+        check_columns(path, names, config)
         offset = file.tell() if format_ in ("csv", "tsv") else 0  # the end of the header
-        for raw in raw_rows(format_, file, offset, 2 if offset else 1):
+        for raw in raw_rows(format_, file, config, offset, 2 if offset else 1, len(names or ())):
             if n == max_rows:
                 break
             if n == 0 or (n_before + n) % rows_per_shard == 0:

@@ -1,10 +1,12 @@
 """Types shared by planning and reading: records, pieces of files, and the plan of a shard."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 Record = dict[str, Any]
 """A row of an input file: values by column name."""
+IMAGE: Final = "__image__"
+"""Key of the encoded image in a record of a tar; chosen so that no column has this name."""
 
 
 @dataclass(frozen=True)
@@ -47,3 +49,12 @@ class BadRecord:
     """A row that cannot be read, with the reason."""
 
     message: str
+
+
+@dataclass(frozen=True)
+class RawRow:
+    """A row before parsing: its position (byte and line) and the input of the format's parser, or a BadRecord."""
+
+    offset: int
+    line: int
+    payload: Any

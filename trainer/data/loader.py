@@ -28,6 +28,7 @@ from trainer.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 KEY: Final = "data.shards"
+MAX_DAMAGED: Final = 100  # samples of this process with damaged headers, which indexing has found correct
 MAX_LOGGED: Final = 5  # every bad sample up to this number is logged; after it, only the 8th, 16th, 32nd, ...
 T = TypeVar("T")
 
@@ -95,6 +96,11 @@ class Loader:
             )
 
     @property
+    def urls(self) -> list[str]:
+        """The paths or URLs of the shards."""
+        return [shard.url for shard in self.builder.index.shards]
+
+    @property
     def n_samples(self) -> int:
         return self.order.n_samples
 
@@ -143,6 +149,12 @@ class Loader:
     def _add_report(self, report: BatchReport) -> None:
         n_bad = self.n_bad
         self.counts.update(report.counts)
+        if report.counts["bad/damaged"] and self.counts["bad/damaged"] > MAX_DAMAGED:
+            raise UserError(
+                f"{KEY}: more than {MAX_DAMAGED} samples are damaged that were whole when the run began, among them "
+                f"{report.bad_samples[-1]}; the shards were changed during the run: restore them, then repeat the "
+                "command to resume"
+            )
         for number, line in enumerate(report.bad_samples, n_bad + 1):
             if number <= MAX_LOGGED or number & (number - 1) == 0:
                 logger.warning("bad sample %d, replaced: %s", number, line)

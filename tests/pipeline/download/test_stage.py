@@ -15,6 +15,7 @@ from pipeline.download.stage import Download
 from pipeline.images import ResizeConfig
 from schemas.rows import DOWNLOADED, READ
 from schemas.status import REASONS
+from tests.common import bombs
 from tests.pipeline.download.server import TinyWeb, jpeg
 
 Rows = list[dict[str, Any]]
@@ -258,3 +259,14 @@ def test_a_repeated_image_with_the_same_caption_is_a_duplicate(web: TinyWeb) -> 
     assert [row["reason"] for row in rows] == [None, None, "duplicate", None]
     assert rows[2]["detail"] == "000000000000"
     assert rows[2]["sha256"] == rows[0]["sha256"]
+
+
+def test_crafted_images_are_dropped_and_the_other_rows_of_the_shard_kept(web: TinyWeb) -> None:
+    crafted = [bombs.scan_bomb(n_scans=n) for n in (100, 200, 2000)] + [bombs.tile_bomb(), bombs.fill_bomb(10_000_000)]
+    crafted.append(bombs.chunk_bomb(b"zzZz"))
+    images = [jpeg(shade) for shade in range(0, 200, 10)]
+    started = time.process_time()
+    rows = download(*crafted, *images, *(web.url(f"/image/{i}") for i in range(10)), decode_threads=1)
+    assert time.process_time() - started < 5
+    assert {row["reason"] for row in rows[: len(crafted)]} == {"too_costly"}
+    assert [row["detail"] for row in rows[len(crafted) :] if row["status"] != "kept"] == []
