@@ -118,7 +118,7 @@ def help_text() -> str:
 def is_benchmark(arguments: Sequence[str]) -> bool:
     """True for the form without a model as the first argument: `model`, `data` or `tasks` is a key."""
     first = arguments[0]
-    if Path(first).is_dir() or not ("=" in first or first.endswith((".yaml", ".yml"))):
+    if os.path.isdir(first) or not ("=" in first or first.endswith((".yaml", ".yml"))):
         return False
     return any(key in layer for layer, _ in read_layers(arguments, Keys()) for key in ("model", "data", "tasks"))
 
