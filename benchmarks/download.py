@@ -8,6 +8,7 @@ otherwise defaults), so its startup time is not included. `ratio` compares CPU t
 other load; `ratio_wall` compares wall-clock time.
 """
 
+import argparse
 import json
 import os
 import statistics
@@ -125,7 +126,9 @@ def time_alternately(runs: dict[str, Callable[[], int]], n: int) -> tuple[dict[s
 
 def main() -> None:
     """Run the command line."""
-    n = int(sys.argv[1]) if len(sys.argv) > 1 else 500
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("n", nargs="?", type=int, default=500, help="number of images")
+    n = parser.parse_args().n
     with served_urls(n) as urls, tempfile.TemporaryDirectory() as folder:
         runs = {"img2dataset": build_img2dataset(urls, Path(folder)), "ours": build_ours(urls, Path(folder))}
         cpu_s, wall_s = time_alternately(runs, n)

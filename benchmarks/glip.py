@@ -9,6 +9,7 @@
 `benchmarks.glip_throughput` measures throughput and memory.
 """
 
+import argparse
 import json
 import resource
 import time
@@ -36,6 +37,7 @@ REPEATS = 5
 
 def main() -> None:
     """Print one JSON line per measurement."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(2)
     print(json.dumps({"name": "glip_t_cpu_forward", **forward()}), flush=True)
     print(json.dumps({"name": "glip_outside_the_network", **outside_the_network()}))

@@ -7,12 +7,13 @@ stage; at 1.0, the other stages and Ray add no time. `cpu_ratio` compares the CP
 of Ray; other load affects it less.
 """
 
+import argparse
 import json
 import multiprocessing as mp
 import os
-import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +24,11 @@ from demo.local_ray import descendants, stat_fields
 from demo.world.layout import WorldConfig
 from demo.world.scenes import TEST_SEEDS, make_scene
 from pipeline.config import PipelineConfig, load_config
-from pipeline.on_ray import run_on_ray
+from pipeline.on_ray.run import compute_on_ray
 from pipeline.provenance import make_provenance
 from pipeline.read.plan import plan_shards
 from pipeline.read.types import ShardPlan
+from pipeline.run import Steps
 from pipeline.write.tar import TarWriter
 
 ROWS_PER_SHARD = 48
@@ -53,11 +55,10 @@ def make_input(folder: Path, n_rows: int) -> None:
 
 def ground_alone(plans: list[ShardPlan], config: PipelineConfig, ready: Any, ends: "mp.Queue[ShardEnd]") -> None:
     """Prepare all shards, wait for the other processes, and ground the shards. Puts the end of each into `ends`."""
-    from pipeline.run import Infer, Prepare
-
     torch.set_num_threads(1)  # as in the job, which has one worker per core
-    prepare, ground = Prepare(config), Infer(config).stages[0][1]
-    tables = [prepare(plan)[0] for plan in plans]
+    steps = Steps(config, make_provenance(config))
+    ground = steps.stage("ground")
+    tables = [steps.prepare(plan)[0] for plan in plans]
     ready.wait()
     for table in tables:
         ground(table)
@@ -82,7 +83,9 @@ def cpu_seconds() -> float:
 
 def main() -> None:
     """Run the command line."""
-    n_shards = int(sys.argv[1]) if len(sys.argv) > 1 else 24
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shards", nargs="?", type=int, default=24, help="number of shards")
+    n_shards = parser.parse_args().shards
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "in").mkdir()
@@ -91,7 +94,8 @@ def main() -> None:
         config = load_config([*values, f"ray.model_workers={WORKERS}"])
         plans = plan_shards(config.input, config.rows_per_shard, None, config.read)
         alone_s, alone_cpu_s = measure_alone(plans, config)
-        ends = [ShardEnd(time.monotonic(), cpu_seconds()) for _ in run_on_ray(plans, config, make_provenance(config))]
+        results = compute_on_ray(plans, config, partial(Steps, config, make_provenance(config)))
+        ends = [ShardEnd(time.monotonic(), cpu_seconds()) for _ in results]
         job_s, job_cpu_s = per_row(ends, WARM_SHARDS)
         timings = [json.loads(path.read_text()) for path in sorted((folder / "out" / "_timings").glob("0*.json"))]
     seconds = {stage: round(sum(timing[stage]["seconds"] for timing in timings), 2) for stage in timings[0]}

@@ -15,12 +15,12 @@ tokenizer.
 Without SHARDS, samples in HyCoCLIP's format are generated from the demo's world: 224 x 224, JPEG quality 95.
 """
 
+import argparse
 import io
 import json
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -53,13 +53,16 @@ Batches = Iterator[Any]
 
 def main() -> None:
     """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shards", nargs="?", help="folder of training shards; default: shards made for the benchmark")
+    given = parser.parse_args().shards
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     tokenizer = openai_tokenizer()
     with tempfile.TemporaryDirectory() as folder:
-        shards = sys.argv[1] if len(sys.argv) > 1 else write_train(Path(folder, "train"))
+        shards = given or write_train(Path(folder, "train"))
         boxed = time_alternately(
             {
                 "ours": iter(ours(shards, tokenizer, frozenset({"boxes"}))),

@@ -8,11 +8,11 @@ same samples in alternating rounds. `ratio` compares the writers alone. `ratio_w
 tar, which our manifests contain and TarWriter does not compute.
 """
 
+import argparse
 import json
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -68,7 +68,9 @@ def ours_hashed(samples: list[Sample], path: Path) -> None:
 
 def main() -> None:
     """Run the command line."""
-    samples = make_samples(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("n", nargs="?", type=int, default=1000, help="number of samples")
+    samples = make_samples(parser.parse_args().n)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     writers: dict[str, Writer] = {

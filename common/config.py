@@ -9,8 +9,9 @@ recorded with the results and may change when a job or a training run resumes.
 """
 
 import dataclasses
+import io
+import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -18,9 +19,12 @@ from typing import Any, TypeVar, get_type_hints
 
 from omegaconf import Container, DictConfig, ListConfig, OmegaConf, ValueNode
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from common.errors import UserError, prefixed
+from common.files import check_file
+from common.text import one_line
+from common.urls import text_without_secrets
+from common.yaml_text import INTERPOLATION, LITERAL, check_yaml
 
 Layer = tuple[DictConfig, str]
 """Values with their source: the file or argument that sets them."""
@@ -120,10 +124,13 @@ def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
             raise UserError(
                 f"{item} has no value; give one, {key}=null for no value, or {key}='\"\"' for an empty text"
             )
+        if INTERPOLATION in key:
+            raise UserError(f"{item}: {LITERAL}")
         try:
+            check_yaml(value)
             layer = OmegaConf.from_dotlist([item])
-        except YAMLError as error:
-            raise UserError(f"{item} cannot be read: {' '.join(str(error).split())}") from None
+        except Exception as error:  # PyYAML and OmegaConf raise many types for values that they cannot convert
+            raise UserError(f"{item:.200} cannot be read: {one_line(error)}") from None
         keys.check(layer, item)
         layers.append((_long_keys(layer, keys.short), item))
     return layers
@@ -141,14 +148,34 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
     for layer, source in layers:
         try:
             merged = OmegaConf.merge(merged, layer)
-        except (OmegaConfBaseException, TypeError) as error:
+        except (OmegaConfBaseException, TypeError, OverflowError) as error:
             if problem := _form_difference(merged, layer):
                 raise UserError(f"{source}: {problem}; --help lists all keys") from None
+            if isinstance(error, OverflowError):
+                raise UserError(f"{source}: a number is too large ({error}); --help lists the ranges") from None
             if not isinstance(error, OmegaConfBaseException):
                 raise
             where = f"key {error.full_key}" if error.full_key else "a value is given where a group of keys is expected"
             raise UserError(f"{source}: {str(error).splitlines()[0]} ({where}; --help lists all keys)") from None
     return _build(merged, "")
+
+
+def from_plain(cls: type, values: Mapping[str, Any], source: str) -> Any:
+    """Build a `cls` from the plain values of a file, such as a JSON object.
+
+    Raises UserError, beginning with `source`, for an unknown key, a value of the wrong type, or an interpolation.
+    """
+    with prefixed(f"{source}: "):
+        try:
+            text = json.dumps(values)
+            if INTERPOLATION in text:
+                raise UserError(LITERAL)
+            merged = OmegaConf.merge(OmegaConf.structured(cls), OmegaConf.create(json.loads(text)))
+        except (OmegaConfBaseException, ValueError, TypeError, RecursionError, OverflowError) as error:
+            key = f" (key {error.full_key})" if isinstance(error, OmegaConfBaseException) and error.full_key else ""
+            raise UserError(f"{str(error).splitlines()[0]}{key}") from error
+        assert isinstance(merged, DictConfig)
+        return _build(merged, "")
 
 
 def _form_difference(node: DictConfig, layer: DictConfig, prefix: str = "") -> str:
@@ -238,17 +265,33 @@ def check_range(config: object, *names: str, least: float, most: float = math.in
 
 
 def to_yaml(config: Any) -> str:
-    """Return the resolved configuration as YAML: every key with its value."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    """Return the resolved configuration as YAML: every key with its value, URLs without user names and passwords."""
+    return OmegaConf.to_yaml(OmegaConf.create(without_passwords(OmegaConf.to_container(OmegaConf.structured(config)))))
+
+
+def without_passwords(value: Any) -> Any:
+    """Remove the user info of URLs from all texts in nested dictionaries and lists."""
+    match value:
+        case str():
+            return text_without_secrets(value, strip_query=False)
+        case dict():
+            return {key: without_passwords(item) for key, item in value.items()}
+        case list() | tuple():
+            return [without_passwords(item) for item in value]
+        case _:
+            return value
 
 
 def _load_yaml(path: str, keys: Keys) -> DictConfig:
-    if not os.path.isfile(path):
-        raise UserError(f"config file {path!r} does not exist; jobs/ holds examples")
     try:
-        loaded = OmegaConf.load(path)
-    except (YAMLError, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"config file {path!r} cannot be read: {error}") from None
+        check_file(path)
+        text = Path(path).read_text(encoding="utf-8")
+        check_yaml(text)
+        loaded = OmegaConf.load(io.StringIO(text))
+    except FileNotFoundError:
+        raise UserError(f"config file {path!r} does not exist; jobs/ holds examples") from None
+    except Exception as error:  # PyYAML and OmegaConf raise many types for values that they cannot convert
+        raise UserError(f"config file {path!r} cannot be read: {one_line(error)}") from None
     if not isinstance(loaded, DictConfig):
         raise UserError(f"config file {path!r} must hold `key: value` lines")
     if Path(path).name in RESOLVED_FILES and keys.is_of_earlier_version(loaded):

@@ -4,13 +4,14 @@ import ast
 import dataclasses
 import inspect
 import io
-import os
 import re
-import sys
 import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from common.cli import close_broken_stdout
+from common.text import message_lines
 
 MAX_DEFAULT_CHARS: Final = 80
 RUNTIME_MARK: Final = "[runtime]"
@@ -111,8 +112,8 @@ def describe(usage: str, cls: type, short: Mapping[str, str], kinds: Mapping[str
 
 
 def print_text(text: str) -> None:
-    """Print; a closed pipe (`| head`) is not an error."""
+    """Print lines of text, with control characters escaped; a closed pipe (`| head`) is not an error."""
     try:
-        print(text, flush=True)
+        print(message_lines(text), flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the flush at exit raises again
+        close_broken_stdout()

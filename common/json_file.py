@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from common.disk import atomic_write
+from common.files import check_file
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -13,6 +14,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises OSError if the file cannot be opened, and ValueError that begins with its path if it does not hold an object.
     """
+    check_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -1,9 +1,12 @@
 """Paths that all processes of a job resolve to the same files."""
 
+import logging
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from common.cli import print_exception, set_up_logging
 from common.errors import UserError
 
 
@@ -14,21 +17,42 @@ def absolute(path: str) -> str:
 
 def check_output_is_absolute(output: str, instead: str) -> None:
     """Raise UserError if `output` is relative and this process is a Ray job; `instead` describes valid values."""
-    if "://" not in output and not os.path.isabs(output) and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+    if is_relative_in_ray_job(output):
         raise UserError(
             f"output={output} is relative, but a Ray job runs in a temporary copy of the working directory, so the "
             f"output would be lost. Give {instead}, such as output=$PWD/{output}"
         )
 
 
+def check_input_is_absolute(input: str) -> None:
+    """Raise UserError if `input` is relative and this process is a Ray job.
+
+    This includes files of the submitted working directory: the workers run in other copies of it, so that the recorded
+    paths would differ between runs.
+    """
+    if is_relative_in_ray_job(input):
+        raise UserError(
+            f"input={input} is relative, but a Ray job runs in a temporary copy of the working directory. Give an "
+            f"absolute path that all machines can read, such as input=$PWD/{input}, or a URL"
+        )
+
+
+def is_relative_in_ray_job(path: str) -> bool:
+    """Return True for a relative path, no URL, if this process was started by `ray job submit`."""
+    is_ray_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    return is_ray_job and "://" not in path and not os.path.isabs(path)
+
+
 def chdir_hook(folder: str) -> Callable[[], None]:
-    """Return a start-up hook for Ray workers that changes the working directory to `folder`.
+    """Return a start-up hook for Ray workers: it changes the working directory to `folder`, and escapes their logs.
 
     Relative paths then refer to the same files as in the driver. On a machine without this folder the hook does
-    nothing.
+    not change it.
     """
 
     def hook() -> None:
+        set_up_logging(logging.WARNING)
+        sys.excepthook = print_exception
         with suppress(OSError):
             os.chdir(folder)
 

@@ -13,6 +13,9 @@ from fsspec.registry import known_implementations
 from fsspec.utils import get_protocol
 
 from common.errors import UserError
+from common.files import check_file
+from common.text import one_line as one_line
+from common.time_limits import S3_TRIES, time_limits
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -32,7 +35,7 @@ def open_store(url: str, **options: Any) -> tuple[AbstractFileSystem, str]:
     package.
     """
     try:
-        fs, path = url_to_fs(url, **options)
+        fs, path = url_to_fs(url, **time_limits(url), **options)
     except ImportError as error:
         package = known_implementations.get(get_protocol(url), {}).get("class", "").partition(".")[0]
         # For protocols that fsspec implements itself, its message already names the missing package.
@@ -40,14 +43,23 @@ def open_store(url: str, **options: Any) -> tuple[AbstractFileSystem, str]:
         raise UserError(f"{url}: {error}{fix}") from error
     except store_errors(ValueError) as error:
         raise UserError(f"{url}: {one_line(error)}") from error
+    if get_protocol(url) in ("s3", "s3a"):
+        fs.retries = S3_TRIES
     return fs, str(path)
 
 
 def open_file(url: str) -> IO[bytes]:
     """Open a file for reading. Raises UserError like `open_store`, and one of `store_errors` if opening fails."""
     fs, path = open_store(url)
+    if isinstance(fs, LocalFileSystem):
+        check_file(path)
     file = fs.open(path, "rb")
     return cast(IO[bytes], file if isinstance(fs, LocalFileSystem) else io.BufferedReader(file, BUFFER))
+
+
+def is_s3(fs: AbstractFileSystem) -> bool:
+    """Return True for the file system of s3fs."""
+    return "s3" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
 
 
 def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
@@ -59,11 +71,6 @@ def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
     modules = {name: sys.modules[name] for name in CLIENT_ERRORS if name in sys.modules}
     errors = [getattr(module, name) for module_name, module in modules.items() for name in CLIENT_ERRORS[module_name]]
     return OSError, *errors, *others
-
-
-def one_line(error: BaseException) -> str:
-    """Return the message of `error` without line breaks, or the name of its type if the message is empty."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def map_concurrently(request: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:

@@ -3,14 +3,16 @@
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from common.errors import UserError
+from common.files import check_file
 from common.remote import one_line, open_store, store_errors
+from common.time_limits import reported
 from schemas.files import FILES, MANIFEST_FOLDER
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,9 @@ def _list_pattern(pattern: str, formats: Sequence[str], suffixes: Sequence[str])
             found = next((files for folder in folders if (files := _files_in(fs, folder, suffixes))), [])
         else:
             found = [path] if fs.exists(path) else []
+        if is_local(fs):
+            for name in found:
+                check_file(name)
         committed = _drop_uncommitted(fs, found)
         if not found and not fs.exists(re.split(rf"[^/]*[{re.escape(GLOB)}]", path)[0]):
             raise UserError(f"{pattern} does not exist; check the path, or the name of the bucket")
@@ -99,7 +104,8 @@ def is_local(fs: AbstractFileSystem) -> bool:
 def read_errors_explained(url: str) -> Iterator[None]:
     """Convert exceptions of the store of `url` to a UserError that names `url`."""
     try:
-        yield
+        with reported(f"waiting for {url}") if "://" in url else nullcontext():
+            yield
     except store_errors(ValueError) as error:
         raise UserError(
             f"{url} cannot be read: {one_line(error)}; check the path, the credentials and their permissions"

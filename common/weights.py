@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from common.disk import atomic_write
+from common.files import check_file
 
 WRAPPERS = ("model", "state_dict")
 """Keys of the weights in training checkpoints: `model` in GLIP, MERU, HyCoCLIP, PHyCLIP; `state_dict` in open_clip."""
@@ -25,6 +26,7 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Te
     OSError if the file cannot be opened, and ValueError, with a message that begins with the path, if it is damaged or
     contains anything else.
     """
+    check_file(path)
     contents = _load_safetensors(path, device) if path.suffix == ".safetensors" else _load_torch(path, device)
     if isinstance(contents, Mapping):
         contents = next((contents[key] for key in WRAPPERS if isinstance(contents.get(key), Mapping)), contents)

@@ -6,6 +6,7 @@ config.json and the metrics to demo/weights/MODEL_CARD.md, unless `--dry-run` is
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -13,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from common.cli import EXIT_CODES, command
 from demo.calibration import OperatingPoint, ScoredImage, choose_thresholds, grid, grid_table
 from demo.eval_tables import caption_table, filter_boxes, prompt_table, read_predictions
 from demo.make_input import CANVASES
@@ -41,9 +43,10 @@ SEARCH_FLOOR = 0.02  # minimum grounding score of the boxes for AP and recall; t
 Images = list[tuple[list[Prediction], Truth]]
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+@command()
+def main() -> int:
+    """Run the command line. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], epilog=EXIT_CODES)
     parser.add_argument("--scenes", type=int, default=N_SCENES, help="scenes per style in each of the two sets")
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="folder that contains glip/ and clip/")
     parser.add_argument("--dry-run", action="store_true", help="do not write thresholds and model card")
@@ -58,6 +61,7 @@ def main() -> None:
     if not options.dry_run:
         write_thresholds(options.weights, chosen)
         write_card(CARD, lines)
+    return 0
 
 
 def card_lines(
@@ -209,4 +213,4 @@ def write_card(path: Path, lines: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,10 +10,11 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.processes import descendants, kill
 from demo.local_web import wait_for_answer
 
 HOST = "127.0.0.1"
@@ -129,36 +130,4 @@ def stop_with_descendants(head: "subprocess.Popen[bytes]") -> None:
     except subprocess.TimeoutExpired:
         head.kill()
         head.wait()
-    for pid, started in processes.items():
-        if started_at(pid) == started:  # the same process, not a new one with a reused id
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def stat_fields(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat, starting with the state; None if the process or /proc does not exist."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-
-
-def started_at(pid: int) -> str | None:
-    """Return the start time of a process in clock ticks since boot. Together with the id, it identifies a process."""
-    fields = stat_fields(pid)
-    return fields[19] if fields else None
-
-
-def descendants(root: int) -> dict[int, str]:
-    """Return {process id: start time} of all descendants of `root`."""
-    children: dict[int, list[tuple[int, str]]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        if fields := stat_fields(int(entry.name)):
-            children.setdefault(int(fields[1]), []).append((int(entry.name), fields[19]))
-    found: dict[int, str] = {}
-    pending = [root]
-    while pending:
-        for pid, started in children.get(pending.pop(), []):
-            found[pid] = started
-            pending.append(pid)
-    return found
+    kill(processes)

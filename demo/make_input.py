@@ -10,6 +10,7 @@ Seeds and order are fixed, so the same port gives the same bytes.
 
 import argparse
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from common.cli import EXIT_CODES, command
 from demo.serve import HOST, PORT
 from demo.world.layout import WorldConfig
 from demo.world.scenes import DEMO_SEEDS, make_scene
@@ -238,9 +240,10 @@ def write_input(out: Path, n_rows: int, port: int, only_good: bool = False) -> l
     return rows
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+@command()
+def main() -> int:
+    """Run the command line. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], epilog=EXIT_CODES)
     parser.add_argument("--out", type=Path, default=INPUT, help="output folder")
     parser.add_argument(
         "--rows",
@@ -253,7 +256,8 @@ def main() -> None:
     options = parser.parse_args()
     rows = write_input(options.out, options.rows, options.port, options.only_good)
     print(f"{len(rows)} rows in {options.out}; serve their images with: python -m demo.serve --port {options.port}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

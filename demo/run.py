@@ -9,13 +9,13 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
-from common.errors import UserError
+from common.cli import BUG, EXIT_CODES, command
+from common.config_help import print_text
+from common.text import message_lines
 from demo.local_ray import local_ray, submit
 from demo.local_web import server, usable_port
 from demo.make_input import N_ROWS, write_input
@@ -28,35 +28,26 @@ from pipeline.report.summary import summary_table
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@command("finished shards are kept; run the same command again to resume")
 def main() -> int:
     """Run the command line. Returns the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], epilog=EXIT_CODES)
     parser.add_argument("--out", type=Path, default=ROOT / "out", help="folder of the outputs demo/ and demo_input/")
     parser.add_argument("--rows", type=int, default=N_ROWS, help="number of input rows")
     parser.add_argument("--cpus", type=int, default=max(os.cpu_count() or 2, 2), help="CPUs that Ray may use")
     parser.add_argument("--fresh", action="store_true", help="delete the output of an earlier run first")
     options = parser.parse_args()
-    # Handle SIGTERM like Ctrl-C, so that started processes are stopped.
-    signal.signal(signal.SIGTERM, interrupt)
     start = time.monotonic()
     output, folder = options.out.resolve() / "demo", options.out.resolve() / "demo_input"
     if options.fresh:
         shutil.rmtree(output, ignore_errors=True)
     try:
         run(output, folder, options.rows, options.cpus)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except (RuntimeError, OSError, UserError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"finished in {time.monotonic() - start:.0f} s\nreport: {output / 'report.html'}")
+    except (RuntimeError, OSError) as error:  # its message may end with lines of a log
+        print(message_lines(f"error: {error}"), file=sys.stderr)
+        return BUG
+    print_text(f"finished in {time.monotonic() - start:.0f} s\nreport: {output / 'report.html'}")
     return 0
-
-
-def interrupt(_: int, __: FrameType | None) -> None:
-    """Handle a signal by raising KeyboardInterrupt."""
-    raise KeyboardInterrupt
 
 
 def run(output: Path, folder: Path, n_rows: int, n_cpus: int) -> None:
@@ -76,14 +67,17 @@ def run(output: Path, folder: Path, n_rows: int, n_cpus: int) -> None:
             print_status(f"Ray is running at {ray.address}; submitting the job")
             job = ["pipeline/grit.py", "jobs/demo.yaml", f"input={folder / 'pairs.parquet'}", f"output={output}"]
             job.append("report.summary=false")  # printed below, together with the ground truth
+            job.append("overwrite=true")  # of an earlier version of the code or of the models
             if submit(ray, ROOT, [sys.executable, *job]) != 0:
                 raise RuntimeError("the job failed; see its log above")
     truth = truth_metrics(read_rows(output), read_truth(folder))
     stats = build_stats(str(output), truth=truth)
     write_report(str(output))
-    print(f"\n{summary_table(stats)}\n\n{format_table(truth)}\n")
+    print_text(f"\n{summary_table(stats)}\n\n{format_table(truth)}\n")
     differences = unexpected_drops(stats, json.loads((folder / "expected.json").read_text("utf-8")))
-    print("\n".join(f"warning: {line}" for line in differences) or "all rows with problems were dropped as expected")
+    print_text(
+        "\n".join(f"warning: {line}" for line in differences) or "all rows with problems were dropped as expected"
+    )
 
 
 def digest(path: Path) -> str | None:

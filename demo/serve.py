@@ -14,11 +14,13 @@ Images are generated per request; only the artwork is read from disk.
 
 import argparse
 import asyncio
+import sys
 from functools import lru_cache
 from typing import get_args
 
 from aiohttp import web
 
+from common.cli import EXIT_CODES, command
 from demo.hostile import BROKEN_FILES, IMAGE_VARIANTS, OVERSIZED_BYTES
 from demo.world.layout import WorldConfig
 from demo.world.scenes import make_scene
@@ -153,12 +155,14 @@ def make_app() -> web.Application:
     return app
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+@command()
+def main() -> int:
+    """Run the command line. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], epilog=EXIT_CODES)
     parser.add_argument("--port", type=int, default=PORT, help="port to listen on")
     web.run_app(make_app(), host=HOST, port=parser.parse_args().port, shutdown_timeout=0.5, access_log=None, print=None)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,6 +7,7 @@ moving average.
 import argparse
 import copy
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 from torch import Tensor
 
+from common.cli import EXIT_CODES, command
 from common.optim import parameter_groups, warmup_cosine
 from demo.clip_data import Batch, DataConfig, augment, batches
 from demo.clip_evaluation import evaluate
@@ -206,9 +208,10 @@ def save_and_evaluate(model: CLIP, tokenizer: Tokenizer, config: TrainClipConfig
         print(f"{style:9} " + json.dumps({key: value for key, value in row.items() if key != "thresholds"}))
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+@command()
+def main() -> int:
+    """Run the command line. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, epilog=EXIT_CODES)
     parser.add_argument("--out", type=Path, default=WEIGHTS, help="output folder")
     parser.add_argument("--steps", type=int, default=TrainClipConfig.steps, help="number of steps")
     parser.add_argument("--processes", type=int, default=TrainClipConfig.processes, help="number of processes")
@@ -219,7 +222,8 @@ def main() -> None:
         torch.multiprocessing.spawn(
             train, args=(f"{folder}/rendezvous", config, arguments.out), nprocs=config.processes, join=True
         )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

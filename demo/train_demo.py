@@ -12,7 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from common.errors import UserError
+from common.cli import BUG, EXIT_CODES, command
+from common.config_help import print_text
+from common.text import message_lines
 from demo.train_demo_data import ROOT, DataConfig, make_data
 from trainer.metrics.curves import write_curves
 from trainer.models.registry import MODELS
@@ -21,9 +23,10 @@ JOBS = "jobs/train_demo"
 OUTPUT = ROOT / "out" / "train_demo"
 
 
+@command("run the same command again to resume")
 def main() -> int:
     """Run the command line. Returns the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], epilog=EXIT_CODES)
     parser.add_argument("--model", choices=tuple(MODELS), default="hycoclip", help="model to train")
     parser.add_argument(
         "--out", type=Path, default=OUTPUT, help="folder of the outputs pairs/, shards/, concepts/ and MODEL/"
@@ -45,14 +48,11 @@ def main() -> int:
         train(options.model, folder, options.overrides)
         curves = write_curves(output)
         metrics = json.loads((output / "evaluation.json").read_text("utf-8"))
-    except (RuntimeError, OSError, UserError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; run the same command to resume", file=sys.stderr)
-        return 130
-    print(f"\n{format_table(options.model, metrics)}\n")
-    print(f"finished in {time.monotonic() - start:.0f} s\ncurves: {curves}\nmodel: {output / 'model'}")
+    except (RuntimeError, OSError) as error:  # its message may end with lines of a log
+        print(message_lines(f"error: {error}"), file=sys.stderr)
+        return BUG
+    print_text(f"\n{format_table(options.model, metrics)}\n")
+    print_text(f"finished in {time.monotonic() - start:.0f} s\ncurves: {curves}\nmodel: {output / 'model'}")
     return 0
 
 

@@ -7,6 +7,7 @@ that of scenes with captions rises. Processes use different seeds and average th
 import argparse
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from common.cli import EXIT_CODES, command
 from common.weights import read_tensors
 from demo.world.scenes import TRAIN_SEEDS, Curriculum, Scene, corpus, scene_stream
 from demo.world.sprites import TRAIN_STYLES, Style
@@ -39,9 +41,10 @@ N_CAPTIONS = 20_000  # captions that the vocabulary is built from
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "16000000000"}
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+@command()
+def main() -> int:
+    """Run the command line. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=EXIT_CODES)
     parser.add_argument("--out", type=Path, required=True, help="output folder of weights, log and checkpoint")
     parser.add_argument("--steps", type=int, default=OptimConfig.steps, help="number of steps per process")
     parser.add_argument(
@@ -72,6 +75,7 @@ def main() -> None:
         mp.spawn(run, (options, config, vocab, rendezvous), nprocs=options.processes)
     finally:
         rendezvous.unlink(missing_ok=True)
+    return 0
 
 
 def run(rank: int, options: argparse.Namespace, config: GlipTrainConfig, vocab: Path, rendezvous: Path) -> None:
@@ -142,4 +146,4 @@ def copy_image_tower(model: Glip, clip: Path) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

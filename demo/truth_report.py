@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from common.cli import EXIT_CODES, command
 from demo.make_input import EARLY_STAGES, INPUT
 from demo.world.sprites import HELD_OUT_STYLE
 from demo.world.truth import Prediction, Tally, Truth, prediction_of, tally
@@ -125,14 +127,16 @@ def unexpected_drops(stats: Statistics, expected: dict[str, dict[str, int]]) -> 
     return lines
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+@command()
+def main() -> int:
+    """Run the command line. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], epilog=EXIT_CODES)
     parser.add_argument("output", type=Path, help="output folder of the job")
     parser.add_argument("--input", type=Path, default=INPUT, help="folder that contains truth.json")
     options = parser.parse_args()
     print(format_table(truth_metrics(read_rows(options.output), read_truth(options.input))))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

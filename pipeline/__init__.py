@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from pipeline.download.stage import Download
     from pipeline.ground.config import GroundConfig
     from pipeline.ground.stage import Ground
+    from pipeline.local import run_local
     from pipeline.parse.config import ParseConfig
     from pipeline.parse.stage import Parse
+    from pipeline.provenance import make_provenance
     from pipeline.read.config import ReadConfig
     from pipeline.read.plan import plan_shards
     from pipeline.read.stage import read_shard
@@ -30,9 +32,9 @@ if TYPE_CHECKING:
     from pipeline.report.config import ReportConfig
     from pipeline.report.html import write_report
     from pipeline.report.stats import build_stats
-    from pipeline.run import run_local
     from pipeline.score.config import ScoreConfig
     from pipeline.score.stage import Score
+    from pipeline.score.thresholds import resolve_thresholds
     from pipeline.write.config import WriteConfig
     from pipeline.write.stage import write_shard
 
@@ -54,9 +56,11 @@ EXPORTS: Final = {
     "build_stats": "pipeline.report.stats",
     "clean_captions": "pipeline.captions.stage",
     "load_config": "pipeline.config",
+    "make_provenance": "pipeline.provenance",
     "plan_shards": "pipeline.read.plan",
     "read_shard": "pipeline.read.stage",
-    "run_local": "pipeline.run",
+    "resolve_thresholds": "pipeline.score.thresholds",
+    "run_local": "pipeline.local",
     "write_report": "pipeline.report.html",
     "write_shard": "pipeline.write.stage",
 }
@@ -79,8 +83,10 @@ __all__ = [
     "build_stats",
     "clean_captions",
     "load_config",
+    "make_provenance",
     "plan_shards",
     "read_shard",
+    "resolve_thresholds",
     "run_local",
     "write_report",
     "write_shard",

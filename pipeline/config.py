@@ -1,5 +1,6 @@
 """The configuration of the pipeline, loaded from YAML files and `key=value` arguments."""
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from common.config import Keys, check_range, merge, read_layers, runtime, split_runtime
+from common.config import Keys, check_positive, check_range, merge, read_layers, runtime, split_runtime
 from common.errors import UserError
 from pipeline.captions.config import CaptionsConfig
 from pipeline.download.config import DownloadConfig
@@ -32,24 +33,32 @@ KEYS: Final = Keys(
 
 @dataclass(frozen=True, kw_only=True)
 class RayConfig:
-    """Distribution of the work over a cluster (pipeline/on_ray.py)."""
+    """Distribution of the work over a cluster (pipeline/on_ray/); the limits hold for both runners."""
 
-    # ray; or local: run the stages in a plain loop in this process
+    # ray; or local: one process on this machine, without Ray
     runner: Literal["ray", "local"] = "ray"
     # cluster to join; null: RAY_ADDRESS if it is set, else start Ray on this machine
     address: str | None = None
-    # processes that download, parse and write; null: as many as the CPUs allow
+    # upper limit on the tasks that download, parse and write at the same time; null: as many as the CPUs allow
     cpu_workers: int | None = None
-    # processes that ground and score; null: one per GPU, or one per CPU without GPUs
+    # upper limit on the processes that ground and score; null: as many as the cluster can run
     model_workers: int | None = None
-    # GPUs of one model worker, if the cluster has any; 0.5: two workers share one
-    gpus_per_model_worker: float = 1.0
-    # how often a shard is retried after its worker died
+    # GPUs of one model worker; 0.5: two share one; null: 1 if the cluster has GPUs when the job starts, else 0
+    gpus_per_model_worker: float | None = None
+    # how often a shard is retried after an error or the death of its worker, before it counts as failed
     retries: int = 2
+    # seconds that one step of a shard may take; beyond it, its worker is killed
+    step_timeout_s: float = 3600.0
+    # number of failed shards above which the job stops; null: the larger of 1 % of the shards and 10
+    max_failed_shards: int | None = None
 
     def __post_init__(self) -> None:
         check_range(self, "cpu_workers", "model_workers", least=1)
-        check_range(self, "retries", least=0)
+        check_range(self, "gpus_per_model_worker", "retries", "max_failed_shards", least=0)
+        check_positive(self, "step_timeout_s")
+        gpus = self.gpus_per_model_worker
+        if gpus is not None and gpus > 1 and gpus != int(gpus):
+            raise UserError(f"gpus_per_model_worker is {gpus}; give a whole number, or a fraction of one GPU")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +73,10 @@ class PipelineConfig:
     rows_per_shard: int = 1000
     # read only the first `limit` input rows; null: all
     limit: int | None = None
+    # discard the finished shards of the output that another job wrote: with other settings, packages, models or input
+    overwrite: bool = runtime(False)
+    # number of rows dropped as internal_error above which the job stops; null: the larger of 1 % of the rows and 100
+    max_internal_errors: int | None = runtime(None)
     read: ReadConfig = field(default_factory=ReadConfig)
     download: DownloadConfig = field(default_factory=DownloadConfig)
     captions: CaptionsConfig = field(default_factory=CaptionsConfig)
@@ -76,6 +89,7 @@ class PipelineConfig:
 
     def __post_init__(self) -> None:
         check_range(self, "rows_per_shard", "limit", least=1)
+        check_range(self, "max_internal_errors", least=0)
         for key in ("input", "output"):
             if not getattr(self, key):
                 raise UserError(f"{key} is not set; put it in the YAML or give {key}=... on the command line")
@@ -111,7 +125,16 @@ def content_hash(config: PipelineConfig) -> str:
 def runtime_settings(config: PipelineConfig) -> dict[str, Any]:
     """The `runtime` settings of the stages, which manifests record; those of Ray and the report are not included."""
     _, settings = split_runtime(config)
-    return {group: values for group, values in settings.items() if group not in ("report", "ray")}
+    return {
+        group: values
+        for group, values in settings.items()
+        if group not in ("overwrite", "max_internal_errors", "report", "ray")
+    }
+
+
+def with_formats(config: PipelineConfig, formats: Sequence[str]) -> PipelineConfig:
+    """Return the configuration with other output formats."""
+    return dataclasses.replace(config, write=dataclasses.replace(config.write, formats=tuple(formats)))
 
 
 def repository_root() -> Path:

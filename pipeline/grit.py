@@ -3,7 +3,6 @@
 `python pipeline/grit.py --help` lists all keys.
 """
 
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +12,11 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # when started as a file from another folder
     sys.path.insert(0, str(ROOT))
 
+from common.cli import EXIT_CODES, FAILED_SHARDS, command, set_up_logging  # noqa: E402
 from common.config_help import describe, print_text  # noqa: E402
-from common.errors import UserError  # noqa: E402
 from pipeline.config import KEYS, PipelineConfig, load_config  # noqa: E402
 
-USAGE: Final = """\
+USAGE: Final = f"""\
 usage: python pipeline/grit.py [CONFIG.yaml ...] [key=value ...]
 
 Turns image-text pairs into grounded training shards: downloads the images, parses the captions, grounds their phrases
@@ -27,7 +26,8 @@ stopped, run the same command again.
   python pipeline/grit.py jobs/demo.yaml input=pairs.parquet output=out/mine limit=1000
   ray job submit --working-dir . -- python pipeline/grit.py jobs/demo.yaml input=/data/pairs output=/data/shards
 
-Exit codes: 0 done; 1 a bug or a failed machine; 2 an error that you can fix, described by the message; 130 interrupted.
+{EXIT_CODES}
+3 done, but some shards failed: OUTPUT/_failed/ has their errors, and the next run tries them again.
 """
 
 
@@ -36,25 +36,17 @@ def help_text() -> str:
     return describe(USAGE, PipelineConfig, KEYS.short)
 
 
+@command("finished shards are kept; run the same command again to resume")
 def main(arguments: Sequence[str]) -> int:
     """Run the job with these command-line arguments; return the exit code, which `USAGE` explains."""
     if "-h" in arguments or "--help" in arguments:
         print_text(help_text())
         return 0
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
-    try:
-        config = load_config(arguments)
-        # This imports torch and spaCy, which takes seconds; --help and messages about wrong keys do not need them.
-        from pipeline.job import run
+    set_up_logging()
+    config = load_config(arguments)
+    from pipeline.job import run  # imports torch and spaCy, which take seconds; --help and wrong keys do not need them
 
-        run(config)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted: finished shards are kept; run the same command again to resume", file=sys.stderr)
-        return 130
-    return 0
+    return FAILED_SHARDS if run(config) else 0
 
 
 if __name__ == "__main__":

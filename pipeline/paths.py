@@ -1,49 +1,49 @@
 """Checks of the input and output paths of a job, before anything is computed."""
 
 import dataclasses
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable
 
 from common.errors import UserError
-from common.paths import absolute, check_output_is_absolute
+from common.paths import absolute, check_input_is_absolute, check_output_is_absolute
 from common.remote import open_store
+from common.urls import without_user
 from pipeline.config import PipelineConfig
-from pipeline.read.types import ShardPlan
 from pipeline.write.store import Store
-from schemas.files import FILES, MANIFEST_FOLDER
+from schemas.files import FILES
 
 
 def with_absolute_paths(config: PipelineConfig) -> PipelineConfig:
     """Make input and output absolute, since workers run in other folders.
 
-    Raises UserError for a relative output of a Ray job, which would be lost.
+    Raises UserError for a relative input or output of a Ray job, and for a URL with a user name or a password.
     """
+    check_no_user(config)
     check_output_is_absolute(config.output, "an absolute path or a URL")
+    check_input_is_absolute(config.input)
     return dataclasses.replace(config, input=absolute(config.input), output=absolute(config.output))
 
 
-def check_output_outside_input(config: PipelineConfig, plans: Sequence[ShardPlan]) -> None:
+def check_no_user(config: PipelineConfig) -> None:
+    """Raise UserError if the input or output is a URL with a user name or a password, which paths of shards repeat."""
+    for key in ("input", "output"):
+        if without_user(value := getattr(config, key)) != value:
+            raise UserError(
+                f"the URL of {key}= contains a user name or a password; remove them, and give the credentials in the "
+                "environment or in the configuration of fsspec (docs/cluster.md)"
+            )
+
+
+def check_output_outside_input(config: PipelineConfig, files: Iterable[str]) -> None:
     """Raise UserError if the output is inside the input: the next run would read the shards of this one."""
     filesystem, folder = open_store(config.input)
     output_store, output = open_store(config.output)
     inside = f"{output}/".startswith(f"{folder.rstrip('/')}/") and filesystem.isdir(folder)
     roots = (output_store.unstrip_protocol(output), output)
     shard_folders = tuple(f"{root}/{kind}/" for root in roots for kind in FILES)
-    if inside or any(piece.path.startswith(shard_folders) for plan in plans for piece in plan.pieces):
+    if inside or any(path.startswith(shard_folders) for path in files):
         raise UserError(
             f"output {config.output!r} is within the input {config.input!r}: the next run would read the shards of "
             "this one; give an output= outside the input"
-        )
-
-
-def check_no_foreign_shards(store: Store, output: str, n_shards: int) -> None:
-    """Raise UserError if `output` holds shards beyond the `n_shards` of this run: readers would mix two runs."""
-    names = [name for name in store.names(MANIFEST_FOLDER) if name.endswith(".json")]
-    foreign = sorted(name for name in names if int(Path(name).stem) >= n_shards)
-    if foreign:
-        raise UserError(
-            f"{output} holds {len(foreign)} shards beyond this run's {n_shards} (first: {Path(foreign[0]).stem}), "
-            "written by an earlier run with more rows or smaller shards; give another output=, or remove that folder"
         )
 
 

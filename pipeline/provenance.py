@@ -52,6 +52,11 @@ def make_provenance(config: PipelineConfig) -> Provenance:
     """Collect everything that decides the content of a shard: a finished shard is reused only if all of it is equal.
 
     Raises UserError if a model or its calibrated threshold cannot be read.
+
+    >>> from pipeline import load_config, make_provenance
+    >>> provenance = make_provenance(load_config(["input=pairs.csv", "output=out"]))
+    >>> provenance["models"]["grounder"]["name"], sorted(provenance["packages"])[:2]
+    ('miniature', ['ftfy', 'opencv-python-headless'])
     """
     grounder, scorer = config.ground.grounder, config.score.scorer
     thresholds = resolve_thresholds(config.score, grounder)

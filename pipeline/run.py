@@ -1,29 +1,30 @@
 """The order of the stages, and the three steps that compute one shard.
 
-    Prepare: read -> download -> captions -> parse     CPU, waits for the network
-    Infer:   ground -> score                           models
+    prepare: read -> download -> captions -> parse     CPU, waits for the network
+    infer:   ground -> score                           models
     write:   write                                     CPU
 
-This module does not use Ray; on_ray.py runs the same three steps on a cluster.
+This module starts no process: local.py runs the steps in a child process, on_ray/ on a cluster.
 """
 
+import dataclasses
 import json
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Final, Literal
 
 import pyarrow as pa
-import torch
 
-from pipeline.captions.stage import clean_captions
+from common.errors import UserError
 from pipeline.config import PipelineConfig, runtime_settings
-from pipeline.download.stage import Download
-from pipeline.ground.stage import Ground
-from pipeline.parse.stage import Parse
+from pipeline.download.permits import PermitAddress
+from pipeline.faults.fault import Fault, ShardError
+from pipeline.faults.stage import Stage, run_isolated
 from pipeline.read.stage import read_shard
 from pipeline.read.types import ShardPlan
-from pipeline.score.stage import Score
-from pipeline.score.thresholds import resolve_thresholds
 from pipeline.stored_images import StoredImages
 from pipeline.write.stage import write_shard
 from pipeline.write.store import Store
@@ -32,62 +33,157 @@ from schemas.manifest import Manifest, Provenance, Timings
 from schemas.rows import BOUNDARIES
 from schemas.table import kept_indices
 
-Stage = Callable[[pa.Table], pa.Table]
+Step = Literal["prepare", "infer", "write"]
+STAGES_OF: Final[Mapping[Step, tuple[str, ...]]] = {
+    "prepare": ("read", "download", "captions", "parse"),
+    "infer": ("ground", "score"),
+    "write": ("write",),
+}
 
 
-class Prepare:
-    """The CPU step: read, download and parse the rows of a shard."""
+@dataclass(frozen=True)
+class Notes:
+    """Notes on a shard besides its table: the time of each stage, and the rows on which a stage failed."""
 
-    def __init__(self, config: PipelineConfig) -> None:
-        self.config = config
-        self.stages: list[tuple[str, Stage]] = [
-            ("download", Download(config.download)),
-            ("captions", partial(clean_captions, config=config.captions)),
-            ("parse", Parse(config.parse)),
-        ]
-
-    def __call__(self, plan: ShardPlan) -> tuple[pa.Table, Timings]:
-        start = time.perf_counter()
-        table = read_shard(plan, self.config.read)
-        timings: Timings = {"read": {"seconds": time.perf_counter() - start, "rows": float(table.num_rows)}}
-        return run_stages(self.stages, table, timings, plan)
+    timings: Timings
+    faults: tuple[Fault, ...] = ()
 
 
-class Infer:
-    """The model step: boxes for the phrases, scores for the boxes.
+@dataclass(frozen=True)
+class Done:
+    """A committed shard."""
 
-    On a CPU it uses one thread, since the last bits of sums depend on the number of threads. To use more cores, raise
-    the number of workers.
+    manifest: Manifest
+    faults: tuple[Fault, ...]
+
+
+class Steps:
+    """The steps of a process. Each stage is loaded when it is first used, and kept for the next shards.
+
+    Stages raise UserError for what the user can fix for the whole job. A step raises ShardError if the input of its
+    shard cannot be read, TooManyFaultsError for more than `max_internal_errors` faulty rows, and the exception of a
+    stage if no single row is at fault. `permits` is the server of the requests per host that all workers share.
     """
 
-    def __init__(self, config: PipelineConfig) -> None:
-        torch.set_num_threads(1)
-        self.images = StoredImages()
-        thresholds = resolve_thresholds(config.score, config.ground.grounder)
-        self.stages: list[tuple[str, Stage]] = [
-            ("ground", Ground(config.ground, decode=self.images)),
-            ("score", Score(config.score, thresholds, decode=self.images)),
-        ]
+    def __init__(self, config: PipelineConfig, provenance: Provenance, permits: PermitAddress | None = None) -> None:
+        self.config, self.provenance, self.permits = config, provenance, permits
+        self._stages: dict[str, Stage] = {}
 
-    def __call__(self, plan: ShardPlan, table: pa.Table, timings: Timings) -> tuple[pa.Table, Timings]:
+    def load(self, step: Step) -> None:
+        """Load the stages of a step."""
+        for name in STAGES_OF[step]:
+            if name in BOUNDARIES and name != "read":
+                self.stage(name)
+
+    def stage(self, name: str) -> Stage:
+        """Return the stage `name`, loaded."""
+        if name not in self._stages:
+            self._stages[name] = self.make_stage(name)
+        return self._stages[name]
+
+    def make_stage(self, name: str) -> Stage:
+        """Import and load a stage: a process imports only what it runs. Tests override this method to make rows fail."""
+        config = self.config
+        if name == "download":
+            from pipeline.download.stage import Download
+
+            return Download(config.download, self.permits)
+        if name == "captions":
+            from pipeline.captions.stage import clean_captions
+
+            return partial(clean_captions, config=config.captions)
+        if name == "parse":
+            from pipeline.parse.stage import Parse
+
+            return Parse(config.parse)
+        return self.make_model_stage(name)
+
+    def make_model_stage(self, name: str) -> Stage:
+        """Load `ground` or `score`.
+
+        On a CPU a model uses one thread, since the last bits of sums depend on the number of threads; more workers are
+        faster.
+        """
+        import torch
+
+        torch.set_num_threads(1)
+        if name == "ground":
+            from pipeline.ground.stage import Ground
+
+            return Ground(self.config.ground, decode=self.images)
+        from pipeline.score.stage import Score
+        from pipeline.score.thresholds import resolve_thresholds
+
+        thresholds = resolve_thresholds(self.config.score, self.config.ground.grounder)
+        return Score(self.config.score, thresholds, decode=self.images)
+
+    @cached_property
+    def images(self) -> StoredImages:
+        """The decoded images of the present shard, which `ground` and `score` share."""
+        return StoredImages()
+
+    def prepare(self, plan: ShardPlan) -> tuple[pa.Table, Notes]:
+        """Read, download and parse the rows of a shard."""
+        table, notes = self.read(plan)
+        return self.run_stages("prepare", plan, table, notes)
+
+    def infer(self, plan: ShardPlan, table: pa.Table, notes: Notes) -> tuple[pa.Table, Notes]:
+        """Find boxes for the phrases, and scores for the boxes."""
         try:
-            return run_stages(self.stages, table, dict(timings), plan)
+            return self.run_stages("infer", plan, table, notes)
         finally:
             self.images.clear()
 
+    def write(self, plan: ShardPlan, table: pa.Table, notes: Notes) -> Done:
+        """Write and commit a shard. The timings are in a separate file because they differ from run to run."""
+        start, n_kept = time.perf_counter(), len(kept_indices(table))
+        manifest, faults = run_isolated(
+            "write", partial(self.commit, plan), table, self.config.max_internal_errors, partial(self.rehearse, plan)
+        )
+        timings: Timings = {**notes.timings, "write": {"seconds": time.perf_counter() - start, "rows": float(n_kept)}}
+        Store(self.config.output).write(TIMINGS_FILE.format(plan.index), json.dumps(timings, sort_keys=True))
+        return Done(manifest, (*notes.faults, *faults))
+
+    def read(self, plan: ShardPlan) -> tuple[pa.Table, Notes]:
+        """Read the rows of a shard. Raises ShardError if the input cannot be read."""
+        start = time.perf_counter()
+        try:
+            table = read_shard(plan, self.config.read)
+        except UserError as error:
+            raise ShardError(str(error)) from error
+        return table, Notes({"read": {"seconds": time.perf_counter() - start, "rows": float(table.num_rows)}})
+
+    def commit(self, plan: ShardPlan, table: pa.Table) -> Manifest:
+        """Write the files of a shard to the output."""
+        config = self.config
+        return write_shard(table, plan, config.write, config.output, self.provenance, runtime_settings(config))
+
+    def rehearse(self, plan: ShardPlan, table: pa.Table) -> None:
+        """Write some rows of a shard to a temporary folder, to see if they can be written."""
+        with tempfile.TemporaryDirectory() as folder:
+            write_shard(
+                table, dataclasses.replace(plan, n_rows=table.num_rows), self.config.write, folder, self.provenance
+            )
+
+    def run_stages(self, step: Step, plan: ShardPlan, table: pa.Table, notes: Notes) -> tuple[pa.Table, Notes]:
+        """Apply the stages of a step to a table."""
+        stages = [(name, self.stage(name)) for name in STAGES_OF[step] if name != "read"]
+        return run_stages(stages, table, notes, plan, self.config.max_internal_errors)
+
 
 def run_stages(
-    stages: Sequence[tuple[str, Stage]], table: pa.Table, timings: Timings, plan: ShardPlan
-) -> tuple[pa.Table, Timings]:
-    """Apply `stages` to a table one after the other; add the time of each to `timings`.
+    stages: Sequence[tuple[str, Stage]], table: pa.Table, notes: Notes, plan: ShardPlan, limit: int | None = None
+) -> tuple[pa.Table, Notes]:
+    """Apply `stages` to a table one after the other; add the time and the faulty rows of each to `notes`.
 
-    Raises RuntimeError if a stage changes the number of rows or does not return its schema, which is a bug. A note with
-    the stage and the rows is added to exceptions of a stage.
+    Rows on which a stage raises are dropped (`run_isolated`). Raises RuntimeError if a stage loses a row or returns
+    another schema than its own, which is a bug. Exceptions of a stage get a note with the stage and the rows.
     """
+    timings, faults = dict(notes.timings), list(notes.faults)
     for name, stage in stages:
         n_kept, n_rows, start = len(kept_indices(table)), table.num_rows, time.perf_counter()
         try:
-            table = stage(table)
+            table, found = run_isolated(name, stage, table, limit)
         except Exception as error:
             last_row = plan.first_row + plan.n_rows - 1
             error.add_note(f"in stage {name!r}, shard {plan.index} (rows {plan.first_row} to {last_row})")
@@ -97,42 +193,10 @@ def run_stages(
         if not table.schema.equals(BOUNDARIES[name]):
             raise RuntimeError(f"stage {name!r} returned columns that differ from its schema: {table.schema.names}")
         timings[name] = {"seconds": time.perf_counter() - start, "rows": float(n_kept)}
-    return table, timings
+        faults += found
+    return table, Notes(timings, tuple(faults))
 
 
-def write(
-    plan: ShardPlan, table: pa.Table, timings: Timings, config: PipelineConfig, provenance: Provenance
-) -> Manifest:
-    """Write and commit a shard; return its manifest.
-
-    The timings are in a separate file because they differ from run to run. Raises UserError if the output cannot be
-    written.
-    """
-    start, n_kept = time.perf_counter(), len(kept_indices(table))
-    manifest = write_shard(table, plan, config.write, config.output, provenance, runtime_settings(config))
-    timings = {**timings, "write": {"seconds": time.perf_counter() - start, "rows": float(n_kept)}}
-    Store(config.output).write(TIMINGS_FILE.format(plan.index), json.dumps(timings, sort_keys=True))
-    return manifest
-
-
-def run_local(plans: Sequence[ShardPlan], config: PipelineConfig, provenance: Provenance) -> Iterator[Manifest]:
-    """Compute the shards one after the other in this process; yield each manifest once it is committed.
-
-    `provenance` is `pipeline.provenance.make_provenance(config)`.
-
-    >>> import csv, tempfile
-    >>> from pathlib import Path
-    >>> from pipeline import load_config, plan_shards, run_local
-    >>> from pipeline.provenance import make_provenance
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> rows = [("url", "caption"), ("ftp://example.org/a.jpg", "a cat"), ("", "a dog")]
-    >>> with (folder / "pairs.csv").open("w", newline="") as file:
-    ...     csv.writer(file).writerows(rows)
-    >>> config = load_config([f"input={folder / 'pairs.csv'}", f"output={folder / 'out'}"])
-    >>> plans = plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
-    >>> [manifest["counts"] for manifest in run_local(plans, config, make_provenance(config))]
-    [{'read': 2, 'kept': 0, 'dropped': {'download': {'invalid_url': 1}, 'read': {'missing_url': 1}}}]
-    """
-    prepare, infer = Prepare(config), Infer(config)
-    for plan in plans:
-        yield write(plan, *infer(plan, *prepare(plan)), config, provenance)
+def compute_shard(plan: ShardPlan, steps: Steps) -> Done:
+    """Compute and commit a shard in this process, for tests and debuggers; a crash of a stage ends the process."""
+    return steps.write(plan, *steps.infer(plan, *steps.prepare(plan)))

@@ -8,8 +8,11 @@ from typing import Annotated, Any, Final, Literal, NotRequired, get_args, get_or
 import pyarrow as pa
 
 from schemas.files import (
+    FAILED_FILE,
     FILES,
     GRIT_MEMBERS,
+    JOB_FILE,
+    LEASE_FILE,
     MANIFEST_FILE,
     RUN_TIMINGS_FILE,
     STATS_FILE,
@@ -18,7 +21,8 @@ from schemas.files import (
     TrainAnnotations,
     grit_schema,
 )
-from schemas.manifest import Manifest, StageTiming
+from schemas.job import JobRecord, Lease
+from schemas.manifest import FailedShard, Manifest, StageTiming
 from schemas.rows import BOUNDARIES, BOX, BOX_SCORE, CHUNK, GIVEN_BOX, REF_EXP, TOKEN, VERSION
 from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, REASONS
@@ -32,7 +36,7 @@ STRUCTS: Final = {
     "BOX_SCORE": BOX_SCORE,
     "GIVEN_BOX": GIVEN_BOX,
 }
-JSON_FILES: Final[tuple[type, ...]] = (TrainAnnotations, Manifest, Statistics)
+JSON_FILES: Final[tuple[type, ...]] = (TrainAnnotations, Manifest, JobRecord, Lease, Statistics)
 """Types of JSON files with a table of their own; the types that they refer to follow at the end of the document."""
 JSON_NAMES: Final = {str: "string", int: "integer", float: "number", NoneType: "null", Any: "any"}
 INTRO: Final = f"""\
@@ -202,8 +206,17 @@ def files() -> list[str]:
         f"### manifest: `{MANIFEST_FILE.format(0)}`\n",
         "Written last: it commits the shard. Readers ignore the files of a shard without a manifest.\n",
         json_table(Manifest),
+        f"### failed shards: `{FAILED_FILE.format(0)}`\n",
+        f"{FailedShard.__doc__}\n",
+        json_table(FailedShard),
         f"### timings: `{TIMINGS_FILE.format(0)}` and `{RUN_TIMINGS_FILE}`\n",
         TIMINGS_NOTE,
+        f"### job: `{JOB_FILE}`\n",
+        "The job that wrote the shards. A later run compares its settings, versions, models and input with it.\n",
+        json_table(JobRecord),
+        f"### lease: `{LEASE_FILE}`\n",
+        "Exists while a job writes to the output.\n",
+        json_table(Lease),
         f"### statistics: `{STATS_FILE}`\n",
         json_table(Statistics),
     ]

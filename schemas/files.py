@@ -21,8 +21,15 @@ FILES: Final = MappingProxyType(
 """Paths of each format relative to the output folder; the number is the index of the shard."""
 MANIFEST_FOLDER: Final = "_manifests"
 MANIFEST_FILE: Final = f"{MANIFEST_FOLDER}/{{:05d}}.json"
-TIMINGS_FILE: Final = "_timings/{:05d}.json"
-RUN_TIMINGS_FILE: Final = "_timings/run.json"
+TIMINGS_FOLDER: Final = "_timings"
+TIMINGS_FILE: Final = f"{TIMINGS_FOLDER}/{{:05d}}.json"
+RUN_TIMINGS_FILE: Final = f"{TIMINGS_FOLDER}/run.json"
+FAILED_FOLDER: Final = "_failed"
+FAILED_FILE: Final = f"{FAILED_FOLDER}/{{:05d}}.json"
+JOB_FILE: Final = "_job.json"
+LEASE_FILE: Final = "_lease.json"
+OUTPUT_FOLDERS: Final = (".", *FILES, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER)
+"""All folders of an output, relative to it."""
 STATS_FILE: Final = "stats.json"
 REPORT_FILE: Final = "report.html"
 

@@ -24,6 +24,9 @@ class PlanJson(TypedDict):
     first_row: Annotated[int, "index of the first row in the input, from 0"]
     n_rows: Annotated[int, "number of rows"]
     pieces: Annotated[list[PieceJson], "the rows by file"]
+    appends: NotRequired[
+        Annotated[list[int], "first rows of the files that were appended to the input, up to those of this shard"]
+    ]
 
 
 class FileFacts(TypedDict):
@@ -35,11 +38,12 @@ class FileFacts(TypedDict):
 
 
 class Counts(TypedDict):
-    """Rows of a shard or of a run; read = kept + the sum of dropped."""
+    """Rows of a shard or of a run; read = kept + the sum of dropped + unfinished."""
 
     read: Annotated[int, "rows read"]
     kept: Annotated[int, "rows kept"]
     dropped: Annotated[dict[str, dict[str, int]], "rows dropped: {stage: {reason: n}}"]
+    unfinished: NotRequired[Annotated[int, "rows of failed shards; stats.json only, a manifest has none"]]
 
 
 class Removed(TypedDict):
@@ -112,6 +116,17 @@ class Manifest(TypedDict):
     runtime: Annotated[
         dict[str, Any], "settings that may differ between the shards of one output, such as devices and batch sizes"
     ]
+
+
+class FailedShard(TypedDict):
+    """`_failed/NNNNN.json`: a shard that failed. The next run tries it again, and removes the file if it succeeds."""
+
+    shard: Annotated[int, "index of the shard"]
+    rows: Annotated[int, "number of its rows, which count as unfinished"]
+    step: Annotated[str, "step that failed: prepare, infer or write"]
+    error: Annotated[str, "the last error, in one line"]
+    traceback: Annotated[str, "its traceback, which may be empty"]
+    attempts: Annotated[int, "number of attempts"]
 
 
 class StageTiming(TypedDict):

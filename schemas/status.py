@@ -12,13 +12,19 @@ STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
 KEPT: Final = "kept"
 DROPPED: Final = "dropped"
 
+INTERNAL_ERROR: Final = "internal_error"
+"""The drop reason of every stage for a row that the code cannot process."""
+_INTERNAL = {INTERNAL_ERROR: "the stage raised an exception, crashed, hung or ran out of memory on this row"}
+
 REASONS: Final = MappingProxyType(
     {
         "read": {
+            **_INTERNAL,
             "bad_row": "the row cannot be read: invalid JSON, or a value of the wrong type",
             "missing_url": "the row has neither a URL nor image bytes",
         },
         "download": {
+            **_INTERNAL,
             "invalid_url": "the URL is not a well-formed http(s) address",
             "private_address": "the host, or the host of a redirect, has a private, loopback or link-local address",
             "dns_error": "the host name cannot be resolved",
@@ -32,27 +38,32 @@ REASONS: Final = MappingProxyType(
             "not_an_image": "the body is not in a supported image format",
             "undecodable": "the first bytes are those of an image, but it is damaged or truncated",
             "too_many_pixels": "the header declares more pixels than the limit; the image is not decoded",
+            "too_costly": "decoding takes far more time or memory than the size explains: scans, tiles, fill bytes",
             "too_small": "the shorter side of the image is below the limit",
             "extreme_aspect_ratio": "the ratio of the longer to the shorter side exceeds the limit",
             "duplicate": "an earlier row of the same shard has the same image and the same caption",
         },
         "captions": {
+            **_INTERNAL,
             "empty_caption": "the caption is empty after cleaning",
             "caption_too_long": "the caption has more characters than the limit",
         },
         "parse": {
+            **_INTERNAL,
             "no_phrase": "the caption has no noun chunk, or all were removed (pronouns, abstract and relational nouns)",
         },
         "ground": {
+            **_INTERNAL,
             "no_box": "the grounder found no box for any phrase",
             "ungroundable": "the grounder can process none of the phrases, or no phrase of the input is in the caption",
         },
         "score": {
+            **_INTERNAL,
             "box_too_small": "the last remaining boxes were below the size limit",
             "low_score": "the last remaining boxes had a grounding score below the threshold",
             "low_clip_score": "the last remaining boxes had a CLIP score below the threshold",
         },
-        "write": {},
+        "write": {**_INTERNAL},
     }
 )
 """Stage -> drop reason -> its meaning."""

@@ -11,7 +11,17 @@ from typing import Any, Final, Literal
 
 from omegaconf import OmegaConf
 
-from common.config import Keys, Layer, check_positive, check_range, merge, read_layers, runtime, runtime_keys
+from common.config import (
+    Keys,
+    Layer,
+    check_positive,
+    check_range,
+    merge,
+    read_layers,
+    runtime,
+    runtime_keys,
+    without_passwords,
+)
 from common.config_help import describe
 from common.devices import Precision, check_device
 from common.errors import UserError
@@ -192,8 +202,8 @@ def help_text(usage: str, arguments: Sequence[str] = ()) -> str:
 
 
 def as_dict(config: TrainConfig) -> dict[str, Any]:
-    """Convert the configuration to plain values, which can be written as JSON and read back unchanged."""
-    plain = json.loads(json.dumps(OmegaConf.to_container(OmegaConf.structured(config))))
+    """Convert the configuration to plain values, which JSON returns unchanged; URLs have no passwords."""
+    plain = without_passwords(json.loads(json.dumps(OmegaConf.to_container(OmegaConf.structured(config)))))
     assert isinstance(plain, dict)
     return plain
 

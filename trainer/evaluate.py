@@ -1,11 +1,12 @@
 """Evaluate trained models: `python -m trainer.evaluate model=[MODEL] data=FOLDER ...`. `--help` explains both forms."""
 
-import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.cli import EXIT_CODES, command, set_up_logging
 from common.config import Keys, merge, read_layers
 from common.config_help import describe, print_text
 from common.devices import check_device, pick_device
@@ -65,8 +66,10 @@ results of the second form; output=FILE.json also writes them to a file, as numb
     syntax_edge      word and its head in the parse
     syntax_word      word by itself and the same word in its caption
 
-Exit code: 0 finished; 1 internal error; 2 error that you can fix (the message explains how); 3 the first form finished,
-but a model could not be loaded, a task named in `tasks` lacks its files, or a task has malformed files.
+"""
+USAGE += f"""{EXIT_CODES}
+3 the first form finished, but a model could not be loaded, a task named in `tasks` lacks its files, or a task has
+malformed files.
 """
 
 
@@ -86,26 +89,22 @@ class EvaluateConfig(EvaluationConfig):
         check_device(self)
 
 
+@command()
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code, as documented in --help."""
     if not arguments or "-h" in arguments or "--help" in arguments:
         print_text(help_text())
         return 0 if arguments else 2
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
-    try:
-        if is_benchmark(arguments):
-            from trainer.benchmark import run_benchmarks  # imports torch, which --help does not need
+    set_up_logging()
+    if is_benchmark(arguments):
+        from trainer.benchmark import run_benchmarks  # imports torch, which --help does not need
 
-            return run_benchmarks(merge(BenchmarkConfig, read_layers(arguments, Keys())))
-        model, config = parse(arguments)
-        results = run(model, config)
-        for name, value in results.items():
-            print(f"{name:48}{100 * value:7.2f} %")
-        if config.output:
-            write(results, Path(config.output))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return run_benchmarks(merge(BenchmarkConfig, read_layers(arguments, Keys())))
+    model, config = parse(arguments)
+    results = run(model, config)
+    print_text("\n".join(f"{name:48}{100 * value:7.2f} %" for name, value in results.items()))
+    if config.output:
+        write(results, Path(config.output))
     return 0
 
 
@@ -119,7 +118,7 @@ def help_text() -> str:
 def is_benchmark(arguments: Sequence[str]) -> bool:
     """True for the form without a model as the first argument: `model`, `data` or `tasks` is a key."""
     first = arguments[0]
-    if Path(first).is_dir() or not ("=" in first or first.endswith((".yaml", ".yml"))):
+    if os.path.isdir(first) or not ("=" in first or first.endswith((".yaml", ".yml"))):
         return False
     return any(key in layer for layer, _ in read_layers(arguments, Keys()) for key in ("model", "data", "tasks"))
 
@@ -127,7 +126,7 @@ def is_benchmark(arguments: Sequence[str]) -> bool:
 def parse(arguments: Sequence[str]) -> tuple[str, EvaluateConfig]:
     """Return the path of the model and the configuration. Raises UserError for an argument that cannot be used."""
     path, *others = arguments
-    if ("=" in path or path.endswith((".yaml", ".yml"))) and not Path(path).is_dir():
+    if ("=" in path or path.endswith((".yaml", ".yml"))) and not os.path.isdir(path):
         raise UserError(f"the first argument is {path!r}; give the model first: a folder, or a released .pth file")
     return path, merge(EvaluateConfig, read_layers(others, Keys()))
 

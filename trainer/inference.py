@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common.devices import pick_device
 from common.errors import UserError
-from common.images import ImageRejected, decode
+from common.images import ImageRejected, decode, to_pixels
 from trainer.checkpoints.model import LoadedModel
 from trainer.checkpoints.model import load_model as load_parts
 from trainer.data.preprocess import fit
@@ -124,13 +124,11 @@ class Model:
 
         Raises ValueError for CLIP, which has no cones.
 
-        >>> from trainer import MODELS, build_model
-        >>> from trainer.inference import entailed
-        >>> import torch
-        >>> meru = build_model("meru", MODELS["meru"].config(embed_dim=2))
-        >>> near, far = torch.tensor([[0.3, 0.0]]), torch.tensor([[0.9, 0.0], [0.0, 0.9]])
-        >>> entailed(meru, near, far).tolist()
-        [[True, False]]
+        >>> from trainer import load_model
+        >>> model = load_model("tests/compatibility/v0_1/whole", device="cpu")  # the folder of a training run
+        >>> words, captions = model.encode_text(["a dog", "a cat"]), model.encode_text(["a dog on a sofa"])
+        >>> model.entails(words, captions).shape
+        torch.Size([2, 1])
         """
         if not isinstance(self.module, Hyperbolic):
             raise ValueError(f"{self.name} has no entailment cones; load one of the hyperbolic models")
@@ -168,12 +166,17 @@ def entailed(model: Hyperbolic, general: Tensor, specific: Tensor, aperture_scal
 
 
 def read_image(image: ImageInput) -> NDArray[np.uint8]:
-    """Read an image as RGB, uint8 [h w 3]. Raises UserError if a file cannot be read as an image."""
+    """Read an image as upright RGB, uint8 [h w 3]. The same picture gives the same pixels as a path and as a PIL image.
+
+    Raises UserError for a file that cannot be read as an image, and for an array of another type or shape.
+    """
     if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
+            raise UserError(f"an image is an array {image.dtype} {list(image.shape)}; give uint8 [height, width, 3]")
         return image
-    if isinstance(image, PIL.Image.Image):
-        return np.array(image.convert("RGB"))
     try:
+        if isinstance(image, PIL.Image.Image):
+            return to_pixels(image)
         return decode(Path(image).read_bytes())
-    except (OSError, ImageRejected) as error:
+    except (OSError, ValueError, ImageRejected) as error:
         raise UserError(f"{image} cannot be read as an image: {error}") from error

@@ -21,6 +21,7 @@ from trainer.checkpoints.model import save_model
 from trainer.checkpoints.run import newest_checkpoint, restore_checkpoint, save_checkpoint
 from trainer.config import TrainConfig, as_dict, differences
 from trainer.data.preprocess import PreprocessConfig
+from trainer.data.versions import check_shards, record_shards
 from trainer.distributed.process import (
     average,
     average_unsharded_gradients,
@@ -80,7 +81,7 @@ def write_errors_explained(path: Path) -> Iterator[None]:
 def resume(run: Run, output: Path) -> None:
     """Restore the newest checkpoint, if one exists, and write the resolved configuration to OUTPUT/config.yaml.
 
-    Raises UserError if the configuration does not allow resuming from this checkpoint.
+    Raises UserError if the configuration or changed shards do not allow resuming from this checkpoint.
     """
     last = newest_checkpoint(output / "checkpoints")
     if last and run.config.resume == "never":
@@ -90,11 +91,14 @@ def resume(run: Run, output: Path) -> None:
         def changed(saved: dict[str, Any]) -> list[str]:
             return [] if run.config.resume == "anyway" else differences(saved, run.config)
 
+        if run.config.resume != "anyway":
+            check_shards(run.loader.urls, output)
         run.step, loader_state = restore_checkpoint(last, run, run.process, changed)
         run.loader.load_state_dict(loader_state)
     if run.process.is_main:
         with write_errors_explained(output / "config.yaml"):
             (output / "config.yaml").write_text(to_yaml(run.config), encoding="utf-8")
+            record_shards(run.loader.urls, output)
         log_summary(run, last)
 
 

@@ -11,7 +11,9 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
+from common.cli import set_up_logging
 from common.errors import UserError
+from common.local_ray import init_ray
 from common.paths import absolute, chdir_hook, check_output_is_absolute
 from trainer.config import TrainConfig
 from trainer.distributed.process import LostProcessError
@@ -59,8 +61,8 @@ def train_worker(loop_config: dict[str, Any]) -> str:
     """
     from trainer.loop import train
 
+    set_up_logging()
     chdir_hook(loop_config["folder"])()  # Ray Train starts each worker in another folder
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     try:
         train(loop_config["config"])
     except LostProcessError:
@@ -95,7 +97,7 @@ def connect(config: TrainConfig) -> None:
     address = config.ray.address or (None if "RAY_ADDRESS" in os.environ else "local")
     root = str(Path(__file__).resolve().parent.parent)
     try:
-        ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": root}}, logging_level=logging.WARNING)
+        init_ray(address, runtime_env={"env_vars": {"PYTHONPATH": root}}, logging_level=logging.WARNING)
     except ConnectionError as error:
         source = "ray.address" if config.ray.address else "the environment variable RAY_ADDRESS"
         raise UserError(

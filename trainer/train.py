@@ -5,11 +5,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from common.cli import EXIT_CODES, command, set_up_logging
 from common.config_help import print_text
-from common.errors import UserError
+from common.text import message
 from trainer.config import help_text, load_config
 
-USAGE = """\
+USAGE = f"""\
 usage: python -m trainer.train [CONFIG.yaml ...] [key=value ...]
 
 Train CLIP, MERU, HyCoCLIP, PHyCLIP, PoinCLIP or Syntax-MERU on shards: those of this project's pipeline, those of
@@ -23,22 +24,19 @@ resume a run that was stopped: it continues from its last checkpoint.
 
 --help model_name=NAME lists the settings of that model.
 
-Exit code: 0 finished; 1 internal error; 2 error that you can fix (the message explains how); 128 + N stopped by signal
-N after saving a checkpoint.
+{EXIT_CODES}
+After the first step, a signal stops the run with a checkpoint; a second one ends it at once.
 """
 
 
+@command("checkpoints are kept; repeat the command to resume")
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code, as documented in --help."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
-    try:
-        if "-h" in arguments or "--help" in arguments:
-            print_text(help_text(USAGE, arguments))
-            return 0
-        return run(arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if "-h" in arguments or "--help" in arguments:
+        print_text(help_text(USAGE, arguments))
+        return 0
+    set_up_logging()
+    return run(arguments)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -59,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         train(config)
     except StoppedError as stopped:
-        print(stopped, file=sys.stderr)
+        print(message(str(stopped)), file=sys.stderr)
         return 128 + stopped.signal_number
     return 0
 

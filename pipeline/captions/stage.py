@@ -21,6 +21,8 @@ def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:
 
     Adds `caption`. Rows are dropped as `empty_caption` or `caption_too_long`.
 
+    >>> import pyarrow as pa
+    >>> from pipeline import CaptionsConfig, clean_captions
     >>> from schemas.rows import DOWNLOADED
     >>> row = {"key": "0", "source": "pairs.csv", "source_row": 0, "status": "kept"}
     >>> row["caption_original"] = " A dog &amp; a  cat "

@@ -2,26 +2,30 @@
 
 import asyncio
 import hashlib
-from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-import aiohttp
 import pyarrow as pa
-import uvloop
 
 from common.images import ImageRejected, decode_reduced
+from pipeline.download.client import Client
 from pipeline.download.config import DownloadConfig
-from pipeline.download.fetch import FetchError, Request, fetch, new_session, parse_url
+from pipeline.download.failures import FetchError
+from pipeline.download.fetch import Deadline, Request
+from pipeline.download.hosts import TRIALS
+from pipeline.download.permits import PermitAddress, PermitsError
+from pipeline.download.urls import parse_url
+from pipeline.download.worker import Worker
 from pipeline.images import MAX_SIDE_PX, encode_jpeg, resize_as
 from schemas.rows import DOWNLOADED
+from schemas.status import INTERNAL_ERROR
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
-SMALL_BYTES = 256_000
-"""Size below which an image is decoded on the event loop: a thread would add 0.3 ms to the 2 ms of decoding."""
+POPULAR: Final = 16
+"""Number of rows in a table above which a host is tried with several rows at once."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,14 @@ class Download:
     Nothing is fetched for rows that already have an image (tars). A row is dropped if its image cannot be fetched or
     decoded, exceeds a limit of the configuration, or repeats image and caption of an earlier row.
 
+    An object keeps its connections, host names and dead hosts from one table to the next. `permits` is the address of a
+    PermitServer, by which all workers of a job together keep to `concurrency_per_host`; without it, each keeps to it
+    alone. Raises PermitsError if the server cannot be reached.
+
     >>> import numpy as np
+    >>> import pyarrow as pa
+    >>> from pipeline import Download, DownloadConfig
+    >>> from pipeline.images import encode_jpeg
     >>> from schemas.rows import READ
     >>> image = encode_jpeg(np.zeros((512, 768, 3), np.uint8))
     >>> row = {"key": "000000000000", "source": "a.tar", "source_row": 0, "status": "kept", "image": image}
@@ -48,15 +59,16 @@ class Download:
     [{'width': 384, 'height': 256, 'original_width': 768, 'original_height': 512}]
     """
 
-    def __init__(self, config: DownloadConfig) -> None:
+    def __init__(self, config: DownloadConfig, permits: PermitAddress | None = None) -> None:
         self.config = config
+        self._worker = Worker(config, permits)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         kept = kept_indices(table)
         urls, images, captions = (table[name].to_pylist() for name in ("url", "image", "caption_original"))
         keys = table["key"].to_pylist()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            found = runner.run(self._fetch_all([(urls[i], images[i]) for i in kept]))
+        rows = [(urls[i], images[i]) for i in kept]
+        found = self._worker.run(lambda client: self._prepare_all(rows, client))
         outcomes = dict(zip(kept, found, strict=True))
         drops = {i: outcome.drop for i, outcome in outcomes.items() if outcome.drop is not None}
         drops |= find_duplicates({i: outcomes[i] for i in kept if i not in drops}, captions, keys)
@@ -64,51 +76,65 @@ class Download:
         stored = [outcomes[i].image if i in outcomes else None for i in range(table.num_rows)]
         return drop_rows(set_column(table, "image", pa.array(stored, pa.binary())), "download", drops)
 
-    async def _fetch_all(self, rows: list[tuple[str | None, bytes | None]]) -> list[Outcome]:
-        """The outcomes of `rows` (URL, image bytes or None), in their order."""
-        slots = Slots(self.config)
-        with ThreadPoolExecutor(self.config.decode_threads, thread_name_prefix="decode") as pool:
-            async with new_session(self.config) as session:
-                outcomes = (
-                    self._prepare(image, pool) if image is not None else self._fetch(url or "", session, slots, pool)
-                    for url, image in rows
-                )
-                return await asyncio.gather(*outcomes)
+    def close(self) -> None:
+        """Close all connections; the next table opens new ones."""
+        self._worker.close()
 
-    async def _fetch(
-        self, url: str, session: aiohttp.ClientSession, slots: "Slots", pool: ThreadPoolExecutor
-    ) -> Outcome:
-        """Fetch the image of a row, from one host after the other if it is redirected."""
+    async def _prepare_all(self, rows: Sequence[tuple[str | None, bytes | None]], client: Client) -> list[Outcome]:
+        """The outcomes of `rows` (URL, image bytes or None), in their order."""
+        client.hosts.forget()
+        requests = [parse_request(url or "", self.config) if image is None else image for url, image in rows]
+        with ThreadPoolExecutor(self.config.decode_threads, thread_name_prefix="decode") as pool:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = {i: group.create_task(self._row(requests[i], client, pool)) for i in by_host(requests)}
+            except ExceptionGroup as errors:  # PermitsError, which the rows share
+                raise errors.exceptions[0] from None
+        return [tasks[i].result() for i in range(len(rows))]
+
+    async def _row(self, request: Request | bytes | FetchError, client: Client, pool: ThreadPoolExecutor) -> Outcome:
+        """The outcome of one row, whatever happens to it."""
         try:
-            request = Request(parse_url(url), self.config.deadline_s)
-            while True:
-                async with slots.at(request.host):
-                    found = await fetch(session, request, self.config)
-                    if isinstance(found, bytes):
-                        return await self._prepare(found, pool)
-                request = found
+            if isinstance(request, FetchError):
+                raise request
+            if isinstance(request, bytes):
+                return await self._prepare(request, pool)
+            async with client.body(request) as body:
+                return await self._prepare(body, pool)
         except FetchError as error:
             return Outcome({}, drop=error.drop)
+        except PermitsError:
+            raise
+        except Exception as error:
+            return Outcome({}, drop=Drop(INTERNAL_ERROR, f"{type(error).__name__}: {error}"[:300]))
 
     async def _prepare(self, data: bytes, pool: ThreadPoolExecutor) -> Outcome:
-        if self.config.decode_threads == 1 and len(data) < SMALL_BYTES:
-            return prepare_image(data, self.config)
+        # Never on the event loop: while an image is decoded, all connections would wait.
         return await asyncio.get_running_loop().run_in_executor(pool, prepare_image, data, self.config)
 
 
-class Slots:
-    """Limits on the number of concurrent requests, in total and per host."""
+def parse_request(url: str, config: DownloadConfig) -> Request | FetchError:
+    """The first request of a row, or the error in its URL."""
+    try:
+        return Request(parse_url(url), Deadline(config.deadline_s))
+    except FetchError as error:
+        return error
 
-    def __init__(self, config: DownloadConfig) -> None:
-        self._total = asyncio.Semaphore(config.concurrency)
-        self._per_host = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(config.concurrency_per_host))
 
-    @asynccontextmanager
-    async def at(self, host: str) -> AsyncIterator[None]:
-        """Wait for a slot for `host`, and occupy it until the context ends."""
-        # The semaphore of the host is first: rows that wait for a slow host must not occupy slots of the others.
-        async with self._per_host[host], self._total:
-            yield
+def by_host(requests: Sequence[Request | bytes | FetchError]) -> list[int]:
+    """The order in which to start: the first row of each host, the second of each, and so on.
+
+    The first rows find out early which hosts are slow or dead, and the rows of one host are spread over time. Hosts
+    with POPULAR rows begin with as many rows as it takes to find out.
+    """
+    hosts = [(request.host, request.port) if isinstance(request, Request) else None for request in requests]
+    totals, seen = Counter(hosts), Counter[tuple[str, int] | None]()
+    ranks = []
+    for host in hosts:
+        is_trial = host is None or (totals[host] >= POPULAR and seen[host] < TRIALS)
+        ranks.append(0 if is_trial else seen[host])
+        seen[host] += 1
+    return sorted(range(len(requests)), key=ranks.__getitem__)
 
 
 def prepare_image(data: bytes, config: DownloadConfig) -> Outcome:

@@ -1,11 +1,13 @@
 """Load Grounding DINO and OWLv2 models of the transformers library as grounders."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from common.devices import Precision, resolve_precision, torch_dtype
 from common.errors import UserError
+from common.files import check_folder_files
 from pipeline.ground.hf_grounders import GroundingDino, Owlv2
 from pipeline.ground.hub import fetch, parse_hub_name
 
@@ -36,6 +38,8 @@ def _load(name: str, path: str) -> tuple[str, Any, Any]:
     from transformers import AutoConfig, AutoModelForZeroShotObjectDetection, AutoProcessor
 
     try:
+        if Path(path).is_dir():
+            check_folder_files(path)
         kind = AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
         if kind not in ("grounding-dino", "owlv2"):
             raise UserError(

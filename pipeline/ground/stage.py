@@ -30,7 +30,9 @@ class Ground:
 
     Raises UserError if the grounder cannot be loaded.
 
+    >>> import pyarrow as pa
     >>> from demo.world.scenes import TEST_SEEDS, make_scene
+    >>> from pipeline import Ground, GroundConfig
     >>> from pipeline.images import encode_jpeg
     >>> from schemas.rows import PARSED
     >>> scene = make_scene(TEST_SEEDS[0], "openmoji")

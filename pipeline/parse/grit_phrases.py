@@ -4,14 +4,18 @@ The given spans count characters of the original caption. Cleaning may change th
 cleaned one.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 from pipeline.parse.phrases import mark_maximal
 from pipeline.parse.types import Chunk, RefExp, Token
 
 Span = tuple[int, int]
+Box = tuple[float, float, float, float, float]
+"""x_min, y_min, x_max, y_max and score."""
 GivenBox = Mapping[str, Any]
 """A box of the input (schemas.rows.GIVEN_BOX)."""
 
@@ -59,13 +63,19 @@ def given_phrases(
     score and contains the chunk; a chunk without one is its own expression. Chunks that are not found in the cleaned
     caption are skipped.
     """
+    moved = cache(partial(move_span, original, caption))
+    ref_exps: dict[Box, list[Span]] = {}  # by box and score, in their order
+    for given in given_ref_exps:
+        if (found := moved(given["start"], given["end"])) is not None:
+            ref_exps.setdefault(_box(given), []).append(found)
     expressions: dict[Span, Span] = {}
     chunk_spans: list[Span | None] = []
     for given in given_chunks:
-        span = move_span(original, caption, given["start"], given["end"])
+        span = moved(given["start"], given["end"])
         chunk_spans.append(span)
-        if span is not None:
-            expressions.setdefault(span, _expression(original, caption, given, span, given_ref_exps))
+        if span is not None and span not in expressions:
+            candidates = dict.fromkeys(ref_exps.get(_box(given), ()))
+            expressions[span] = next((e for e in candidates if e[0] <= span[0] and span[1] <= e[1]), span)
     spans = sorted(expressions)
     index = {span: number for number, span in enumerate(spans)}
     return GivenPhrases(
@@ -75,18 +85,14 @@ def given_phrases(
     )
 
 
-def _expression(original: str, caption: str, given: GivenBox, span: Span, given_ref_exps: Sequence[GivenBox]) -> Span:
-    """Return the span of the first expression that belongs to the chunk `given`, or else the chunk's `span`."""
-    for ref_exp in given_ref_exps:
-        if all(ref_exp[name] == given[name] for name in ("x_min", "y_min", "x_max", "y_max", "score")):
-            moved = move_span(original, caption, ref_exp["start"], ref_exp["end"])
-            if moved is not None and moved[0] <= span[0] and span[1] <= moved[1]:
-                return moved
-    return span
+def _box(given: GivenBox) -> Box:
+    x_min, y_min, x_max, y_max, score = (given[name] for name in ("x_min", "y_min", "x_max", "y_max", "score"))
+    return x_min, y_min, x_max, y_max, score
 
 
 def _root(tokens: Sequence[Token], start: int, end: int) -> int:
     """Return the last token of the span whose head lies outside it, or -1 if no token overlaps the span."""
-    inside = [i for i, token in enumerate(tokens) if token.start < end and token.end > start]
-    roots = [i for i in inside if tokens[i].head == i or tokens[i].head not in inside]
-    return roots[-1] if roots else -1
+    first = bisect_right(tokens, start, key=lambda token: token.end)
+    last = bisect_left(tokens, end, key=lambda token: token.start)
+    outside = (i for i in reversed(range(first, last)) if tokens[i].head == i or not first <= tokens[i].head < last)
+    return next(outside, -1)

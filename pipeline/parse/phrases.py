@@ -108,15 +108,15 @@ def mark_maximal(expressions: Sequence[tuple[int, int, int]]) -> list[RefExp]:
 
     Of several expressions with the same span, the first one is maximal.
     """
-    spans = [(start, end) for _, start, end in expressions]
-
-    def is_maximal(i: int) -> bool:
-        start, end = spans[i]
-        return not any(
-            a <= start and end <= b and ((a, b) != (start, end) or j < i) for j, (a, b) in enumerate(spans) if j != i
-        )
-
-    return [RefExp(chunk, start, end, is_maximal(i)) for i, (chunk, start, end) in enumerate(expressions)]
+    # Sorted like this, a span lies inside an earlier one exactly if one of them ends at its end or behind it.
+    order = sorted(range(len(expressions)), key=lambda i: (expressions[i][1], -expressions[i][2], i))
+    is_maximal = [False] * len(expressions)
+    furthest = -1
+    for i in order:
+        end = expressions[i][2]
+        is_maximal[i] = end > furthest
+        furthest = max(furthest, end)
+    return [RefExp(chunk, start, end, is_maximal[i]) for i, (chunk, start, end) in enumerate(expressions)]
 
 
 def _is_edge_mark(caption: str, token: Token) -> bool:

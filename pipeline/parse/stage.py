@@ -23,6 +23,8 @@ class Parse:
 
     Raises UserError if the spaCy model is not installed or has no dependency parser.
 
+    >>> import pyarrow as pa
+    >>> from pipeline import Parse, ParseConfig
     >>> from schemas.rows import CAPTIONED
     >>> row = {"key": "0", "source": "pairs.csv", "source_row": 0, "status": "kept", "caption": "a dog in a red hat"}
     >>> table = Parse(ParseConfig())(pa.Table.from_pylist([row], schema=CAPTIONED))

@@ -17,8 +17,8 @@ from spacy.matcher import Matcher
 from spacy.pipeline import AttributeRuler, Lemmatizer
 from spacy.tokens import Doc
 
-MAX_ENTRIES: Final = 1_000_000
-"""Entries after which the table is cleared; about 300 MB."""
+MAX_ENTRIES: Final = 100_000
+"""Entries after which the table is cleared; about 30 MB."""
 COMPONENTS: Final = ["attribute_ruler", "lemmatizer"]
 """Components that the table replaces."""
 LOCAL_KEYS: Final = {"TAG", "LOWER", "DEP", "IS_SPACE"}

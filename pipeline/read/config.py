@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+from common.config import check_range
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReadConfig:
-    """The columns of the input that hold URL, caption and identifier."""
+    """The columns of the input that hold URL, caption and identifier, and limits on the size of a row."""
 
     # column with the image URL; null: url, image_url or link, in any letter case
     url_column: str | None = None
@@ -13,3 +15,18 @@ class ReadConfig:
     caption_column: str | None = None
     # column with the row's identifier; null: id, uid, sample_id, image_id or key
     id_column: str | None = None
+    # longest line of a text file, and largest .json or .txt of a tar, in bytes; rows with a longer one are dropped
+    max_row_bytes: int = 1_048_576
+    # largest number of lines of a row of a CSV or TSV file, whose quoted fields may contain line breaks; if a quote is
+    # not closed within them, its line is dropped
+    max_row_lines: int = 100
+    # largest image of a tar, in bytes; rows with a larger one are dropped without reading it
+    max_image_bytes: int = 64_000_000
+    # longest URL, in characters; rows with a longer one are dropped
+    max_url_characters: int = 8192
+    # largest number of boxes in each of GRIT's columns; rows with more are dropped
+    max_boxes: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("max_row_bytes", "max_row_lines", "max_image_bytes", "max_url_characters", "max_boxes"):
+            check_range(self, name, least=1)

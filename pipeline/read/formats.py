@@ -3,22 +3,23 @@
 import csv
 import gzip
 import io
-import json
-import tarfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from typing import IO, Any, Final, Literal
 
 import pyarrow as pa
 
 from common.errors import UserError
-from common.remote import one_line, open_file, store_errors
+from common.remote import BUFFER, one_line, open_file, store_errors
+from common.tar import TarError
+from pipeline.read.config import ReadConfig
+from pipeline.read.json_rows import parse_json
+from pipeline.read.lines import csv_rows, jsonl_rows
 from pipeline.read.parquet import TextColumns, parquet_records
-from pipeline.read.types import BadRecord, Piece, Record
-from schemas.files import GRIT_CAPTION, GRIT_JSON
+from pipeline.read.samples import parse_sample, tar_rows
+from pipeline.read.types import BadRecord, Piece, RawRow, Record
 
 Format = Literal["parquet", "jsonl", "csv", "tsv", "tar"]
 SUFFIXES: Final[dict[str, Format]] = {
@@ -29,27 +30,15 @@ SUFFIXES: Final[dict[str, Format]] = {
     ".tsv": "tsv",
     ".tar": "tar",
 }
-IMAGE_SUFFIXES: Final = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff")
 UNREADABLE: Final[tuple[type[Exception], ...]] = (
     EOFError,
     zlib.error,
-    tarfile.TarError,
+    TarError,
     pa.ArrowException,
     UnicodeDecodeError,
     csv.Error,
 )
 """Exceptions of the parsers for a damaged file."""
-IMAGE: Final = "__image__"
-"""Key of the encoded image in a record of a tar; a column of the input is unlikely to have this name."""
-
-
-@dataclass(frozen=True)
-class RawRow:
-    """A row before parsing: its position (byte and line) and the input of the format's parser."""
-
-    offset: int
-    line: int
-    payload: Any
 
 
 def format_of(path: str) -> Format | None:
@@ -70,29 +59,34 @@ def open_input(path: str) -> Iterator[IO[bytes]]:
             if not path.lower().endswith(".gz"):
                 yield file
                 return
-            with gzip.open(file) as decompressed:
-                yield decompressed  # type: ignore[misc]  # a GzipFile has the methods of IO[bytes]
+            with io.BufferedReader(gzip.open(file), BUFFER) as decompressed:
+                yield decompressed
     except store_errors(*UNREADABLE) as error:
         fix = "replace the file, or remove it from the input"
         raise UserError(f"cannot read input file {path}: {one_line(error)}; {fix}") from error
 
 
-def raw_rows(format_: Format, file: IO[bytes], offset: int = 0, line: int = 1) -> Iterator[RawRow]:
+def raw_rows(
+    format_: Format, file: IO[bytes], config: ReadConfig, offset: int = 0, line: int = 1, n_columns: int = 0
+) -> Iterator[RawRow]:
     """Find the rows of a text file or tar from byte `offset`, without parsing them; only the headers of a tar are read.
 
-    `line` is the line number at `offset`.
+    `line` is the line number at `offset`, `n_columns` the number of columns of a CSV file.
     """
-    file.seek(offset)
     match format_:
         case "jsonl":
-            return _lines(file, offset, line)
+            file.seek(offset)
+            return jsonl_rows(file, offset, line, config)
         case "csv" | "tsv":
-            return _csv_rows(file, _delimiter(format_), offset, line)
+            file.seek(offset)
+            return csv_rows(file, _delimiter(format_), offset, line, n_columns, config)
         case _:
-            return _samples(file)
+            return tar_rows(file, offset)
 
 
-def read_records(piece: Piece, text_columns: TextColumns) -> Iterator[tuple[int, Record | BadRecord]]:
+def read_records(
+    piece: Piece, text_columns: TextColumns, config: ReadConfig
+) -> Iterator[tuple[int, Record | BadRecord]]:
     """Read the rows of a piece as (line, record); line is 0 for formats without lines.
 
     Binary columns of a parquet file are skipped, except `text_columns`: some writers store text in binary columns.
@@ -104,127 +98,48 @@ def read_records(piece: Piece, text_columns: TextColumns) -> Iterator[tuple[int,
         if format_ == "parquet":
             yield from ((0, record) for record in parquet_records(file, piece.first_row, piece.n_rows, text_columns))
             return
-        header = csv_header(file, format_) if format_ in ("csv", "tsv") else []
-        for raw in islice(raw_rows(format_, file, piece.offset, piece.line), piece.n_rows):
-            yield raw.line, _parse(format_, raw.payload, header, file)
+        header = csv_header(file, format_, config) if format_ in ("csv", "tsv") else []
+        rows = raw_rows(format_, file, config, piece.offset, piece.line, len(header))
+        for raw in islice(rows, piece.n_rows):
+            yield raw.line, _parse(format_, raw.payload, header, file, config)
 
 
-def column_names(file: IO[bytes], format_: Format) -> list[str] | None:
+def column_names(file: IO[bytes], format_: Format, config: ReadConfig) -> list[str] | None:
     """The column names of a text file; of JSONL those of the first valid row. None for tars and empty files.
 
     Moves the position in a CSV file to the end of its header.
     """
     match format_:
         case "csv" | "tsv":
-            return csv_header(file, format_) or None
+            return csv_header(file, format_, config) or None
         case "jsonl":
-            found = (_parse_json(raw.payload) for raw in islice(_lines(file, 0, 1), 1000))
-            return next((list(record) for record in found if not isinstance(record, BadRecord)), None)
+            found = (_parse(format_, raw.payload, [], file, config) for raw in jsonl_rows(file, 0, 1, config))
+            return next((list(record) for record in islice(found, 1000) if not isinstance(record, BadRecord)), None)
         case _:
             return None
 
 
-def csv_header(file: IO[bytes], format_: Format) -> list[str]:
-    """Read the column names in the first line."""
-    first = file.readline().decode("utf-8-sig")
-    return next(csv.reader(io.StringIO(first), delimiter=_delimiter(format_)), [])
+def csv_header(file: IO[bytes], format_: Format, config: ReadConfig) -> list[str]:
+    """Read the column names in the first line. Raises csv.Error if it is too long."""
+    first = file.readline(config.max_row_bytes + 1)
+    if len(first) > config.max_row_bytes:
+        raise csv.Error(f"the header has more than read.max_row_bytes={config.max_row_bytes} bytes")
+    return next(csv.reader(io.StringIO(first.decode("utf-8-sig")), delimiter=_delimiter(format_)), [])
 
 
 def _delimiter(format_: Format) -> str:
     return "\t" if format_ == "tsv" else ","
 
 
-def _lines(file: IO[bytes], offset: int, line: int) -> Iterator[RawRow]:
-    for text in file:
-        if not text.isspace():
-            yield RawRow(offset, line, text)
-        offset += len(text)
-        line += 1
-
-
-def _csv_rows(file: IO[bytes], delimiter: str, offset: int, line: int) -> Iterator[RawRow]:
-    """Rows of a CSV file, which may span lines. Invalid UTF-8 becomes surrogates; the stage drops such rows."""
-
-    def lines() -> Iterator[str]:
-        nonlocal offset, line
-        for text in file:
-            offset += len(text)
-            line += 1
-            yield text.decode("utf-8", errors="surrogateescape")
-
-    reader = csv.reader(lines(), delimiter=delimiter)
-    while True:
-        start = offset, line
-        try:
-            values = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield RawRow(*start, BadRecord(str(error)))
-            continue
-        if values:
-            yield RawRow(*start, values)
-
-
-def _samples(file: IO[bytes]) -> Iterator[RawRow]:
-    """Samples of a tar: consecutive files with the same name up to the first dot, like in WebDataset."""
-    key, start, members = "", 0, dict[str, tarfile.TarInfo]()
-    with tarfile.open(fileobj=file, mode="r:") as tar:
-        while (member := tar.next()) is not None:
-            tar.members = []  # type: ignore[attr-defined]  # otherwise every header stays in memory
-            if not member.isreg():
-                continue
-            folder, _, name = member.name.rpartition("/")
-            stem, _, suffix = name.partition(".")
-            if members and f"{folder}/{stem}" != key:
-                yield RawRow(start, 0, members)
-                members = {}
-            if not members:
-                key, start = f"{folder}/{stem}", member.offset
-            members[suffix.lower()] = member
-        if members:
-            yield RawRow(start, 0, members)
-
-
-def _parse(format_: Format, payload: Any, header: list[str], file: IO[bytes]) -> Record | BadRecord:
+def _parse(format_: Format, payload: Any, header: list[str], file: IO[bytes], config: ReadConfig) -> Record | BadRecord:
     if isinstance(payload, BadRecord):
         return payload
     match format_:
         case "jsonl":
-            return _parse_json(payload)
+            return parse_json(payload)
         case "csv" | "tsv":
             if len(payload) != len(header):
                 return BadRecord(f"{len(payload)} fields where the header has {len(header)}")
             return dict(zip(header, payload, strict=True))
         case _:
-            return _parse_sample(payload, file)
-
-
-def _parse_json(text: bytes) -> Record | BadRecord:
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return BadRecord(f"not valid JSON: {error}")
-    return record if isinstance(record, dict) else BadRecord(f"a JSON {type(record).__name__}, not an object")
-
-
-def _parse_sample(members: dict[str, tarfile.TarInfo], file: IO[bytes]) -> Record | BadRecord:
-    """The record of a tar sample: the columns of its json, its image, and its txt if the json has no caption."""
-
-    def content(member: tarfile.TarInfo) -> bytes:
-        file.seek(member.offset_data)
-        return file.read(member.size)
-
-    record: Record = {}
-    if GRIT_JSON in members:
-        parsed = _parse_json(content(members[GRIT_JSON]))
-        if isinstance(parsed, BadRecord):
-            return parsed
-        record = parsed
-    if GRIT_CAPTION in members and record.get("caption") is None:
-        try:
-            record["caption"] = content(members[GRIT_CAPTION]).decode()
-        except UnicodeDecodeError as error:
-            return BadRecord(f"the caption is not UTF-8: {error.reason}")
-    image = next((members[suffix] for suffix in IMAGE_SUFFIXES if suffix in members), None)
-    return {**record, IMAGE: content(image)} if image else record
+            return parse_sample(payload, file, config)

@@ -1,9 +1,11 @@
 """Planning: divide the rows of the input into shards, without reading their contents."""
 
 import logging
-from contextlib import closing
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import pyarrow.parquet as pq
@@ -11,6 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from common.errors import UserError
 from common.remote import map_concurrently, one_line, open_store, store_errors
+from common.time_limits import reported
 from pipeline.read.config import ReadConfig
 from pipeline.read.formats import SUFFIXES, column_names, format_of, open_input, raw_rows
 from pipeline.read.stage import check_columns
@@ -29,6 +32,15 @@ class Cut(NamedTuple):
     line: int = 1  # line at which the row starts
 
 
+class CutFile(NamedTuple):
+    """An input file, and the rows at which it is cut: its first row, those at which shards start, and its end."""
+
+    path: str
+    size: int
+    cuts: tuple[Cut, ...]
+    version: str = ""  # Piece.version
+
+
 def plan_shards(input: str, rows_per_shard: int, limit: int | None, config: ReadConfig) -> list[ShardPlan]:
     r"""Divide the rows of all files of `input`, in the order of the file names, into shards of `rows_per_shard` rows.
 
@@ -38,6 +50,7 @@ def plan_shards(input: str, rows_per_shard: int, limit: int | None, config: Read
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
+    >>> from pipeline import ReadConfig, plan_shards
     >>> with TemporaryDirectory() as folder:
     ...     file = Path(folder, "pairs.csv")
     ...     _ = file.write_text("url,caption\n" + "http://example.org/dog.jpg,a dog\n" * 5)
@@ -45,31 +58,73 @@ def plan_shards(input: str, rows_per_shard: int, limit: int | None, config: Read
     >>> [(plan.first_row, plan.n_rows) for plan in plans]
     [(0, 2), (2, 2), (4, 1)]
     """
-    files = list_files(input)
-    parquets = [path for path, _ in files if format_of(path) == "parquet"]
-    pieces: list[list[Piece]] = []
+    cut = cut_files(list_files(input), rows_per_shard, limit, config)
+    plans = make_plans(cut, rows_per_shard)
+    if not plans:
+        raise UserError(f"input {input!r} holds no rows; give files with at least one row")
+    return plans
+
+
+def cut_files(
+    files: Sequence[tuple[str, int]],
+    rows_per_shard: int,
+    limit: int | None,
+    config: ReadConfig,
+    known: Mapping[str, tuple[int, Sequence[Cut]]] = MappingProxyType({}),
+) -> list[CutFile]:
+    """Find the rows of `files`, pairs (path, size), at which shards start; files after the first `limit` rows are left out.
+
+    `known` has results of an earlier run, path -> (number of rows before the file, cuts); these files are not opened if
+    the number is the same, and parquet files never. Raises UserError for a file that is unreadable or lacks a required
+    column.
+    """
+    parquets = [path for path, _ in files if format_of(path) == "parquet" and path not in known]
+    cut: list[CutFile] = []
     total = 0
     # The results are in the order of the files. Those of files after the limit are never consumed, so that their errors
     # are not raised.
     with closing(map_concurrently(partial(_parquet_rows, config=config), parquets)) as parquet_rows:
         for path, size in files:
-            max_rows = None if limit is None else limit - total
-            if format_of(path) == "parquet":
-                cuts = _cut_parquet(next(parquet_rows), total, rows_per_shard, max_rows)
-            else:
-                cuts = _cut_text(path, config, total, rows_per_shard, max_rows)
-            for start, end in pairwise(cuts):
-                shard = total // rows_per_shard
-                if shard == len(pieces):
-                    pieces.append([])
-                pieces[shard].append(Piece(path, start.row, end.row - start.row, size, start.offset, start.line))
-                total += end.row - start.row
             if total == limit:
                 break
-    if not total:
-        raise UserError(f"input {input!r} holds no rows; give files with at least one row")
+            max_rows = None if limit is None else limit - total
+            n_before, cuts = known.get(path, (None, []))
+            if format_of(path) == "parquet":
+                n_rows = cuts[-1].row if cuts else next(parquet_rows)
+                cuts = _cut_parquet(n_rows, total, rows_per_shard, max_rows)
+            elif n_before != total:
+                cuts = _cut_text(path, config, total, rows_per_shard, max_rows)
+            cut.append(CutFile(path, size, tuple(cuts)))
+            total += cuts[-1].row
+    return cut
+
+
+def make_plans(
+    files: Iterable[CutFile],
+    rows_per_shard: int,
+    first_shard: int = 0,
+    first_row: int = 0,
+    appends: tuple[int, ...] = (),
+) -> list[ShardPlan]:
+    """Divide the rows of `files` into shards, the first of which has the index `first_shard` and starts at `first_row`."""
+    pieces: list[list[Piece]] = []
+    total = 0
+    for file in files:
+        for start, end in pairwise(file.cuts):
+            shard = total // rows_per_shard
+            if shard == len(pieces):
+                pieces.append([])
+            n_rows = end.row - start.row
+            pieces[shard].append(Piece(file.path, start.row, n_rows, file.size, start.offset, start.line, file.version))
+            total += n_rows
     return [
-        ShardPlan(i, i * rows_per_shard, sum(piece.n_rows for piece in shard), tuple(shard))
+        ShardPlan(
+            first_shard + i,
+            first_row + i * rows_per_shard,
+            sum(piece.n_rows for piece in shard),
+            tuple(shard),
+            appends,
+        )
         for i, shard in enumerate(pieces)
     ]
 
@@ -81,8 +136,14 @@ def list_files(input: str) -> list[tuple[str, int]]:
     img2dataset writes a parquet file with the same rows next to each tar. Raises UserError if there are no input files,
     or if they cannot be listed.
     """
+    with reported(f"waiting for the list of {input}") if "://" in input else nullcontext():
+        return _list_files(input)
+
+
+def _list_files(input: str) -> list[tuple[str, int]]:
     fs, root = open_store(input)
     try:
+        fs.invalidate_cache()  # other machines may have added files since this process listed them
         if any(sign in root for sign in "*?[") and not fs.exists(root):
             found = fs.glob(root)
         elif format_of(root) is None and fs.isdir(root):
@@ -152,9 +213,10 @@ def _cut_text(path: str, config: ReadConfig, n_before: int, rows_per_shard: int,
     cuts: list[Cut] = []
     n = 0
     with open_input(path) as file:
-        check_columns(path, column_names(file, format_), config)
+        names = column_names(file, format_, config)
+        check_columns(path, names, config)
         offset = file.tell() if format_ in ("csv", "tsv") else 0  # the end of the header
-        for raw in raw_rows(format_, file, offset, 2 if offset else 1):
+        for raw in raw_rows(format_, file, config, offset, 2 if offset else 1, len(names or ())):
             if n == max_rows:
                 break
             if n == 0 or (n_before + n) % rows_per_shard == 0:

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from common.errors import UserError
 from pipeline.read.config import ReadConfig
-from pipeline.read.formats import IMAGE, read_records
-from pipeline.read.types import BadRecord, Record, ShardPlan
+from pipeline.read.formats import read_records
+from pipeline.read.types import IMAGE, BadRecord, Record, ShardPlan
+from pipeline.read.unchanged import changed, check_unchanged
 from schemas.rows import GIVEN_BOX, READ
 from schemas.status import DROPPED, KEPT
 from schemas.table import conform
@@ -31,7 +32,7 @@ def read_shard(plan: ShardPlan, config: ReadConfig) -> pa.Table:
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
-    >>> from pipeline.read.plan import plan_shards
+    >>> from pipeline import ReadConfig, plan_shards, read_shard
     >>> with TemporaryDirectory() as folder:
     ...     file = Path(folder, "pairs.jsonl")
     ...     _ = file.write_text('{"url": "http://example.org/1.jpg", "caption": "a dog"}\n{"caption": "a cat"}\n')
@@ -43,7 +44,7 @@ def read_shard(plan: ShardPlan, config: ReadConfig) -> pa.Table:
     rows: list[dict[str, Any]] = []
     for piece in plan.pieces:
         n_before = len(rows)
-        for i, (line, record) in enumerate(read_records(piece, partial(text_columns, config=config))):
+        for i, (line, record) in enumerate(read_records(piece, partial(text_columns, config=config), config)):
             key = f"{plan.first_row + len(rows):012d}"
             origin = {"key": key, "source": piece.path, "source_row": piece.first_row + i, "status": KEPT}
             try:
@@ -52,10 +53,8 @@ def read_shard(plan: ShardPlan, config: ReadConfig) -> pa.Table:
                 location = f"{piece.path}, line {line}" if line else f"{piece.path}, row {piece.first_row + i}"
                 rows.append(origin | _dropped("bad_row", f"{location}: {error}"))
         if len(rows) - n_before != piece.n_rows:
-            raise UserError(
-                f"{piece.path} has changed since the job was planned; run the same command again, and do not change "
-                "the input while it runs"
-            )
+            raise changed(piece.path)
+        check_unchanged(piece)
     return conform(pa.Table.from_pylist(rows, schema=READ), READ)
 
 
@@ -110,12 +109,12 @@ def _to_row(record: Record | BadRecord, config: ReadConfig) -> dict[str, Any]:
     names = map_columns(record, config)
     url, caption, identifier = (record[name] if name is not None else None for name in names.values())
     row: dict[str, Any] = {
-        "url": _text(url, "the URL") or None,
-        "caption_original": _text(caption, "the caption"),
-        "id": str(identifier) if isinstance(identifier, int | float) else _text(identifier, "the id"),
+        "url": _text(url, "the URL", config.max_url_characters, "max_url_characters") or None,
+        "caption_original": _text(caption, "the caption", config.max_row_bytes, "max_row_bytes"),
+        "id": _text(_id(identifier), "the id", config.max_row_bytes, "max_row_bytes"),
         "image": image,
-        "given_noun_chunks": _given_boxes(record, "noun_chunks"),
-        "given_ref_exps": _given_boxes(record, "ref_exps"),
+        "given_noun_chunks": _given_boxes(record, "noun_chunks", config.max_boxes),
+        "given_ref_exps": _given_boxes(record, "ref_exps", config.max_boxes),
     }
     used = {*names.values(), *GRIT_COLUMNS}
     others = {name: value for name, value in record.items() if name not in used}
@@ -123,20 +122,29 @@ def _to_row(record: Record | BadRecord, config: ReadConfig) -> dict[str, Any]:
         row["extra"] = json.dumps(_json_value(others), sort_keys=True) if others else None
     except RecursionError:
         raise BadRowError("values are nested too deeply") from None
+    if row["extra"] and len(row["extra"]) > 2 * config.max_row_bytes:  # JSON may escape characters
+        raise BadRowError(f"the other columns have {len(row['extra'])} bytes, more than twice read.max_row_bytes")
     return row if row["url"] or image else row | _dropped("missing_url", "")
+
+
+def _id(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) else value
 
 
 def _dropped(reason: str, detail: str) -> dict[str, Any]:
     return {"status": DROPPED, "stage": "read", "reason": reason, "detail": _utf8(detail)[:500] or None}
 
 
-def _text(value: Any, what: str) -> str | None:
+def _text(value: Any, what: str, most: int, key: str) -> str | None:
     """Return text or None unchanged, and UTF-8 bytes as text.
 
-    Raises BadRowError for other types and for invalid Unicode, lone surrogates included; `what` names the value.
+    Raises BadRowError for other types, for more than `most` characters (read.`key`), and for invalid Unicode, lone
+    surrogates included; `what` names the value.
     """
     if value is None:
         return None
+    if isinstance(value, bytes | str) and len(value) > most:
+        raise BadRowError(f"{what} has {len(value)} characters, more than read.{key}={most}")
     if isinstance(value, bytes):
         value = value.decode(errors="surrogateescape")
     if not isinstance(value, str):
@@ -148,12 +156,16 @@ def _text(value: Any, what: str) -> str | None:
     return value
 
 
-def _given_boxes(record: Record, column: str) -> list[dict[str, Any]] | None:
+def _given_boxes(record: Record, column: str, most: int) -> list[dict[str, Any]] | None:
     """The boxes of a GRIT column: lists [start, end, x_min, y_min, x_max, y_max, score], or their JSON text."""
     value = record.get(column)
     try:
         entries = json.loads(value or "null") if isinstance(value, str) else value
+        if entries is not None and len(entries) > most:
+            raise BadRowError(f"{column} has {len(entries)} boxes, more than read.max_boxes={most}")
         return None if entries is None else [_given_box(entry) for entry in entries]
+    except BadRowError:
+        raise
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise BadRowError(f"{column} does not hold GRIT's lists of 7 numbers: {error}") from None
 

@@ -1,10 +1,12 @@
 """Types shared by planning and reading: records, pieces of files, and the plan of a shard."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 Record = dict[str, Any]
 """A row of an input file: values by column name."""
+IMAGE: Final = "__image__"
+"""Key of the encoded image in a record of a tar; chosen so that no column has this name."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,8 @@ class Piece:
     size: int  # size of the complete file in bytes, at the time of planning
     offset: int = 0  # byte of the decompressed file at which the first row starts; 0 for parquet, which seeks by row
     line: int = 1  # line at which the first row starts, from 1; for messages
+    # ETag or time of modification at the time of planning, "" if unknown; tells whether the file changed until reading
+    version: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,11 @@ class ShardPlan:
     first_row: int
     n_rows: int
     pieces: tuple[Piece, ...]
+    # first rows of the files that were appended to the input of the job, up to those of this shard
+    appends: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "appends", tuple(self.appends))  # a list, if read from JSON
 
 
 @dataclass(frozen=True)
@@ -40,3 +49,12 @@ class BadRecord:
     """A row that cannot be read, with the reason."""
 
     message: str
+
+
+@dataclass(frozen=True)
+class RawRow:
+    """A row before parsing: its position (byte and line) and the input of the format's parser, or a BadRecord."""
+
+    offset: int
+    line: int
+    payload: Any

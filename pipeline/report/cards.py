@@ -11,6 +11,8 @@ from pipeline.report.samples import Picture, Row
 
 N_COLOURS: Final = 8
 """Number of colours in style.css, `.c0` to `.c7`. Phrases also have numbers, so colours may repeat."""
+MAX_BOXES: Final = 64
+"""Kept boxes shown on a card, the best ones; the card states the number of the others."""
 TAG_PX: Final = 11.0
 """Radius of the disc with the number of a box, including its border, in pixels of the thumbnail."""
 
@@ -64,14 +66,16 @@ class Card:
     phrases: list[CardPhrase]
     removed: list[tuple[str, str, int]]
     similarity: float | None
+    n_hidden: int  # kept boxes above MAX_BOXES
 
 
 def make_card(picture: Picture) -> Card:
     """Prepare a sample image for the template. Phrases are numbered from 1 in the order of the caption."""
     row, caption = picture.row, picture.row["caption"]
-    kept = [
+    all_kept = [
         (box, score) for box, score in zip(row["boxes"], row["box_scores"], strict=True) if score["removed"] is None
     ]
+    kept = all_kept[:MAX_BOXES]
     chunks = row["noun_chunks"]
     order = sorted({box["phrase"] for box, _ in kept}, key=lambda chunk: (chunks[chunk]["start"], chunk))
     numbers = {chunk: i + 1 for i, chunk in enumerate(order)}
@@ -96,6 +100,7 @@ def make_card(picture: Picture) -> Card:
         phrases=phrases,
         removed=[(text_of(row, chunks[chunk]), reason, n) for (chunk, reason), n in sorted(removed_boxes(row).items())],
         similarity=row["clip_similarity"],
+        n_hidden=len(all_kept) - len(kept),
     )
 
 

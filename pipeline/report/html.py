@@ -55,10 +55,7 @@ def write_report(output: str, config: ReportConfig | None = None) -> None:
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
-    >>> from pipeline.read.types import ShardPlan
-    >>> from pipeline.report.stats import build_stats
-    >>> from pipeline.write.config import WriteConfig
-    >>> from pipeline.write.stage import write_shard
+    >>> from pipeline import ShardPlan, WriteConfig, build_stats, write_report, write_shard
     >>> from schemas.rows import SCORED
     >>> plan, provenance = ShardPlan(0, 0, 0, ()), {"config_hash": "0", "models": {"scorer": {"name": "miniature"}}}
     >>> with TemporaryDirectory() as output:
@@ -107,7 +104,7 @@ def render(stats: Statistics, store: Store, config: ReportConfig) -> str:
 
 def funnel(stats: Statistics, examples: Mapping[tuple[str, str], list[Row]]) -> Iterator[dict[str, Any]]:
     """Yield, for each stage, the rows that entered and left it and its drop reasons, the most frequent first."""
-    left = stats["rows"]["read"]
+    left = stats["rows"]["read"] - stats["rows"].get("unfinished", 0)
     for stage in STAGES:
         reasons = sorted(stats["rows"]["dropped"].get(stage, {}).items(), key=lambda item: (-item[1], item[0]))
         entered, left = left, left - sum(n for _, n in reasons)

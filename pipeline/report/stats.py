@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, cast
 
 from omegaconf import OmegaConf
@@ -11,9 +11,10 @@ from common.config import RESOLVED_FILE
 from common.remote import map_concurrently
 from pipeline.report.shards import read_batches, read_manifests
 from pipeline.report.totals import COLUMNS, Totals
+from pipeline.write.failed import read_failed
 from pipeline.write.store import Store
 from schemas.files import RUN_TIMINGS_FILE, STATS_FILE, TIMINGS_FILE
-from schemas.manifest import Counts, Manifest, Timings
+from schemas.manifest import Counts, FailedShard, Manifest, Timings
 from schemas.rows import VERSION
 from schemas.stats import HostFailures, RowStatistics, StageSpeed, Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, STAGES
@@ -31,15 +32,13 @@ def build_stats(output: str, truth: dict[str, Any] | None = None, shards: Collec
     Raises UserError if no shard is finished, ValueError if the counts of a shard do not add up.
 
     >>> from tempfile import TemporaryDirectory
-    >>> from pipeline.read.types import ShardPlan
-    >>> from pipeline.write.config import WriteConfig
-    >>> from pipeline.write.stage import write_shard
+    >>> from pipeline import ShardPlan, WriteConfig, build_stats, write_shard
     >>> from schemas.rows import SCORED
     >>> plan, provenance = ShardPlan(0, 0, 0, ()), {"config_hash": "0", "models": {"scorer": {"name": "miniature"}}}
     >>> with TemporaryDirectory() as output:
     ...     manifest = write_shard(SCORED.empty_table(), plan, WriteConfig(), output, provenance)
     ...     build_stats(output)["rows"]
-    {'read': 0, 'kept': 0, 'dropped': {}}
+    {'read': 0, 'kept': 0, 'dropped': {}, 'unfinished': 0}
     """
     store = Store(output)
     manifests = read_manifests(store, shards)
@@ -47,7 +46,7 @@ def build_stats(output: str, truth: dict[str, Any] | None = None, shards: Collec
         "schema": VERSION,
         "shards": [manifest["shard"] for manifest in manifests],
         "without_rows": sum("arrow" not in manifest["formats"] for manifest in manifests),
-        "rows": sum_rows(manifests),
+        "rows": sum_rows(manifests, read_failed(store, [manifest["shard"] for manifest in manifests], shards)),
         **row_statistics(count_shards(store, manifests)),
         "stages": sum_timings(store, manifests),
         "run": json.loads(store.read(RUN_TIMINGS_FILE) or b"{}"),
@@ -87,8 +86,10 @@ def row_statistics(totals: Totals) -> RowStatistics:
     }
 
 
-def sum_rows(manifests: list[Manifest]) -> Counts:
+def sum_rows(manifests: list[Manifest], failed: Sequence[FailedShard] = ()) -> Counts:
     """Add up the row counts of all shards; stages are in pipeline order, reasons are sorted.
+
+    The rows of failed shards are unfinished: read = kept + dropped + unfinished.
 
     Raises ValueError if the rows kept and dropped of a shard do not add up to the rows read.
     """
@@ -105,7 +106,13 @@ def sum_rows(manifests: list[Manifest]) -> Counts:
         read, kept = read + counts["read"], kept + counts["kept"]
         for stage, reasons in counts["dropped"].items():
             dropped[stage].update(reasons)
-    return {"read": read, "kept": kept, "dropped": {s: dict(sorted(r.items())) for s, r in dropped.items() if r}}
+    unfinished = sum(shard["rows"] for shard in failed)
+    return {
+        "read": read + unfinished,
+        "kept": kept,
+        "dropped": {s: dict(sorted(r.items())) for s, r in dropped.items() if r},
+        "unfinished": unfinished,
+    }
 
 
 def count_shards(store: Store, manifests: list[Manifest]) -> Totals:

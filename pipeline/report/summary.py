@@ -40,13 +40,13 @@ def summary_table(stats: Statistics) -> str:
 
 
 def row_lines(rows: Counts) -> list[str]:
-    """Return the rows read, kept and dropped; the most frequent drop reasons of each stage come first."""
-    read, kept = rows["read"], rows["kept"]
-    lines = [
-        f"{'rows read':34}{read:>12,}",
-        f"{'rows kept':34}{kept:>12,}{share(kept, read)}",
-        f"{'rows dropped':34}{read - kept:>12,}{share(read - kept, read)}",
-    ]
+    """Return the rows read, kept, unfinished and dropped; the most frequent drop reasons of each stage come first."""
+    read, kept, unfinished = rows["read"], rows["kept"], rows.get("unfinished", 0)
+    dropped = read - kept - unfinished
+    lines = [f"{'rows read':34}{read:>12,}", f"{'rows kept':34}{kept:>12,}{share(kept, read)}"]
+    if unfinished:
+        lines.append(f"{'rows unfinished, in failed shards':34}{unfinished:>12,}{share(unfinished, read)}")
+    lines.append(f"{'rows dropped':34}{dropped:>12,}{share(dropped, read)}")
     for stage, reasons in rows["dropped"].items():
         ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
         lines += [f"  {stage + ': ' + reason:32}{n:>12,}" for reason, n in ordered]

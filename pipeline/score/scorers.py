@@ -12,7 +12,9 @@ from torch import Tensor
 
 from common.devices import pick_device
 from common.errors import UserError
+from common.files import check_folder_files
 from common.images import Image
+from common.weights import read_tensors
 from pipeline.model_folder import calibrated_threshold, read_config
 from pipeline.score.config import CLIP_SCORE_WEIGHT
 
@@ -108,10 +110,12 @@ def _load_transformers(path: str, device: torch.device) -> tuple[ImageEncoder, T
     from transformers import AutoModel, AutoProcessor
 
     try:
+        if Path(path).is_dir():
+            check_folder_files(path)
         # safetensors only: a pickle could execute code.
-        model = AutoModel.from_pretrained(path, use_safetensors=True).to(device).eval()
-        processor = AutoProcessor.from_pretrained(path)
-    except (OSError, ValueError) as error:
+        model = AutoModel.from_pretrained(path, use_safetensors=True, trust_remote_code=False).to(device).eval()
+        processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # its type depends on the file that is damaged
         raise UserError(
             f"score.scorer={path!r} is neither a folder of a CLIP model nor a hub model that can be fetched: "
             f"{_first_line(error)}"
@@ -153,9 +157,11 @@ def _load_open_clip(name: str, device: torch.device) -> tuple[ImageEncoder, Text
     if os.sep in weights and not Path(weights).is_file():
         raise UserError(f"score.scorer={OPEN_CLIP}{name}: the file {weights} does not exist; check its path")
     try:
+        if Path(weights).is_file():
+            read_tensors(Path(weights))  # refuses a pickle, and everything else but tensors, before open_clip reads it
         model, transform = open_clip.create_model_from_pretrained(architecture, weights, device=device)
         tokenizer = open_clip.get_tokenizer(architecture)
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # its type depends on the file that is damaged
         raise UserError(
             f"score.scorer={OPEN_CLIP}{name} cannot be loaded by open_clip: {_first_line(error)}"
         ) from error

@@ -31,8 +31,9 @@ class Score:
     Raises UserError if the scorer cannot be loaded.
 
     >>> import numpy as np
+    >>> import pyarrow as pa
+    >>> from pipeline import Score, ScoreConfig, resolve_thresholds
     >>> from pipeline.images import encode_jpeg
-    >>> from pipeline.score.thresholds import resolve_thresholds
     >>> from schemas.rows import GROUNDED
     >>> box = {"phrase": 0, "x_min": 0.0, "y_min": 0.0, "x_max": 0.2, "y_max": 0.2, "score": 0.9}
     >>> row = {"key": "0", "source": "pairs.csv", "source_row": 0, "status": "kept", "caption": "a dog", "boxes": [box]}

@@ -23,6 +23,7 @@ def resolve_thresholds(config: ScoreConfig, grounder: str) -> Thresholds:
 
     `grounder` is the setting `ground.grounder`. Raises UserError if a calibrated threshold is not a valid number.
 
+    >>> from pipeline import ScoreConfig, resolve_thresholds
     >>> thresholds = resolve_thresholds(ScoreConfig(min_score=0.7), grounder="miniature")
     >>> thresholds.min_score, thresholds.min_side_px
     (0.7, 32)

@@ -1,24 +1,25 @@
 """Stage `write`: write the output files of a shard, and commit them with a manifest."""
 
-import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, cast
 
 import pyarrow as pa
 
+from common.config import without_passwords
 from pipeline.read.types import ShardPlan
 from pipeline.write.arrow import write_arrow
 from pipeline.write.config import WriteConfig
 from pipeline.write.counts import count_removed, count_rows, kept_rows
 from pipeline.write.grit import grit_columns, grit_sample, similarity_column, write_grit_parquet
 from pipeline.write.samples import Row, kept_boxes, to_json
+from pipeline.write.secrets import remove_url_secrets
 from pipeline.write.staging import Staging
 from pipeline.write.store import Store
 from pipeline.write.tar import TarWriter
 from pipeline.write.train import train_sample
-from schemas.files import FILES, MANIFEST_FILE
+from schemas.files import FAILED_FILE, FILES, MANIFEST_FILE
 from schemas.manifest import Manifest, PlanJson, Provenance
 from schemas.rows import SCORED, VERSION
 from schemas.status import KEPT
@@ -44,6 +45,9 @@ def write_shard(
     ignore the shard.
 
     >>> from tempfile import TemporaryDirectory
+    >>> import pyarrow as pa
+    >>> from pipeline import ShardPlan, WriteConfig, write_shard
+    >>> from schemas.rows import SCORED
     >>> row = {"key": "0", "source": "pairs.csv", "source_row": 0, "status": "dropped"}
     >>> row |= {"stage": "download", "reason": "http_error", "detail": "404"}
     >>> table = pa.Table.from_pylist([row], schema=SCORED)
@@ -56,14 +60,15 @@ def write_shard(
     >>> manifest["counts"]
     {'read': 1, 'kept': 0, 'dropped': {'download': {'http_error': 1}}}
     """
-    rows = conform(table, SCORED).to_pylist()
+    found = conform(table, SCORED).to_pylist()
+    rows = [remove_url_secrets(row, strip_query=config.strip_url_queries) for row in found]
     counts = count_rows(rows, plan)
     kept = kept_rows(rows)
     store, index = Store(output), plan.index
     manifest_file = MANIFEST_FILE.format(index)
-    # The old manifest is removed first: until the new one is written, readers ignore the shard. Files of formats that
-    # are no longer selected are removed too.
-    store.remove([manifest_file, *(name.format(index) for names in FILES.values() for name in names)])
+    # The old manifest is removed first: until the new one is written, readers ignore the shard. Its files are replaced,
+    # not removed, so that a second attempt at the same shard never meets a manifest without its files.
+    store.remove([manifest_file])
     with Staging(store) as staging:
         for name in dict.fromkeys(config.formats):
             WRITERS[name](staging, [file.format(index) for file in FILES[name]], rows, config, provenance)
@@ -81,10 +86,15 @@ def write_shard(
             "provenance": provenance,
             "runtime": dict(runtime),
         }
+        # Another attempt at this shard, on a machine that was believed dead, may have committed it in the meantime.
+        if (other := read_manifest(store, index)) and is_same(other, plan, [provenance]):
+            return other
         staging.publish()
+        store.remove(name.format(index) for kind in FILES.keys() - set(config.formats) for name in FILES[kind])
         with staging.open(manifest_file, rows=len(rows)) as file:
             file.write(json.dumps(manifest, sort_keys=True, ensure_ascii=False, indent=1).encode())
         staging.publish()
+    store.remove([FAILED_FILE.format(index)])
     return manifest
 
 
@@ -128,24 +138,33 @@ def file_metadata(provenance: Provenance) -> dict[str, str]:
 
 
 def plan_json(plan: ShardPlan) -> PlanJson:
-    """Convert a plan to the values that reading it from a manifest returns: lists instead of tuples."""
-    return cast(PlanJson, json.loads(json.dumps(dataclasses.asdict(plan))))
+    """Convert a plan to the values that reading it from a manifest returns: URLs have no passwords."""
+    pieces = [{name: value for name, value in vars(piece).items() if name != "version"} for piece in plan.pieces]
+    values = {"index": plan.index, "first_row": plan.first_row, "n_rows": plan.n_rows, "pieces": pieces}
+    return cast(PlanJson, without_passwords(values | ({"appends": list(plan.appends)} if plan.appends else {})))
 
 
-def read_manifest(output: str, index: int) -> Manifest | None:
+def read_manifest(store: Store, index: int) -> Manifest | None:
     """Read the manifest of a shard; return None if it does not exist or is damaged."""
-    content = Store(output).read(MANIFEST_FILE.format(index))
+    content = store.read(MANIFEST_FILE.format(index))
     try:
         return None if content is None else cast(Manifest, dict(json.loads(content)))
-    except ValueError:
+    except (ValueError, TypeError):
         return None
+
+
+def is_same(manifest: Manifest, plan: ShardPlan, provenances: Iterable[Provenance]) -> bool:
+    """Return True if a manifest has this plan, the present schema, and one of `provenances`."""
+    return (
+        (manifest.get("schema"), manifest.get("plan")) == (VERSION, plan_json(plan))
+        and manifest.get("provenance") in provenances
+    )  # fmt: skip
 
 
 def is_finished(output: str, plan: ShardPlan, provenance: Provenance) -> bool:
     """Return True if the shard is committed with this plan and provenance and its files have the recorded sizes."""
-    manifest = read_manifest(output, plan.index)
-    expected = {"schema": VERSION, "plan": plan_json(plan), "provenance": json.loads(to_json(provenance))}
-    if manifest is None or any(manifest.get(name) != value for name, value in expected.items()):
-        return False
     store = Store(output)
+    manifest = read_manifest(store, plan.index)
+    if manifest is None or not is_same(manifest, plan, [provenance]):
+        return False
     return all(store.size(name) == facts["bytes"] for name, facts in manifest["files"].items())

@@ -1,21 +1,24 @@
 """Write the files of a shard atomically: write them under temporary names, then rename them, the manifest last.
 
-On a local disk, the temporary name is the final one plus `.tmp`, in the same folder, so that renaming is atomic. The
-temporary files of a killed run are removed when its shard is written again. For an object store, files are written to
-a local temporary folder and then uploaded, because an object becomes visible only when its upload is complete.
+On a local disk, the temporary name is in the same folder, so that renaming is atomic; no two writers share one. For an
+object store, files are written to a local temporary folder and then uploaded, because an object becomes visible only
+when its upload is complete. `temporary.remove_abandoned` removes what a killed process leaves.
 """
 
+import errno
 import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from io import RawIOBase
 from types import TracebackType
 from typing import IO, Any, BinaryIO, cast
 
 from common.disk import sync
+from common.errors import UserError
 from pipeline.write.store import Store, convert_disk_errors
+from pipeline.write.temporary import remove_abandoned_folders, temporary_folder_prefix, temporary_name
 from schemas.manifest import FileFacts
 
 
@@ -35,10 +38,19 @@ class HashedFile(RawIOBase):
         return self.n_bytes
 
     def write(self, data: Any, /) -> int:
-        n_bytes = memoryview(data).nbytes
-        self._file.write(data)
-        self._sha256.update(data)
-        self.n_bytes += n_bytes
+        """Write all of `data`: an unbuffered file may accept only a part of it, near a limit for example.
+
+        Raises OSError, also if the file accepts nothing.
+        """
+        rest = memoryview(data).cast("B")
+        n_bytes = rest.nbytes
+        while rest.nbytes:
+            n_written = self._file.write(rest)
+            if not n_written:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._sha256.update(rest[:n_written])
+            self.n_bytes += n_written
+            rest = rest[n_written:]
         return n_bytes
 
     @property
@@ -49,7 +61,8 @@ class HashedFile(RawIOBase):
 class Staging:
     """The unpublished files of a shard. The end of the `with` block removes those that were not published.
 
-    Methods raise UserError if the disk is full, the folder is not writable, or a remote store refuses an upload.
+    Methods raise UserError if the disk is full, the folder is not writable, a remote store refuses an upload, or a file
+    has another size than what was written to it.
     """
 
     def __init__(self, store: Store) -> None:
@@ -59,14 +72,18 @@ class Staging:
         self._stack = ExitStack()
 
     def __enter__(self) -> "Staging":
-        self._folder = "" if self.store.is_local else self._stack.enter_context(tempfile.TemporaryDirectory())
+        self._folder = ""
+        if not self.store.is_local:
+            remove_abandoned_folders(tempfile.gettempdir())
+            folder = tempfile.TemporaryDirectory(prefix=temporary_folder_prefix(), ignore_cleanup_errors=True)
+            self._folder = self._stack.enter_context(folder)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for path in self._staged.values():
-            if os.path.exists(path):
+            with suppress(OSError):  # of a broken disk; the first error counts, and a later job removes the file
                 os.remove(path)
         self._stack.close()
 
@@ -74,7 +91,7 @@ class Staging:
     def open(self, relative: str, rows: int) -> Iterator[IO[bytes]]:
         """Open a file for `rows` rows under its temporary name; sync it to disk at the end of the `with` block."""
         final = self.store.path(relative)
-        path = f"{final}.tmp" if self.store.is_local else os.path.join(self._folder, relative.replace("/", "_"))
+        path = temporary_name(final) if self.store.is_local else f"{self._folder}/{relative.replace('/', '_')}"
         self._staged[relative] = path
         with convert_disk_errors(final if self.store.is_local else path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -88,11 +105,23 @@ class Staging:
         """Rename or upload all staged files to their final names, in the order in which they were opened."""
         for relative, path in self._staged.items():
             final = self.store.path(relative)
+            with convert_disk_errors(final if self.store.is_local else path):
+                check_size(path, self.files[relative]["bytes"])
             if not self.store.is_local:
-                self.store.upload(path, relative)
+                self.store.upload(path, relative, self.files[relative])
                 os.remove(path)
                 continue
             with convert_disk_errors(final):
                 os.replace(path, final)
                 sync(os.path.dirname(final))
         self._staged.clear()
+
+
+def check_size(path: str, n_bytes: int) -> None:
+    """Raise UserError if a file does not have `n_bytes` bytes, all of which were written to it."""
+    size = os.path.getsize(path)
+    if size != n_bytes:
+        raise UserError(
+            f"{path} has {size} bytes on the disk, but {n_bytes} were written; check the disk, and run the same command "
+            "again"
+        )

@@ -3,19 +3,24 @@
 import errno
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Final, cast
 
 from fsspec.implementations.local import LocalFileSystem
 
+from common.disk import sync
 from common.errors import UserError
-from common.remote import one_line, open_store, store_errors
+from common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
+from common.time_limits import reported
+from pipeline.write.temporary import temporary_name
+from schemas.manifest import FileFacts
 
 _SPACE: Final = "free some space and run the same command again; finished shards are kept"
 _PERMISSION: Final = "allow this user to write there, or choose another output="
 DISK_FIXES: Final = {
     errno.ENOSPC: _SPACE,
     errno.EDQUOT: _SPACE,
+    errno.EFBIG: "raise the limit for the size of files (ulimit -f), or lower rows_per_shard",
     errno.EACCES: _PERMISSION,
     errno.EPERM: _PERMISSION,
     errno.EROFS: _PERMISSION,
@@ -25,6 +30,8 @@ DISK_FIXES: Final = {
 }
 """Error number of the file system -> the fix for the user. Other errors are not converted."""
 REMOTE_FIX: Final = "check the address, the bucket, the credentials and their permissions; finished shards are kept"
+UPLOADS: Final = 3
+"""Number of uploads of a file before the job gives up on a store that does not keep it."""
 
 
 @contextmanager
@@ -69,25 +76,65 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def names(self, folder: str) -> list[str]:
-        """Return the sorted names in a folder; an empty list if it does not exist."""
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the sizes in bytes of the files in a folder by name; an empty dictionary if it does not exist.
+
+        In an object store this takes one request per 1,000 files.
+        """
         try:
             with self.convert_errors("read", folder):
-                return sorted(path.rsplit("/", 1)[-1] for path in self.fs.ls(self.path(folder), detail=False))
+                if self.is_local:
+                    with os.scandir(self.path(folder)) as entries:
+                        return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+                found = self.fs.ls(self.path(folder), detail=True)
+                return {item["name"].rsplit("/", 1)[-1]: item["size"] for item in found if item["type"] == "file"}
         except (FileNotFoundError, NotADirectoryError):
-            return []
+            return {}
+
+    def names(self, folder: str) -> list[str]:
+        """Return the sorted names of the files in a folder; an empty list if it does not exist."""
+        return sorted(self.sizes(folder))
 
     def write(self, relative: str, text: str) -> None:
-        """Write a small text file, not atomically. The files of a shard are written through `Staging`."""
+        """Write a small text file atomically: readers see the old or the new one."""
+        data = text.encode()
         with self.convert_errors("write", relative):
             self.make_folder(relative)
-            self.fs.pipe_file(self.path(relative), text.encode())
+            if self.is_local:
+                write_atomically(self.path(relative), data)
+                return
+            self.fs.pipe_file(self.path(relative), data)
+        if self.size(relative) != len(data):
+            raise UserError(f"cannot write {self.url(relative)}: the store did not keep the upload; {REMOTE_FIX}")
 
-    def upload(self, path: str, relative: str) -> None:
-        """Copy a local file to a remote store."""
-        with self.convert_errors("write", relative):
-            self.make_folder(relative)
-            self.fs.put_file(path, self.path(relative))
+    def upload(self, path: str, relative: str, facts: FileFacts) -> None:
+        """Copy a local file to a remote store, and check the result.
+
+        The check compares the size, and on S3 the hash too, which is uploaded as metadata of the object: a lost upload
+        may leave an older object of the same size. Raises UserError if the object differs after `UPLOADS` attempts.
+        """
+        metadata = {"Metadata": {"sha256": facts["sha256"]}} if is_s3(self.fs) else {}
+        for _ in range(UPLOADS):
+            with self.convert_errors("write", relative):
+                self.make_folder(relative)
+                self.fs.put_file(path, self.path(relative), **metadata)
+                if self._has(relative, facts):
+                    return
+        raise UserError(
+            f"cannot write {self.url(relative)}: the store accepted {UPLOADS} uploads, but the object is missing or "
+            f"differs; {REMOTE_FIX}"
+        )
+
+    def _has(self, relative: str, facts: FileFacts) -> bool:
+        """Return True if a remote file has this size, and on S3 this hash in its metadata."""
+        try:
+            if not is_s3(self.fs):
+                return bool(self.fs.info(self.path(relative))["size"] == facts["bytes"])
+            bucket, key, _ = self.fs.split_path(self.path(relative))
+            head = self.fs.call_s3("head_object", Bucket=bucket, Key=key)
+        except FileNotFoundError:
+            return False
+        return bool(head["ContentLength"] == facts["bytes"] and head["Metadata"].get("sha256") == facts["sha256"])
 
     def make_folder(self, relative: str) -> None:
         """Create the folder of a file.
@@ -99,28 +146,55 @@ class Store:
             self.fs.makedirs(self.path(relative).rsplit("/", 1)[0], exist_ok=True)
 
     def remove(self, relatives: Iterable[str]) -> None:
-        """Delete files, in order, if they exist, and their temporary files, which a killed run may have left."""
+        """Delete files, in order, if they exist."""
         for relative in relatives:
-            for name in (relative, f"{relative}.tmp") if self.is_local else (relative,):
-                with self.convert_errors("write", name):
-                    if self.fs.exists(self.path(name)):
-                        self.fs.rm_file(self.path(name))
+            with suppress(FileNotFoundError), self.convert_errors("remove", relative):
+                if self.is_local:
+                    os.remove(self.path(relative))
+                else:
+                    self.fs.rm_file(self.path(relative))
+
+    def remove_many(self, relatives: Iterable[str]) -> None:
+        """Delete files concurrently, in any order, if they exist."""
+        for _ in map_concurrently(lambda relative: self.remove([relative]), relatives):
+            pass
+
+    def url(self, relative: str) -> str:
+        """Return the path of a local file, or the URL of a remote one."""
+        return self.path(relative) if self.is_local else str(self.fs.unstrip_protocol(self.path(relative)))
 
     @contextmanager
     def convert_errors(self, action: str, relative: str) -> Iterator[None]:
-        """Convert errors of the store to UserError, with the file and the fix; `action` is "read" or "write".
+        """Convert errors of the store to UserError, with the file and the fix.
 
-        Two kinds of errors are not converted: reading a file that does not exist, which the caller handles, and reading
-        from a local disk, for which there is no general fix.
+        `action` is "read", "write" or "remove". Two kinds of errors are not converted: reading or removing a file that
+        does not exist, which the caller handles, and reading from a local disk, for which there is no general fix.
         """
         if self.is_local:
-            with convert_disk_errors(self.path(relative)) if action == "write" else nullcontext():
+            with convert_disk_errors(self.path(relative)) if action != "read" else nullcontext():
                 yield
             return
+        url = self.fs.unstrip_protocol(self.path(relative))
         try:
-            yield
+            with reported(f"waiting to {action} {url}"):
+                yield
         except store_errors(ValueError) as error:
-            if action == "read" and isinstance(error, FileNotFoundError | NotADirectoryError):
+            if action != "write" and isinstance(error, FileNotFoundError | NotADirectoryError):
                 raise
-            url = self.fs.unstrip_protocol(self.path(relative))
-            raise UserError(f"cannot {action} {url}: {one_line(error)}; {REMOTE_FIX}") from error
+            raise UserError(f"cannot {action} {self.url(relative)}: {one_line(error)}; {REMOTE_FIX}") from error
+
+
+def write_atomically(path: str, data: bytes) -> None:
+    """Write a local file under a temporary name of its own, and rename it. Raises OSError."""
+    draft = temporary_name(path)
+    try:
+        with open(draft, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            os.remove(draft)
+        raise
+    sync(os.path.dirname(path))

@@ -1,5 +1,6 @@
 """The public API of `trainer`: loading a model, encoding, similarity, entailment."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 import trainer
 from common.errors import UserError
+from common.images import ORIENTATION_TAG
 from tests.trainer.small import small_model
 from trainer import MODELS, Model, build_model, load_model
 from trainer.checkpoints.model import save_model
@@ -64,6 +66,37 @@ def test_paths_images_and_arrays_are_encoded_alike(model: Model, tmp_path: Path)
     expected = model.encode_image(picture)
     for given in (tmp_path / "a.png", str(tmp_path / "a.png"), np.array(picture), [picture]):
         torch.testing.assert_close(model.encode_image(given), expected)
+
+
+def variants(folder: Path) -> Iterator[Path]:
+    """Image files whose pixels depend on transparency, orientation or bit depth."""
+    picture = pictures()[0]
+    alpha = picture.convert("RGBA")
+    alpha.putalpha(PIL.Image.linear_gradient("L").resize(picture.size))
+    alpha.save(folder / "alpha.png")
+    yield folder / "alpha.png"
+    exif = PIL.Image.Exif()
+    exif[ORIENTATION_TAG] = 6
+    picture.save(folder / "rotated.jpg", exif=exif)
+    yield folder / "rotated.jpg"
+    PIL.Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30) * 100).save(folder / "deep.png")
+    yield folder / "deep.png"
+    picture.quantize(8).save(folder / "palette.gif")
+    yield folder / "palette.gif"
+
+
+def test_a_file_gives_the_same_embedding_as_a_path_and_as_a_pil_image(tmp_path: Path) -> None:
+    model = load_model(saved(tmp_path, "meru"), device="cpu")
+    for path in variants(tmp_path):
+        with PIL.Image.open(path) as picture:
+            assert torch.equal(model.encode_image(picture), model.encode_image(path)), path
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 4, 4), (4, 4, 4), (0, 4, 3)])
+def test_an_array_of_another_shape_is_an_error(shape: tuple[int, ...], tmp_path: Path) -> None:
+    model = load_model(saved(tmp_path, "meru"), device="cpu")
+    with pytest.raises(UserError, match=r"give uint8 \[height, width, 3\]"):
+        model.encode_image(np.zeros(shape, np.uint8))
 
 
 def test_encoding_and_similarity_are_those_of_the_module(model: Model) -> None:

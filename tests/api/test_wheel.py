@@ -4,7 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,18 @@ def build(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which the wheel was unpacked, as installation does for a pure Python wheel."""
+    """The site-packages of a fresh environment, with the wheel and access to the packages of this one.
+
+    pip checks the requirements of the wheel against the packages of this environment and downloads nothing.
+    """
     folder = tmp_path_factory.mktemp("wheel")
-    with zipfile.ZipFile(build(folder)) as wheel:
-        wheel.extractall(folder / "site")
-    return folder / "site"
+    venv.create(folder / "environment", with_pip=True)
+    (site,) = (folder / "environment").glob("lib/python*/site-packages")
+    (site / "locked.pth").write_text(sysconfig.get_path("purelib"))
+    pip = [folder / "environment/bin/python", "-m", "pip"]
+    subprocess.run([*pip, "uninstall", "--quiet", "--yes", "setuptools"], check=True)  # older than torch requires
+    subprocess.run([*pip, "install", "--no-index", "--quiet", build(folder)], check=True)
+    return site
 
 
 def test_the_wheel_holds_the_packages_and_the_miniature_models(installed: Path) -> None:
@@ -48,9 +56,15 @@ def test_the_wheel_holds_the_packages_and_the_miniature_models(installed: Path) 
 
 def run(code: str, installed: Path, folder: Path) -> str:
     """The output of Python code, run in `folder` with the installed packages and without the checkout."""
-    environment = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONPATH", None)
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [installed.parents[2] / "bin/python", "-c", code],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from common.paths import absolute, chdir_hook, check_output_is_absolute
+from common.paths import absolute, chdir_hook, check_input_is_absolute, check_output_is_absolute
 
 
 def test_absolute_resolves_paths_and_strips_slashes_from_urls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -22,6 +22,15 @@ def test_a_relative_output_is_refused_only_in_a_ray_job(monkeypatch: pytest.Monk
     check_output_is_absolute("s3://bucket/out", "an absolute path")
     with pytest.raises(UserError, match=r"output=out is relative.*Give an absolute path, such as output=\$PWD/out"):
         check_output_is_absolute("out", "an absolute path")
+
+
+def test_a_relative_input_is_refused_only_in_a_ray_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_input_is_absolute("pairs.parquet")
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    check_input_is_absolute("/data/pairs.parquet")
+    check_input_is_absolute("s3://bucket/pairs.parquet")
+    with pytest.raises(UserError, match=r"input=a/b\.csv is relative, .* such as input=\$PWD/a/b\.csv, or a URL"):
+        check_input_is_absolute("a/b.csv")
 
 
 def test_workers_change_to_the_folder_of_the_job_if_it_exists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from demo.local_ray import descendants, free_ports, started_at, stop_with_descendants
+from common.processes import descendants, started_at
+from demo.local_ray import free_ports, stop_with_descendants
 from demo.local_web import server, usable_port
 from demo.serve import HOST, PORT
 

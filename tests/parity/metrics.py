@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.parity import metrics_paths
+from tests.parity import metrics_hierarchy, metrics_paths
 from tests.parity.cases import open_cases
 from tests.parity.report import Report
 from tests.trainer.small import small_model
@@ -126,7 +126,9 @@ def compare_retrieval(report: Report, table: Any, meta: Mapping[str, Any]) -> No
 
 
 def compare_hierarchy(report: Report, table: Any, meta: Mapping[str, Any]) -> None:
-    """Hierarchical metrics (`hier/*`): not compared yet."""
+    """Hierarchical metrics of the released rule (`hier/*`)."""
+    for name, error, tolerance in metrics_hierarchy.check(table):
+        report.add(name, tolerance, error, 0.0, floor=1.0)
 
 
 def compare_traversal(report: Report, table: Any, meta: Mapping[str, Any]) -> None:

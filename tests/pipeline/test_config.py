@@ -58,6 +58,8 @@ def test_a_missing_input_or_output_is_named() -> None:
     [
         "download.concurrency=0",  # would wait indefinitely
         "download.concurrency_per_host=0",
+        "download.dns_concurrency=0",
+        "download.host_failures=0",
         "download.decode_threads=0",
         "download.timeout_s=0",
         "download.deadline_s=.nan",
@@ -105,10 +107,14 @@ def test_the_hash_does_not_depend_on_input_output_and_rows() -> None:
 RUNTIME = {
     "download.concurrency": "8",
     "download.concurrency_per_host": "2",
+    "download.max_bytes_in_flight": "9000",
+    "download.dns_concurrency": "9",
+    "download.dns_timeout_s": "9",
     "download.connect_timeout_s": "9",
     "download.timeout_s": "9",
     "download.deadline_s": "99",
     "download.retries": "0",
+    "download.host_failures": "9",
     "download.backoff_s": "2",
     "download.contact": "mail@example.org",
     "download.decode_threads": "2",
@@ -125,6 +131,11 @@ CONTENT = {
     "read.url_column": "address",
     "read.caption_column": "words",
     "read.id_column": "number",
+    "read.max_row_bytes": "1000",
+    "read.max_row_lines": "2",
+    "read.max_image_bytes": "1000",
+    "read.max_url_characters": "1000",
+    "read.max_boxes": "2",
     "download.max_redirects": "1",
     "download.max_bytes": "1000",
     "download.user_agent_token": "somebody",
@@ -156,6 +167,7 @@ CONTENT = {
     "write.formats": "[arrow]",
     "write.image_bytes": "true",
     "write.ref_exps": "maximal",
+    "write.strip_url_queries": "true",
     "write.jpeg_quality": "90",
 }
 """All other settings of the stages, each with a value other than its default."""

@@ -25,7 +25,9 @@ def test_an_output_that_has_shards_of_a_larger_input_is_refused(
     tars: Path, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_job(tars, finished, "limit=4") == 2
-    assert "beyond this run's 1" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "2 finished shards that this job would discard" in error
+    assert "limit: none -> 4" in error
 
 
 def test_a_damaged_weight_file_is_named(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """The main job on a few scenes of the miniature world: counts, reproducible bytes, resuming."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,10 +16,11 @@ import pyarrow.ipc
 import pytest
 
 from pipeline.config import PipelineConfig, load_config, repository_root, runtime_settings
-from pipeline.job import find_unfinished
 from pipeline.paths import with_absolute_paths
 from pipeline.provenance import make_provenance
-from pipeline.read.plan import plan_shards
+from pipeline.read.plan import list_files
+from pipeline.resume.plan import plan_work
+from pipeline.write.store import Store
 from tests.pipeline.jobs import N_SCENES, hash_output, run_job
 
 
@@ -75,14 +77,26 @@ def test_a_shard_without_a_manifest_is_computed_again_and_the_others_are_kept(
     assert (output / "train" / "00000.tar").stat().st_mtime_ns == modified
 
 
-def test_a_change_of_other_settings_computes_the_shards_again(
-    tars: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_change_of_other_settings_is_refused_without_overwrite(
+    tars: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
     assert run_job(tars, output, "limit=4", "formats=[arrow]") == 0
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    changed = ("limit=4", "formats=[arrow]", "score.min_side_px=48")
+    assert run_job(tars, output, *changed) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert "score.min_side_px: 32 -> 48" in line
+    assert "1 finished shards" in line
+    assert "overwrite=true" in line
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
     with caplog.at_level("INFO", logger="hypergrit"):
-        assert run_job(tars, output, "limit=4", "formats=[arrow]", "score.min_side_px=48") == 0
+        assert run_job(tars, output, *changed, "overwrite=true") == 0
     assert "0 of them already finished" in caplog.text
+    assert "overwrite: false" in (output / "config.yaml").read_text()
+    with caplog.at_level("INFO", logger="hypergrit"):
+        assert run_job(tars, output, *changed) == 0
+    assert "1 of them already finished" in caplog.text
 
 
 RUNTIME = (
@@ -125,19 +139,21 @@ def test_a_change_of_runtime_settings_keeps_finished_shards_and_is_recorded_in_n
         *[(setting, 0) for setting in RUNTIME],
         ("ray.model_workers=1", 0),
         ("report.pictures=1", 0),
+        ("formats=[train]", 0),
         ("download.max_bytes=1000", 3),
         ("ground.floor=0.2", 3),
         ("score.min_score=0.9", 3),
         ("write.jpeg_quality=90", 3),
         ("rows_per_shard=5", 2),
+        ("limit=9", 1),
     ],
 )
 def test_finished_shards_are_those_with_the_same_rows_and_content_settings(
     tars: Path, finished: Path, change: str, n_unfinished: int
 ) -> None:
-    config = load(tars, finished, change)
-    plans = plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
-    assert len(find_unfinished(plans, config.output, make_provenance(config))) == n_unfinished
+    config = dataclasses.replace(load(tars, finished, change), overwrite=True)
+    work = plan_work(config, list_files(config.input), make_provenance(config), Store(config.output))
+    assert len(work.unfinished) == n_unfinished
 
 
 def load(tars: Path, output: Path, *arguments: str) -> PipelineConfig:

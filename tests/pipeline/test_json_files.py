@@ -8,7 +8,17 @@ from typing import Annotated, Any, Literal, NotRequired, get_args, get_origin, g
 
 import pytest
 
-from schemas.files import MANIFEST_FILE, RUN_TIMINGS_FILE, STATS_FILE, TIMINGS_FILE, TRAIN_ANNOTATIONS, TrainAnnotations
+from pipeline.lease import new_lease
+from schemas.files import (
+    JOB_FILE,
+    MANIFEST_FILE,
+    RUN_TIMINGS_FILE,
+    STATS_FILE,
+    TIMINGS_FILE,
+    TRAIN_ANNOTATIONS,
+    TrainAnnotations,
+)
+from schemas.job import JobRecord, Lease
 from schemas.manifest import Manifest, RunTimings, Timings
 from schemas.stats import Statistics
 
@@ -50,11 +60,16 @@ def mismatch_of_object(value: Any, kind: Any, path: str) -> str:
         (MANIFEST_FILE.format(1), Manifest),
         (TIMINGS_FILE.format(1), Timings),
         (RUN_TIMINGS_FILE, RunTimings),
+        (JOB_FILE, JobRecord),
         (STATS_FILE, Statistics),
     ],
 )
 def test_a_json_file_has_the_declared_type(finished: Path, file: str, kind: Any) -> None:
     assert mismatch(json.loads((finished / file).read_text()), kind, file) == ""
+
+
+def test_a_lease_has_the_declared_type() -> None:
+    assert mismatch(json.loads(new_lease()), Lease, "lease") == ""
 
 
 def test_the_annotations_of_a_training_sample_have_the_declared_type(finished: Path) -> None:

@@ -7,11 +7,12 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
 
+from common.config import from_plain
 from common.errors import UserError
 from common.json_file import read_object, write_object
 from common.weights import read_tensors, save_tensors
@@ -130,7 +131,10 @@ def load_folder(folder: Path, name: str | None) -> LoadedModel:
             "copy the folder again, or save the model again"
         )
     try:
-        preprocess = PreprocessConfig(**{key: config["preprocess"][key] for key in ("size_px", "mode")})
+        values = {key: config["preprocess"][key] for key in ("size_px", "mode")}
+        preprocess = cast(PreprocessConfig, from_plain(PreprocessConfig, values, "preprocess"))
+    except UserError as error:
+        raise ValueError(f"{folder / 'config.json'}: {error}") from error
     except KeyError as error:
         raise ValueError(
             f"{folder / 'config.json'}: {error} is missing in 'preprocess'; copy the folder again, or save the model again"
@@ -157,15 +161,10 @@ def parse_config(name: str, values: dict[str, Any], source: Path) -> ModelConfig
     """
     if name not in MODELS:
         raise ValueError(f"{source}: unknown model {name!r}; this version has {', '.join(MODELS)}")
-    parts: dict[str, Any] = {"image": ImageConfig, "text": TextConfig}
     try:
-        plain: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-        }
-        fields = {key: parts[key](**value) if key in parts else value for key, value in plain.items()}
-        return MODELS[name].config(**fields)
-    except (TypeError, UserError) as error:
-        raise ValueError(f"{source}: config of {name}: {error}") from error
+        return cast(ModelConfig, from_plain(MODELS[name].config, values, f"config of {name}"))
+    except UserError as error:
+        raise ValueError(f"{source}: {error}") from error
 
 
 def load_state(model: DualEncoder, state: Mapping[str, Tensor], source: Path) -> None:

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import cv2
-import numpy as np
 import torch
 
-from common.images import Image, ImageLimits, ImageRejected, check_header, decode
+from common.image_header import JPEG_START, SIMPLE_FRAMES, CostlyImageError, JpegHeader, read_jpeg_header
+from common.images import Image, ImageLimits, ImageRejected, check_header, decode, decode_jpeg
 from trainer.data.preprocess import resize
 
 WHITE: Final = 255
@@ -30,11 +30,7 @@ DECODE_FLAGS: Final = {
     4: cv2.IMREAD_COLOR_RGB | 32,
     8: cv2.IMREAD_COLOR_RGB | 64,
 }
-JPEG_START: Final = b"\xff\xd8\xff"
 JPEG_END: Final = b"\xff\xd9"
-START_OF_FRAME: Final = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
-START_OF_SCAN: Final = 0xDA
-APP1: Final = 0xE1
 MAX_DRAWS: Final = 10  # attempts to draw a region that fits the image, as in torchvision
 
 LIMITS: Final = ImageLimits(max_pixels=100_000_000, max_aspect_ratio=math.inf)
@@ -156,26 +152,21 @@ def render_crop(image: Image, factor: int, crop: Crop, out: Image) -> None:
         cv2.resize(source, (width, height), dst=target, interpolation=cv2.INTER_CUBIC)
 
 
-def plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Read width and height from the header of a JPEG that needs no conversion.
+def read_plain_jpeg(data: bytes) -> JpegHeader | None:
+    """Read the header of a JPEG that needs no conversion.
 
     Returns None if the bytes are not a complete JPEG, if they contain Exif data, which may rotate the image, or if the
     colours are CMYK.
     """
     if not data.startswith(JPEG_START) or not data.endswith(JPEG_END):
         return None
-    offset, end = 2, len(data)
-    while offset + 10 <= end and data[offset] == 0xFF:
-        marker = data[offset + 1]
-        if marker in START_OF_FRAME:
-            height = int.from_bytes(data[offset + 5 : offset + 7], "big")
-            width = int.from_bytes(data[offset + 7 : offset + 9], "big")
-            n_channels = data[offset + 9]
-            return (width, height) if n_channels in (1, 3) and width and height else None
-        if marker == START_OF_SCAN or (marker == APP1 and data[offset + 4 : offset + 8] == b"Exif"):
-            return None
-        offset += 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
-    return None
+    try:
+        header = read_jpeg_header(data)
+    except CostlyImageError:
+        return None  # `decode` refuses it
+    if header is None or header.frame not in SIMPLE_FRAMES or header.n_channels not in (1, 3) or header.has_exif:
+        return None
+    return header
 
 
 class EncodedImage:
@@ -183,13 +174,13 @@ class EncodedImage:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        size = plain_jpeg_size(data)
-        self.is_plain = size is not None
+        self.header = read_plain_jpeg(data)
         self.pixels: Image | None = None  # set here if the size is known only after decoding
-        if size is None:
+        if self.header is not None:
+            self.width, self.height = self.header.width, self.header.height
+        else:
             self.pixels = decode(data, LIMITS)
-            size = self.pixels.shape[1], self.pixels.shape[0]
-        self.width, self.height = size
+            self.height, self.width = self.pixels.shape[:2]
         check_header(self.width, self.height, LIMITS)
 
     @property
@@ -202,12 +193,13 @@ class EncodedImage:
 
         Raises ImageRejected if the image is damaged.
         """
-        if self.pixels is not None:
+        if self.header is None:
+            assert self.pixels is not None, "decoded when it was read"
             return self.pixels
-        pixels = cv2.imdecode(np.frombuffer(self.data, np.uint8), DECODE_FLAGS[factor])
-        if pixels is None or pixels.shape[:2] != (-(-self.height // factor), -(-self.width // factor)):
+        pixels = decode_jpeg(self.data, self.header, DECODE_FLAGS[factor], LIMITS)
+        if pixels.shape[:2] != (-(-self.height // factor), -(-self.width // factor)):
             raise ImageRejected("undecodable", "broken JPEG")
-        return np.asarray(pixels, np.uint8)
+        return pixels
 
     def write_crops(self, crops: Sequence[Crop | None], outs: Sequence[Image]) -> None:
         """Decode once and write each crop to its output [size size 3]; None becomes a white output.
@@ -215,7 +207,7 @@ class EncodedImage:
         Raises ImageRejected if the image is damaged.
         """
         visible = [crop for crop in crops if crop is not None]
-        factor = reduction_factor(visible) if visible and self.is_plain else 1
+        factor = reduction_factor(visible) if visible and self.header is not None else 1
         image = self.decode(factor)
         for crop, out in zip(crops, outs, strict=True):
             if crop is None:

@@ -22,13 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from common.tar import BLOCK, TarError, iter_members, round_up_to_block
 from trainer.data.shards import ByteRange, ShardFile, shard_version
-from trainer.data.tar import BLOCK, TarError, iter_members, round_up_to_block
 
 logger = logging.getLogger(__name__)
 
 VERSION: Final = 1  # format version of the files in the index folder
 MAX_WITHOUT_POOL: Final = 8  # shards; up to this number, a pool of processes takes longer to start than it saves
+MAX_SAMPLE_BYTES: Final = 1 << 30
 MAX_LOGGED: Final = 5  # damaged shards that are logged by name
 MEMBER: Final = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")
 """Key and extension of a member, as in webdataset: the key ends at the first dot after the last slash."""
@@ -67,7 +68,9 @@ class Index:
     def byte_range(self, sample: int) -> ByteRange:
         """Return the byte range of a sample's members."""
         shard, row = self.locate(sample)
-        return ByteRange(shard.url, int(shard.bounds[row]), int(shard.bounds[row + 1]))
+        start, end = int(shard.bounds[row]), int(shard.bounds[row + 1])
+        # A larger sample is read as a truncated one, which is bad.
+        return ByteRange(shard.url, start, min(end, start + MAX_SAMPLE_BYTES))
 
     @property
     def fingerprint(self) -> str:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from common.errors import UserError, prefixed
 from common.shards import list_shards
+from common.text import one_line
 from trainer.batch import Batch
 from trainer.data.batch_builder import BatchBuilder, BatchReport
 from trainer.data.config import DataConfig
@@ -27,6 +28,7 @@ from trainer.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 KEY: Final = "data.shards"
+MAX_DAMAGED: Final = 100  # samples of this process with damaged headers, which indexing has found correct
 MAX_LOGGED: Final = 5  # every bad sample up to this number is logged; after it, only the 8th, 16th, 32nd, ...
 T = TypeVar("T")
 
@@ -94,6 +96,11 @@ class Loader:
             )
 
     @property
+    def urls(self) -> list[str]:
+        """The paths or URLs of the shards."""
+        return [shard.url for shard in self.builder.index.shards]
+
+    @property
     def n_samples(self) -> int:
         return self.order.n_samples
 
@@ -142,6 +149,12 @@ class Loader:
     def _add_report(self, report: BatchReport) -> None:
         n_bad = self.n_bad
         self.counts.update(report.counts)
+        if report.counts["bad/damaged"] and self.counts["bad/damaged"] > MAX_DAMAGED:
+            raise UserError(
+                f"{KEY}: more than {MAX_DAMAGED} samples are damaged that were whole when the run began, among them "
+                f"{report.bad_samples[-1]}; the shards were changed during the run: restore them, then repeat the "
+                "command to resume"
+            )
         for number, line in enumerate(report.bad_samples, n_bad + 1):
             if number <= MAX_LOGGED or number & (number - 1) == 0:
                 logger.warning("bad sample %d, replaced: %s", number, line)
@@ -192,13 +205,22 @@ def next_result(results: Iterator[T]) -> T:
     """Return the next item of a DataLoader. Raises UserError if one of its processes was killed."""
     try:
         return next(results)
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+    except (RuntimeError, OSError, EOFError) as error:  # the last two: it died while it sent a batch
+        if not has_dead_process(results) and "DataLoader worker" not in str(error):
             raise
         raise UserError(
-            f"a loader process was killed ({error}), probably because memory or /dev/shm ran out; lower data.workers "
-            f"or data.prefetch, then repeat the command to resume"
+            f"a loader process was killed ({one_line(error)}), probably because memory or /dev/shm ran out; lower "
+            f"data.workers or data.prefetch, then repeat the command to resume"
         ) from error
+
+
+def has_dead_process(results: object) -> bool:
+    """Return True if a process of a DataLoader's iterator has ended. Waits a moment for one that is being killed."""
+    for process in getattr(results, "_workers", ()):  # there is no public list
+        process.join(0.2)
+        if not process.is_alive():
+            return True
+    return False
 
 
 @contextmanager

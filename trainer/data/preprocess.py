@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from common.config import check_positive
+
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessConfig:
@@ -16,6 +18,9 @@ class PreprocessConfig:
 
     size_px: int = 224
     mode: Literal["squash", "crop"] = "crop"
+
+    def __post_init__(self) -> None:
+        check_positive(self, "size_px")
 
 
 def resize(image: Tensor, height: int, width: int) -> Tensor:

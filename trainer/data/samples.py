@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from common.images import ImageRejected
+from common.tar import TarError
 from trainer.data.crops import EncodedImage, Region
 from trainer.data.index import sample_members
-from trainer.data.tar import TarError
 from trainer.text.syntax import Word
 
-Reason = Literal["damaged", "missing_member", "undecodable_image", "bad_json", "no_caption", "no_boxes", "no_parse"]
+Reason = Literal[
+    "damaged", "duplicate_key", "missing_member", "undecodable_image", "bad_json", "no_caption", "no_boxes", "no_parse"
+]
 
 
 class BadSample(Exception):  # noqa: N818 (a property of the input, not an error of the program)
@@ -59,6 +61,8 @@ class SampleFiles:
         try:
             for key, extension, offset, size in sample_members(data):
                 self.key = self.key or key
+                if extension.lower() in self.ranges:
+                    raise BadSample("duplicate_key", f"two adjacent samples share this key: each has a {extension}")
                 self.ranges[extension.lower()] = offset, size
         except TarError as error:
             raise BadSample("damaged", str(error)) from error

@@ -84,10 +84,7 @@ class ByteRangeReader:
         self.open_files: OrderedDict[str, int] = OrderedDict()  # path -> descriptor, least recently used first
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each range, or fewer at the end of a local file.
-
-        Raises UserError if a shard cannot be read.
-        """
+        """Return the bytes of each range. Raises UserError if a shard cannot be read or is shorter than a range."""
         data: list[bytes] = [b""] * len(ranges)
         remote_ranges: dict[AbstractFileSystem, list[tuple[int, ByteRange]]] = {}
         stores: dict[str, tuple[AbstractFileSystem, str]] = {}
@@ -95,6 +92,11 @@ class ByteRangeReader:
             if "://" not in url:
                 with read_errors_explained(url):
                     data[index] = os.pread(self._descriptor(url), end - start, start)
+                if len(data[index]) < end - start:
+                    raise UserError(
+                        f"{url} has become shorter during the run: it ends before byte {end}; restore it, then repeat "
+                        "the command to resume"
+                    )
                 continue
             if url not in stores:
                 stores[url] = remote.open_store(url)

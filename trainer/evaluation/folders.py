@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from common.errors import UserError
+from common.files import check_file
 from common.images import ImageRejected, decode
 from trainer.data.crops import LIMITS
 from trainer.data.preprocess import PreprocessConfig, fit
@@ -79,6 +80,7 @@ def read_images(paths: list[Path], size_px: int) -> Iterator[Tensor]:
     preprocess = PreprocessConfig(size_px=size_px, mode="crop")
     for path in paths:
         try:
+            check_file(path)
             pixels = decode(path.read_bytes(), LIMITS)
         except (OSError, ImageRejected) as error:
             raise UserError(

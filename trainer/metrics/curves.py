@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from common.cli import EXIT_CODES, command
+from common.config_help import print_text
 from common.errors import UserError
+from common.files import check_file
 
 COLOURS: Final = ("#3b6fb6", "#d1603d", "#3f9b6c", "#8a5fb0", "#c29b2f", "#c0577f", "#4aa3a8", "#7b8794")
 GREY: Final = len(COLOURS) - 1
@@ -51,9 +54,12 @@ class Panel:
 def read_rows(path: Path) -> list[Row]:
     """Read the rows of a metrics.jsonl. Raises UserError if it cannot be read or is empty."""
     try:
+        check_file(path)
         lines = path.read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines]
-    except (OSError, ValueError) as error:
+        if odd := [row for row in rows if not isinstance(row, dict) or not isinstance(row.get("step"), int)]:
+            raise ValueError(f"a row is {str(odd[0])[:80]}, not an object with a step")
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}; give the output folder of a run") from error
     if not rows:
         raise UserError(
@@ -203,11 +209,15 @@ def write_curves(output: Path) -> Path:
     return path
 
 
+@command()
+def main(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
+        print_text(f"{__doc__}\n\n{EXIT_CODES}")
+        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+    print_text(str(write_curves(Path(arguments[0]))))
+    return 0
+
+
 if __name__ == "__main__":
-    try:
-        print(write_curves(Path(sys.argv[1])))
-    except IndexError:
-        sys.exit(__doc__)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main(sys.argv[1:]))

@@ -18,6 +18,7 @@ import regex
 import torch
 from torch import Tensor
 
+from common.files import check_file
 from trainer.text.offsets import Span, lowercase_origins, source_spans
 
 END_OF_WORD = "</w>"
@@ -185,6 +186,7 @@ def read_tokenizer(path: Path, context_length: int = 77) -> Tokenizer:
 
     Raises ValueError if it is not a merges file, OSError if it cannot be read.
     """
+    check_file(path)
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         data = file.read(MAX_MERGES_BYTES + 1)
     if len(data) > MAX_MERGES_BYTES:

@@ -1,6 +1,8 @@
 """Configurations of GLIP: the three released architectures, and a miniature built from the same modules."""
 
 import dataclasses
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_type_hints
@@ -151,11 +153,28 @@ class GlipConfig:
     drop_block: float = 0.3
 
     def __post_init__(self) -> None:
+        for key, value in _numbers(dataclasses.asdict(self)):
+            least = 0 if key.endswith("unused_classes") or isinstance(value, float) else 1
+            if not (math.isfinite(value) and (value >= least or key.endswith("log_scale"))):
+                raise ValueError(f"GLIP config: {key} is {value}; give {least} or more")
         if len(self.anchors.strides) != 5:
             raise ValueError(f"anchors.strides must hold five strides (P3 to P7), got {self.anchors.strides}")
         blocks = self.backbone.depths if isinstance(self.backbone, SwinConfig) else self.backbone.layers
         if max(sum(blocks), self.text.layers, self.head.rounds) > MAX_DEPTH:
             raise ValueError(f"backbone, text tower and head must not be deeper than {MAX_DEPTH} blocks")
+
+
+def _numbers(values: Any, key: str = "") -> Iterator[tuple[str, int | float]]:
+    """Yield each number of nested values with its key."""
+    match values:
+        case dict():
+            for name, value in values.items():
+                yield from _numbers(value, f"{key}.{name}".lstrip("."))
+        case list() | tuple():
+            for value in values:
+                yield from _numbers(value, key)
+        case int() | float() if not isinstance(values, bool):
+            yield key, values
 
 
 _SWIN_L = SwinConfig(embed_dim=192, depths=(2, 2, 18, 2), heads=(6, 12, 24, 48), window=12, drop_path=0.4)

@@ -7,19 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from common.cli import EXIT_CODES, command, set_up_logging
 from common.config import Keys, merge, read_layers
 from common.config_help import describe, print_text
 from common.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-USAGE: Final = """\
+USAGE: Final = f"""\
 usage: python -m pipeline.ground.glip.convert CHECKPOINT output=FOLDER [key=value ...]
 
 Check a released checkpoint (a .pth or .safetensors file) and write it to FOLDER in the safetensors format, with its
 configuration and vocabulary. Use the folder as a grounder with grounder=FOLDER.
 
   python -m pipeline.ground.glip.convert glip_tiny.pth output=models/glip_t vocabulary=vocab.txt
+
+{EXIT_CODES}
 """
 
 
@@ -63,18 +66,19 @@ def convert(config: ConvertConfig) -> None:
     logger.info("%s -> %s", checkpoint, config.output)
 
 
+@command()
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns 0, or 2 after an error that the user can fix."""
+    """Run the command and return its exit code, as documented in --help."""
     if not arguments or "-h" in arguments or "--help" in arguments:
         print_text(describe(USAGE, ConvertConfig, {}))
         return 0 if arguments else 2
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    set_up_logging(text="%(message)s")
     first = [] if "=" in arguments[0] else [f"checkpoint={arguments[0]}"]
+    config = merge(ConvertConfig, read_layers([*first, *arguments[len(first) :]], Keys()))
     try:
-        convert(merge(ConvertConfig, read_layers([*first, *arguments[len(first) :]], Keys())))
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        convert(config)
+    except OSError as error:
+        raise UserError(f"{error}; check the path, its permissions and the space on the disk") from error
     return 0
 
 

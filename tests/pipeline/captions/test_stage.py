@@ -1,3 +1,5 @@
+import time
+
 import pyarrow as pa
 import pytest
 
@@ -58,3 +60,26 @@ def test_redcaps_cleaning_is_optional() -> None:
     assert run_stage("A Dog (big)")[0]["caption"] == "A Dog (big)"
     assert run_stage("A Dog (big)", config=CaptionsConfig(redcaps=True))[0]["caption"] == "a dog"
     assert run_stage("(only)", config=CaptionsConfig(redcaps=True))[0]["reason"] == "empty_caption"
+
+
+@pytest.mark.parametrize(
+    ("original", "expected"),
+    [
+        ("a &#" + "9" * 5000 + "; dog", "a \ufffd dog"),
+        ("a &amp;#" + "9" * 5000 + " dog", "a \ufffd dog"),
+        ("a &#" + "0" * 5000 + "65; dog", "a A dog"),
+        ("a &#x" + "0" * 5000 + "41; dog", "a A dog"),
+        ("a &#" + "0" * 5000 + "; dog", "a \ufffd dog"),
+        ("&#65;&#x42;&#00000067", "ABC"),
+    ],
+)
+def test_numeric_entity_with_any_number_of_digits_is_decoded(original: str, expected: str) -> None:
+    assert clean(original) == expected
+
+
+def test_deep_brackets_take_linear_time() -> None:
+    started = time.process_time()
+    for _ in range(20):
+        clean_as_redcaps("(" * 4000 + "dog" + ")" * 4000)
+    assert time.process_time() - started < 5
+    assert clean_as_redcaps("a ((very) [big]) dog") == "a dog"

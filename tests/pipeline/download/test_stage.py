@@ -3,7 +3,6 @@
 import io
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import PIL.Image
@@ -12,11 +11,11 @@ import pytest
 
 from common.images import ImageLimits, decode
 from pipeline.download.config import DownloadConfig
-from pipeline.download.fetch import retry_after_s
 from pipeline.download.stage import Download
 from pipeline.images import ResizeConfig
 from schemas.rows import DOWNLOADED, READ
 from schemas.status import REASONS
+from tests.common import bombs
 from tests.pipeline.download.server import TinyWeb, jpeg
 
 Rows = list[dict[str, Any]]
@@ -188,22 +187,6 @@ def test_a_retry_waits_for_retry_after_unless_that_exceeds_the_deadline(web: Tin
     assert outcome(web.url("/wait/3600")) == ("http_error", "429")
 
 
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ("120", 120),
-        ("Fri, 31 Dec 1999 23:59:59 GMT", 0),
-        ("Sat, 01 Jan 2000 00:01:30 GMT", 90),
-        ("Friday, 31-Dec-99 23:59:59 GMT", 0),
-        ("soon", 0),
-        ("-5", 0),
-        ("", 0),
-    ],
-)
-def test_retry_after_is_a_number_or_a_date(value: str, seconds: float) -> None:
-    assert retry_after_s(value, datetime(2000, 1, 1, tzinfo=UTC)) == seconds
-
-
 def test_redirects_from_other_hosts_count_in_the_limit_of_a_host(web: TinyWeb) -> None:
     targets = [f"http://localhost:{web.port}/busy/{i}" for i in range(8)]
     rows = download(
@@ -276,3 +259,14 @@ def test_a_repeated_image_with_the_same_caption_is_a_duplicate(web: TinyWeb) -> 
     assert [row["reason"] for row in rows] == [None, None, "duplicate", None]
     assert rows[2]["detail"] == "000000000000"
     assert rows[2]["sha256"] == rows[0]["sha256"]
+
+
+def test_crafted_images_are_dropped_and_the_other_rows_of_the_shard_kept(web: TinyWeb) -> None:
+    crafted = [bombs.scan_bomb(n_scans=n) for n in (100, 200, 2000)] + [bombs.tile_bomb(), bombs.fill_bomb(10_000_000)]
+    crafted.append(bombs.chunk_bomb(b"zzZz"))
+    images = [jpeg(shade) for shade in range(0, 200, 10)]
+    started = time.process_time()
+    rows = download(*crafted, *images, *(web.url(f"/image/{i}") for i in range(10)), decode_threads=1)
+    assert time.process_time() - started < 5
+    assert {row["reason"] for row in rows[: len(crafted)]} == {"too_costly"}
+    assert [row["detail"] for row in rows[len(crafted) :] if row["status"] != "kept"] == []

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import spacy
 from hypothesis import given, settings
@@ -196,3 +198,15 @@ def test_given_boxes_with_the_same_phrase_belong_to_the_same_chunk(stage: Parse)
 def test_error_for_an_unknown_model_names_the_package_to_install() -> None:
     with pytest.raises(UserError, match=r"xx_no_such_model.*pip install"):
         Parse(ParseConfig(model="xx_no_such_model"))
+
+
+def test_a_thousand_given_boxes_take_linear_time(stage: Parse) -> None:
+    words = "a red dog and " * 60
+    spans = [(i % 700, i % 700 + 1 + i % 90) for i in range(1000)]
+    boxes = [given_box(start, end) for start, end in spans]
+    row = {"caption_original": words, "caption": words.strip(), "given_noun_chunks": boxes, "given_ref_exps": boxes}
+    table = table_after("captions", [row])
+    started = time.process_time()
+    (result,) = stage(table).to_pylist()
+    assert len(result["given_chunks"]) == 1000
+    assert time.process_time() - started < 2

@@ -7,7 +7,7 @@ import json
 import tarfile
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,7 +23,7 @@ from pipeline.read.types import Piece, ShardPlan
 ROWS = [{"url": f"http://x.org/{i}.jpg", "caption": f'caption "{i}", größe 🐕', "n": i} for i in range(10)]
 
 
-def read_all(input: Path | str, rows_per_shard: int = 4, limit: int | None = None, **config: str) -> list[dict]:
+def read_all(input: Path | str, rows_per_shard: int = 4, limit: int | None = None, **config: Any) -> list[dict]:
     settings = ReadConfig(**config)
     plans = plan_shards(str(input), rows_per_shard, limit, settings)
     return [row for plan in plans for row in read_shard(plan, settings).to_pylist()]

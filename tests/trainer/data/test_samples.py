@@ -8,8 +8,9 @@ import pytest
 from tests.trainer.data.samples import Files, grit_files, jpeg, pair_files, train_files
 from trainer.data.config import Layout
 from trainer.data.crops import Region
+from trainer.data.index import sample_members
 from trainer.data.layouts import find_layout, read_sample
-from trainer.data.samples import BadSample, Sample, sample_key
+from trainer.data.samples import BadSample, Sample, SampleFiles, sample_key
 
 BOXES, PARSE, NOTHING = frozenset({"boxes"}), frozenset({"parse"}), frozenset[str]()
 
@@ -140,3 +141,11 @@ def test_key_is_found_after_a_pax_header_and_in_a_truncated_sample() -> None:
         tar.addfile(info)
     assert sample_key(file.getvalue()) == "000000007"
     assert sample_key(tar_bytes(train_files(1))[:700]) == sample_key(tar_bytes(train_files(1)))
+
+
+def test_adjacent_samples_with_one_key_are_a_bad_sample() -> None:
+    first, second = tar_bytes(pair_files(1)), tar_bytes(pair_files(2))
+    end = max(member.offset + member.size for member in sample_members(first))
+    data = first[: -(-end // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE] + second
+    with pytest.raises(BadSample, match="duplicate_key: two adjacent samples share this key: each has a jpg"):
+        SampleFiles(data)

@@ -1,7 +1,7 @@
 """Read training examples from shards of the pipeline: grit/*.tar or arrow/*.arrow, on disk or at any fsspec URL."""
 
 import json
-import tarfile
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -12,10 +12,12 @@ import pyarrow as pa
 from common.errors import UserError, prefixed
 from common.remote import map_concurrently, one_line, open_file, open_store, store_errors
 from common.shards import list_shards, read_errors_explained
+from common.tar import Member, TarError, iter_members
 from pipeline.ground.grounder import Span
 from schemas.status import KEPT
 
 SUFFIXES: Final = (".tar", ".arrow")
+MAX_JSON_BYTES: Final = 64_000_000
 COLUMNS: Final = ["status", "height", "width", "caption", "noun_chunks", "boxes", "box_scores"]
 
 Corners = tuple[float, float, float, float]
@@ -126,17 +128,23 @@ def _arrow_examples(url: str) -> Iterator[StoredExample]:
 
 def _tar_examples(url: str) -> Iterator[StoredExample]:
     """Yield the examples of a tar of grit/: a .jpg, a .txt and a .json member for each, in this order."""
-    with _damage_explained(url, "grit/"), _open(url) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-        image: tarfile.TarInfo | None = None
-        for member in tar:
+    with _damage_explained(url, "grit/"), _open(url) as file:
+
+        def read_at(offset: int, n_bytes: int) -> bytes:
+            file.seek(offset)
+            return file.read(n_bytes)
+
+        image: Member | None = None
+        for member in iter_members(read_at, 0, file.seek(0, os.SEEK_END)):
             if member.name.endswith(".jpg"):
                 image = member
             elif member.name.endswith(".json") and image and image.name[:-4] == member.name[:-5]:
-                content = tar.extractfile(member)
-                row = json.load(content) if content else {}
+                if member.size > MAX_JSON_BYTES:
+                    raise ValueError(f"{member.name} has {member.size} bytes")
+                row = json.loads(read_at(member.data_offset, member.size))
                 yield StoredExample(
                     url=url,
-                    position=image.offset_data,
+                    position=image.data_offset,
                     n_bytes=image.size,
                     height=row["height"],
                     width=row["width"],
@@ -161,7 +169,7 @@ def _damage_explained(url: str, folder: str) -> Iterator[None]:
         raise UserError(
             f"{url} cannot be read: {one_line(error)}; check the path and the permissions, or write the shard again"
         ) from error
-    except (tarfile.TarError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (TarError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(
             f"{url} is not a shard of the pipeline's {folder}, or is damaged: {type(error).__name__}: {one_line(error)}"
         ) from error

@@ -1,8 +1,8 @@
-"""List the members of a tar from its headers, without reading their contents.
+"""List the members of an untrusted tar from its headers, without reading their contents.
 
 `tarfile` creates an object and a dictionary for each member. Indexing needs only a few numbers for each of up to a
 hundred million members. The supported formats are ustar, pax and GNU long names, which webdataset, tarfile, tar and
-img2dataset write.
+img2dataset write. Time and memory are linear in the number of headers, whatever they claim; sparse files are refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,15 @@ from typing import Final, NamedTuple
 BLOCK: Final = 512
 CHECKSUM: Final = slice(148, 156)
 MAX_EXTENSION_BYTES: Final = 1 << 20  # maximum size of a long name or of pax records
+MAX_EXTENSIONS: Final = 16  # extended headers before a member; tar writes at most four
+MAX_RECORDS: Final = 1000  # of a pax header
+MAX_SIZE: Final = 1 << 62
 REGULAR: Final = (b"0", b"\0", b"7")
+WITHOUT_CONTENT: Final = (b"1", b"2", b"3", b"4", b"5", b"6")
+"""Links, devices, folders and pipes: the size in their headers does not count."""
+PAX, PAX_GLOBAL, LONG_NAME, LONG_LINK, GNU_SPARSE = b"x", b"g", b"L", b"K", b"S"
+EXTENSIONS: Final = (PAX, PAX_GLOBAL, LONG_NAME, LONG_LINK)
+PAX_SPARSE: Final = "GNU.sparse."
 
 ReadAt = Callable[[int, int], bytes]
 """(offset, length) -> `length` bytes starting at `offset`, or fewer at the end of the data."""
@@ -37,13 +45,14 @@ class TarError(Exception):
 def iter_members(read_at: ReadAt, start: int, end: int, verify: bool = True) -> Iterator[Member]:
     """Yield the regular files from `start`, the offset of a header, up to the end-of-archive mark or `end`.
 
-    `verify` compares the checksum of each header. Raises TarError if a header is damaged, or if a header or the
-    content of a member extends beyond `end`.
+    `verify` compares the checksum of each header. Raises TarError if a header is damaged, if a header or the content of
+    a member extends beyond `end`, for sparse files, and for more than `MAX_EXTENSIONS` extended headers of a member.
     """
     offset, header_offset = start, None
     # Name and size of the next member, from a pax or GNU header before it.
     long_name: str | None = None
     long_size: int | None = None
+    n_extensions = 0
     while offset < end:
         header = read_at(offset, BLOCK)
         if len(header) < BLOCK:
@@ -55,23 +64,31 @@ def iter_members(read_at: ReadAt, start: int, end: int, verify: bool = True) -> 
         header_offset = offset if header_offset is None else header_offset
         kind, size = header[156:157], parse_number(header[124:136], offset)
         data_offset = offset + BLOCK
-        if kind in (b"x", b"L"):
-            data = read_extension(read_at, offset, size)
-            if kind == b"L":
-                long_name = decode_field(data)
-            else:
-                records = parse_pax_records(data, offset)
+        if kind not in REGULAR and kind in EXTENSIONS:
+            n_extensions += 1
+            if n_extensions > MAX_EXTENSIONS:
+                raise TarError(f"more than {MAX_EXTENSIONS} extended headers before byte {offset}")
+            if kind == LONG_NAME:
+                long_name = decode_field(read_extension(read_at, offset, size))
+            elif kind == PAX:
+                records = parse_pax_records(read_extension(read_at, offset, size), offset)
+                if any(key.startswith(PAX_SPARSE) for key in records):
+                    raise TarError(f"the file of the header at byte {offset} is sparse; write the tar without --sparse")
                 long_name = records.get("path", long_name)
-                long_size = int(records["size"]) if records.get("size", "").isdigit() else long_size
+                long_size = parse_decimal(records["size"], offset) if "size" in records else long_size
             offset = data_offset + round_up_to_block(size)
             continue
-        size = size if long_size is None else long_size
+        name, size = long_name or parse_name(header), size if long_size is None else long_size
+        if kind == GNU_SPARSE:
+            raise TarError(f"{name} is a sparse file; write the tar without --sparse", name)
+        if kind not in REGULAR and kind in WITHOUT_CONTENT:
+            size = 0
         if data_offset + size > end:
-            name = long_name or parse_name(header)
             raise TarError(f"truncated inside {name}", name)
         if kind in REGULAR:
-            yield Member(long_name or parse_name(header), header_offset, data_offset, size)
+            yield Member(name, header_offset, data_offset, size)
         offset, header_offset, long_name, long_size = data_offset + round_up_to_block(size), None, None, None
+        n_extensions = 0
 
 
 def read_extension(read_at: ReadAt, offset: int, size: int) -> bytes:
@@ -108,11 +125,24 @@ def parse_name(header: bytes) -> str:
 def parse_number(field: bytes, offset: int) -> int:
     """Parse an octal number, or GNU's binary form for 8 GiB and more. Raises TarError, naming the header's `offset`."""
     if field[0] == 0x80:
-        return int.from_bytes(field[1:], "big")
+        number = int.from_bytes(field[1:], "big")
+        if number > MAX_SIZE:
+            raise TarError(f"the header at byte {offset} gives a size of {number} bytes")
+        return number
+    digits = field.strip(b" \0") or b"0"
     try:
-        return int(field.strip(b" \0") or b"0", 8)
+        if digits.isdigit():  # `int` also takes signs and underscores
+            return int(digits, 8)
     except ValueError:
-        raise TarError(f"no tar header at byte {offset}") from None
+        pass  # the digits 8 and 9
+    raise TarError(f"no tar header at byte {offset}")
+
+
+def parse_decimal(text: str, offset: int) -> int:
+    """Parse the value of a pax record. Raises TarError, naming the header's `offset`."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= MAX_SIZE):
+        raise TarError(f"the pax header at byte {offset} gives the size {text[:20]!r}")
+    return int(text)
 
 
 def verify_checksum(header: bytes, offset: int) -> None:
@@ -130,8 +160,12 @@ def parse_pax_records(data: bytes, offset: int) -> dict[str, str]:
 
     Raises TarError, naming the header's `offset`, if a record is damaged.
     """
-    records, start = {}, 0
+    records: dict[str, str] = {}
+    start = n_records = 0
     while start < len(data):
+        n_records += 1
+        if n_records > MAX_RECORDS:
+            raise TarError(f"more than {MAX_RECORDS} records in the pax header at byte {offset}")
         length, blank, _ = data[start : start + 20].partition(b" ")
         if not blank or not length.isdigit() or not len(length) + 1 < int(length) <= len(data) - start:
             raise TarError(f"damaged pax header at byte {offset}")

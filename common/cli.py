@@ -1,0 +1,143 @@
+"""The frame of every command: exit codes, signals, and messages that are safe to print."""
+
+import functools
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Final, ParamSpec
+
+from common.errors import UserError
+from common.text import message, message_lines
+
+P = ParamSpec("P")
+
+BUG, USER_ERROR, FAILED_SHARDS, INTERRUPTED, CLOSED_PIPE, TERMINATED = 1, 2, 3, 130, 141, 143
+"""Exit codes. The last three are 128 + the number of SIGINT, SIGPIPE and SIGTERM, as in a shell."""
+EXIT_CODES: Final = """\
+Exit codes: 0 done; 1 a bug; 2 an error that you can fix, described by the message; 130 interrupted (Ctrl-C);
+143 terminated (SIGTERM); 141 the reader of the output closed it."""
+
+
+class TerminatedError(SystemExit):
+    """SIGTERM was received. A SystemExit, so that no handler of ordinary exceptions catches it."""
+
+    def __init__(self) -> None:
+        super().__init__(TERMINATED)
+
+
+def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """Decorate the `main` of a command: its errors and signals end in a message of one line and an exit code.
+
+    `kept` is printed after an interruption; it tells what is kept and how to go on. Bugs still raise, and their
+    traceback is printed with all control characters escaped.
+    """
+
+    def decorate(main: Callable[P, int]) -> Callable[P, int]:
+        @functools.wraps(main)
+        def run(*arguments: P.args, **options: P.kwargs) -> int:
+            sys.excepthook = print_exception
+            after = f": {kept}" if kept else ""
+            try:
+                with sigterm_raises():
+                    code = main(*arguments, **options)
+                    sys.stdout.flush()
+                    return code
+            except UserError as error:
+                return _fail(f"error: {error}", USER_ERROR)
+            except KeyboardInterrupt:
+                return _fail(f"interrupted{after}", INTERRUPTED)
+            except TerminatedError:
+                return _fail(f"terminated{after}", TERMINATED)
+            except BrokenPipeError:
+                if not close_broken_stdout():
+                    raise
+                return CLOSED_PIPE
+
+        return run
+
+    return decorate
+
+
+def _fail(text: str, code: int) -> int:
+    print(message(text), file=sys.stderr)
+    close_broken_stdout()
+    return code
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Raise TerminatedError in the main thread on the first SIGTERM; a second one ends the process at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(_: int, __: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(TERMINATED))
+    raise TerminatedError
+
+
+@contextmanager
+def sigterm_handler_kept() -> Iterator[None]:
+    """Restore the handler of SIGTERM when the context ends: ray.init replaces it by one that aborts with a trace.
+
+    In place of the default handler, which would not shut Ray down, TerminatedError is raised.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGTERM, _terminate if before == signal.SIG_DFL else before)
+
+
+def close_broken_stdout() -> bool:
+    """Return True if the reader of the standard output has closed it; the flush at exit then raises no more."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):  # replaced by an object without a file, as in tests
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return True
+
+
+class MessageFormatter(logging.Formatter):
+    """A formatter whose records are one safe line each, followed by the lines of a traceback."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """Format a record; names and texts from outside in it cannot control the terminal."""
+        record.message = message(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """Format a traceback; as in `formatMessage`."""
+        return message_lines(super().formatException(ei))
+
+
+def set_up_logging(level: int = logging.INFO, text: str = "%(asctime)s %(levelname)s %(message)s") -> None:
+    """Log to the standard error with `MessageFormatter`, unless the root logger has handlers already."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(MessageFormatter(text, "%H:%M:%S"))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def print_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a traceback with all control characters escaped; for `sys.excepthook`."""
+    print(message_lines("".join(traceback.format_exception(kind, error, trace)).rstrip()), file=sys.stderr)

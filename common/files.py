@@ -1,0 +1,32 @@
+"""Checks of files that the user names, before they are opened."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+KINDS: Final = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class NotAFileError(OSError):
+    """A path that is a folder, a device, a named pipe or a socket: opening it could wait forever or read forever."""
+
+
+def check_file(path: str | os.PathLike[str]) -> None:
+    """Raise NotAFileError unless the path is a regular file, or a link to one; other OSErrors if it cannot be seen."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        raise NotAFileError(f"{os.fspath(path)} is {KINDS.get(stat.S_IFMT(mode), 'no file')}; give a regular file")
+
+
+def check_folder_files(folder: str | os.PathLike[str]) -> None:
+    """Raise NotAFileError for a device, named pipe or socket directly in `folder`; libraries would open it."""
+    for path in Path(folder).iterdir():
+        if path.exists() and not path.is_dir():
+            check_file(path)

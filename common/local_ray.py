@@ -1,0 +1,46 @@
+"""Ray on this machine: it listens on loopback only, and its processes end with the driver."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray._private import ray_constants
+
+from common.cli import sigterm_handler_kept
+from common.processes import descendants, kill_with_this_process
+
+
+def init_ray(address: str | None, **options: Any) -> None:
+    """Join the cluster at `address`, or start Ray on this machine for "local"; `options` are those of ray.init.
+
+    Raises ConnectionError if there is no cluster at `address`. The caller ends with ray.shutdown().
+    """
+    if address != "local":
+        with sigterm_handler_kept():
+            ray.init(address=address, **options)
+        return
+    before = descendants(os.getpid())
+    with sigterm_handler_kept(), loopback_only():
+        ray.init(address="local", **({"include_dashboard": False} | options))
+    # Ray's own processes end when the driver is killed, except the two agents of the raylet.
+    if sys.platform == "linux":
+        started = descendants(os.getpid())
+        kill_with_this_process({pid: start for pid, start in started.items() if pid not in before})
+
+
+@contextmanager
+def loopback_only() -> Iterator[None]:
+    """Let Ray take 127.0.0.1 as the address of this machine, as it does on macOS: no other machine can connect.
+
+    ray.init replaces a loopback address given as `_node_ip_address`, and reads the environment variable for this switch
+    only when Ray is imported.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before

@@ -1,0 +1,64 @@
+"""Processes by id: their descendants, and a guard that ends them when this process is killed (Linux)."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+
+def stat_fields(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the state on; None if the process (or /proc) does not exist."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def started_at(pid: int) -> str | None:
+    """Return the start time of a process in clock ticks since boot. Id and start time identify a process."""
+    fields = stat_fields(pid)
+    return fields[19] if fields else None
+
+
+def descendants(root: int) -> dict[int, str]:
+    """Return {process id: start time} of all descendants of `root`."""
+    children: dict[int, list[tuple[int, str]]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        if fields := stat_fields(int(entry.name)):
+            children.setdefault(int(fields[1]), []).append((int(entry.name), fields[19]))
+    found: dict[int, str] = {}
+    pending = [root]
+    while pending:
+        for pid, started in children.get(pending.pop(), []):
+            found[pid] = started
+            pending.append(pid)
+    return found
+
+
+def kill(processes: Mapping[int, str]) -> None:
+    """Kill the processes {id: start time} that still run; a new process with a reused id is not touched."""
+    for pid, started in processes.items():
+        if started_at(pid) == started:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def kill_with_this_process(processes: Mapping[int, str]) -> None:
+    """Start a guard that kills these processes when this one ends, however it ends."""
+    names = [f"{pid}:{started}" for pid, started in processes.items()]
+    # The guard waits for the end of its input, which this process holds open and never writes to. It is the leader of a
+    # session of its own, so that Ctrl-C and the signals of a terminal do not reach it.
+    guard = subprocess.Popen([sys.executable, "-I", __file__, *names], stdin=subprocess.PIPE, start_new_session=True)
+    _guards.append(guard)
+
+
+_guards: "list[subprocess.Popen[bytes]]" = []
+"""The guards of this process; a Popen that is collected would close the guard's input."""
+
+
+if __name__ == "__main__":
+    sys.stdin.read()
+    kill({int(pid): started for pid, _, started in (name.partition(":") for name in sys.argv[1:])})

@@ -1,0 +1,54 @@
+"""Text from outside, made safe for a terminal, a log or an error message."""
+
+import re
+from typing import Final
+
+UNPRINTABLE: Final = re.compile(
+    "["
+    r"\x00-\x1f\x7f-\x9f"  # control characters: escape sequences begin with one, and line breaks forge log lines
+    r"\u2028\u2029"  # line and paragraph separator
+    r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks and overrides of the writing direction
+    r"\ufeff\U000e0000-\U000e007f"  # invisible: byte order mark, tags
+    r"\ud800-\udfff"  # lone surrogates, which UTF-8 cannot encode
+    "]"
+)
+USER_INFO: Final = re.compile(r"(?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)://[^/?#\s]*@")
+"""User name and password of a URL within a text; a password may contain an @. In Azure's URLs it is a container."""
+MAX_CHARS: Final = 4000
+"""Maximum length of a message: a hostile name must not fill a terminal or a log."""
+
+
+def printable(text: str) -> str:
+    r"""Escape the characters that could control a terminal, forge a log line or hide other characters.
+
+    >>> print(printable("a dog\x1b[2J\n00:00:00 INFO done \u202etxt.exe"))
+    a dog\x1b[2J\n00:00:00 INFO done \u202etxt.exe
+    """
+    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def redact(text: str) -> str:
+    """Replace user names and passwords of the URLs in a text.
+
+    >>> redact("cannot read https://ann:secret@example.org/a.csv")
+    'cannot read https://***@example.org/a.csv'
+    """
+    return USER_INFO.sub("://***@", text)
+
+
+def message(text: str) -> str:
+    """Return a text as one line for a terminal or a log: redacted, printable, and at most `MAX_CHARS` long."""
+    if len(text) > MAX_CHARS:
+        half = MAX_CHARS // 2
+        text = f"{text[:half]} [{len(text) - 2 * half} characters omitted] {text[-half:]}"
+    return printable(redact(text))
+
+
+def message_lines(text: str) -> str:
+    """Return a text of several lines, such as a traceback, with each line as in `message`."""
+    return "\n".join(map(message, text.split("\n")))
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an exception without line breaks, or the name of its type if the message is empty."""
+    return " ".join(str(error).split()) or type(error).__name__

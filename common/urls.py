@@ -1,0 +1,62 @@
+"""Secrets in URLs: user names, passwords and signed queries never reach an output."""
+
+import json
+import re
+from typing import Any, Final
+
+from common.text import USER_INFO
+
+SCHEME_AND_USER: Final = re.compile(r"^(?!abfss?:|wasbs?:)([^/?#]*/[\x00-\x20]*/)[^/?#]*@")
+"""Scheme and user info at the start of a URL. URL parsers ignore control characters, also between the slashes."""
+QUERY: Final = re.compile(r"(?<=://)([^\s?#]*)\?[^\s#]*")
+
+
+def without_user(url: str) -> str:
+    """Remove the user name and the password from a URL or a path; other values are returned unchanged.
+
+    >>> without_user("s3://KEY:SECRET@bucket/pairs.parquet")
+    's3://bucket/pairs.parquet'
+    """
+    return SCHEME_AND_USER.sub(r"\1", url) if "@" in url else url
+
+
+def without_secrets(url: str, *, strip_query: bool) -> str:
+    """Remove the user info of a URL and, if `strip_query`, also its query; the fragment is kept.
+
+    >>> without_secrets("https://ann:pw@example.org/dog.jpg?X-Amz-Signature=1f", strip_query=True)
+    'https://example.org/dog.jpg'
+    """
+    url = without_user(url)
+    if not strip_query or "?" not in url:
+        return url
+    start, mark, fragment = url.partition("#")
+    return start.partition("?")[0] + mark + fragment
+
+
+def text_without_secrets(text: str, *, strip_query: bool) -> str:
+    """Remove the same parts from each URL within a text."""
+    if "://" not in text:
+        return text
+    text = USER_INFO.sub("://", text)
+    return QUERY.sub(r"\1", text) if strip_query else text
+
+
+def json_without_secrets(text: str, *, strip_query: bool) -> str:
+    """Remove the same parts from each URL in the texts of a JSON document; unchanged without such URLs."""
+    if "://" not in text:
+        return text
+    value = json.loads(text)
+    cleaned = _clean(value, strip_query)
+    return text if cleaned == value else json.dumps(cleaned, sort_keys=True)
+
+
+def _clean(value: Any, strip_query: bool) -> Any:
+    match value:
+        case str():
+            return text_without_secrets(value, strip_query=strip_query)
+        case dict():
+            return {_clean(key, strip_query): _clean(item, strip_query) for key, item in value.items()}
+        case list():
+            return [_clean(item, strip_query) for item in value]
+        case _:
+            return value

@@ -1,0 +1,134 @@
+"""Compute the planned shards with a runner, record those that fail, show the progress."""
+
+import dataclasses
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+from tqdm import tqdm
+
+from common.errors import UserError
+from pipeline.config import PipelineConfig
+from pipeline.faults.fault import Fault, check_limit
+from pipeline.lease import Lease
+from pipeline.local import compute_local
+from pipeline.read.types import ShardPlan
+from pipeline.run import Done, Steps
+from pipeline.write.failed import failed_indices, remove_failed, write_failed
+from pipeline.write.store import Store
+from schemas.files import MANIFEST_FILE, RUN_TIMINGS_FILE
+from schemas.manifest import FailedShard, Provenance, RunTimings
+
+logger = logging.getLogger("hypergrit")
+
+LOG_INTERVAL_S = 5
+
+Result = Done | FailedShard
+Runner = Callable[[Sequence[ShardPlan], PipelineConfig, Callable[..., Steps]], Iterator[Result]]
+"""Computes the planned shards; yields each once it is committed or has failed."""
+
+
+def compute(
+    plans: Sequence[ShardPlan], config: PipelineConfig, provenance: Provenance, output: Store, lease: Lease
+) -> int:
+    """Compute and commit these shards; return the number of those that failed, which have a record in `_failed/`.
+
+    Shards that failed in an earlier run come last. Raises UserError if more than `ray.max_failed_shards` fail or the lease is lost, and
+    TooManyFaultsError if more than `max_internal_errors` rows do.
+    """
+    start, before = time.perf_counter(), failed_indices(output)
+    config = with_limits(config, plans)
+    plans = sorted(plans, key=lambda plan: (plan.index in before, plan.index))
+    results = lease.guard(pick_runner(config)(plans, config, partial(Steps, config, provenance)))
+    faults: list[Fault] = []
+    n_failed = 0
+    for result in progress(results, sum(plan.n_rows for plan in plans)):
+        if isinstance(result, Done):
+            record_faults(faults, result.faults, config)
+            if result.manifest["shard"] in before:
+                remove_failed(output, result.manifest["shard"])
+        else:
+            n_failed += 1
+            record_failed(output, result, n_failed, config)
+    timings: RunTimings = {"wall_seconds": time.perf_counter() - start, "shards": len(plans) - n_failed}
+    output.write(RUN_TIMINGS_FILE, json.dumps(timings))
+    return n_failed
+
+
+def with_limits(config: PipelineConfig, plans: Sequence[ShardPlan]) -> PipelineConfig:
+    """Replace limits that are not set by their defaults, which depend on the number of rows and shards."""
+    max_errors, max_failed = config.max_internal_errors, config.ray.max_failed_shards
+    if max_errors is None:
+        max_errors = max(sum(plan.n_rows for plan in plans) // 100, 100)
+    if max_failed is None:
+        max_failed = max(len(plans) // 100, 10)
+    ray = dataclasses.replace(config.ray, max_failed_shards=max_failed)
+    return dataclasses.replace(config, max_internal_errors=max_errors, ray=ray)
+
+
+def pick_runner(config: PipelineConfig) -> Runner:
+    """The runner of `ray.runner`; Ray is imported only if it is used."""
+    if config.ray.runner == "local":
+        return compute_local
+    from pipeline.on_ray.run import compute_on_ray
+
+    return compute_on_ray
+
+
+def record_faults(known: list[Fault], new: Iterable[Fault], config: PipelineConfig) -> None:
+    """Add the faults of a shard to those of the job, and log them: the first with its traceback, the others in a line.
+
+    Raises TooManyFaultsError above the limit.
+    """
+    for fault in new:
+        trace = f"\n{fault.traceback}" if fault.traceback and not known else ""
+        logger.warning("row %s is dropped as internal_error in %s: %s%s", fault.key, fault.stage, fault.detail, trace)
+        known.append(fault)
+    check_limit(known, config.max_internal_errors)
+
+
+def record_failed(output: Store, failed: FailedShard, n_failed: int, config: PipelineConfig) -> None:
+    """Write the record of a failed shard, and log it in one line. Raises UserError above the limit."""
+    output.remove([MANIFEST_FILE.format(failed["shard"])])  # of an earlier run with other settings
+    write_failed(output, failed)
+    logger.warning(
+        "shard %d failed in %s after %d attempts, the others go on: %s",
+        failed["shard"], failed["step"], failed["attempts"], failed["error"],
+    )  # fmt: skip
+    limit = config.ray.max_failed_shards
+    if limit is not None and n_failed > limit:
+        raise UserError(
+            f"{n_failed} shards failed, more than ray.max_failed_shards={limit}; the last is shard {failed['shard']}: "
+            f"{failed['error']}. The folder _failed/ of the output holds their errors; finished shards are kept"
+        )
+
+
+def progress(results: Iterable[Result], n_rows: int) -> Iterator[Result]:
+    """Pass on the results of shards with `n_rows` rows in total, and show their counts.
+
+    On a terminal a progress bar, elsewhere a log line every `LOG_INTERVAL_S` seconds at most.
+    """
+    kept, dropped, unfinished, start, last_log = 0, 0, 0, time.monotonic(), 0.0
+    is_terminal = sys.stderr.isatty()
+    with tqdm(total=n_rows, unit=" rows", disable=not is_terminal, smoothing=0) as bar:
+        for result in results:
+            if isinstance(result, Done):
+                counts = result.manifest["counts"]
+                n, kept, dropped = counts["read"], kept + counts["kept"], dropped + counts["read"] - counts["kept"]
+            else:
+                n = result["rows"]
+                unfinished += n
+            bar.update(n)
+            bar.set_postfix(kept=kept, dropped=dropped, **({"unfinished": unfinished} if unfinished else {}))
+            now, done = time.monotonic(), kept + dropped + unfinished
+            if not is_terminal and (now - last_log >= LOG_INTERVAL_S or done == n_rows):
+                rate = done / (now - start)
+                left_s = (n_rows - done) / rate if rate else 0
+                logger.info(
+                    "%d of %d rows, %.1f rows/s, %d dropped so far, %.0f s left", done, n_rows, rate, dropped, left_s
+                )
+                last_log = now
+            yield result

@@ -1,0 +1,130 @@
+"""Fetching of rows with the state that a worker keeps from shard to shard: connections, names, hosts, bytes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from pipeline.download.addresses import PrivateAddressError, check_addresses, parse_address
+from pipeline.download.budget import BudgetError, ByteBudget, Lease
+from pipeline.download.config import DownloadConfig
+from pipeline.download.failures import FetchError
+from pipeline.download.fetch import Request, attempt_fetch
+from pipeline.download.hosts import Host, HostDeadError, Hosts
+from pipeline.download.permits import JobPermits, LocalPermits, PermitAddress
+from pipeline.download.resolver import NameLookupError, Resolver
+from pipeline.download.session import new_session
+from pipeline.download.slots import Slots
+from pipeline.download.urls import check_url
+
+LOCAL_PAUSE_S: Final = 0.2
+"""Pause before an attempt is repeated that this machine could not make."""
+
+
+class Client:
+    """Fetches bodies on the running event loop, until `close`."""
+
+    def __init__(self, config: DownloadConfig, permits: PermitAddress | None) -> None:
+        self.config = config
+        self.resolver = Resolver(config.private_hosts, config.dns_concurrency, config.dns_timeout_s)
+        self.budget = ByteBudget(max(config.max_bytes_in_flight, 2 * config.max_bytes))
+        # Timers may fire a little early, so a time-out must count as a failure of its whole time.
+        patience_s = 0.9 * min(config.connect_timeout_s, config.timeout_s)
+        self.hosts = Hosts(config.host_failures, patience_s, asyncio.get_running_loop().time)
+        self.session = new_session(config, self.resolver)
+        self._permits = JobPermits(permits) if permits else LocalPermits(config.concurrency_per_host)
+        self._slots = Slots(config.concurrency, self._permits)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if isinstance(self._permits, JobPermits):
+            self._permits.close()
+        await self.resolver.close()
+        await self.session.close()
+
+    @asynccontextmanager
+    async def body(self, request: Request) -> AsyncIterator[bytes]:
+        """Fetch the body of an image, from one host after the other if it is redirected.
+
+        Its bytes count in the budget until the context ends. Raises FetchError.
+        """
+        while True:
+            found, lease = await self._fetch(request)
+            with lease:
+                if isinstance(found, bytes):
+                    yield found
+                    return
+            request = found
+
+    async def _fetch(self, request: Request) -> tuple[bytes | Request, Lease]:
+        """Fetch from one host with the retries of the configuration. Raises FetchError.
+
+        The row holds a connection during its attempts only, not while it waits for its name, its host, memory or the
+        next attempt.
+        """
+        host, deadline = self.hosts.at(request.host, request.port), request.deadline
+        n_bytes = n_retries = 0
+        while True:
+            await self._resolve(request)
+            try:
+                return await self._attempt(request, host, n_bytes)
+            except BudgetError as error:
+                n_bytes = error.n_bytes
+                continue
+            except HostDeadError as error:
+                raise FetchError(error.reason, str(error)) from error
+            except FetchError as error:
+                # A host that has never answered is not asked again after a time-out.
+                is_transient = error.is_transient and (error.drop.reason != "timeout" or host.has_answered)
+                pause_s = max(self.config.backoff_s * 2.0 ** min(n_retries, 30), error.retry_after_s)
+                if error.is_local:
+                    pause_s = LOCAL_PAUSE_S
+                elif not is_transient or n_retries == self.config.retries:
+                    raise
+                if pause_s >= deadline.left_s:
+                    raise
+                n_retries += not error.is_local
+            with deadline:
+                await asyncio.sleep(pause_s)
+
+    async def _resolve(self, request: Request) -> None:
+        """Check the host, and look it up if it is a name. Raises FetchError."""
+        try:
+            check_url(request.url, self.config.private_hosts)
+            if parse_address(request.host) is None:
+                addresses = await self.resolver.lookup(request.host)
+                check_addresses(request.host, addresses, self.config.private_hosts)
+        except PrivateAddressError as error:
+            raise FetchError("private_address", str(error)) from error
+        except NameLookupError as error:
+            raise FetchError("dns_error", f"{request.host}: {error}") from error
+
+    async def _attempt(self, request: Request, host: Host, n_bytes: int) -> tuple[bytes | Request, Lease]:
+        """Make one attempt with a connection slot and `n_bytes` of memory.
+
+        Raises FetchError, BudgetError and HostDeadError.
+        """
+        await host.enter()
+        try:
+            async with self._slots.at(request.host):
+                lease = await self.budget.lease(n_bytes)
+                start_s = asyncio.get_running_loop().time()
+                try:
+                    host.start()
+                    found = await attempt_fetch(self.session, request, self.config, lease, host)
+                except BaseException as error:
+                    lease.release()
+                    if isinstance(error, FetchError):
+                        self._note(error, host, start_s)
+                    raise
+                host.answered()
+                return found, lease
+        finally:
+            host.leave()
+
+    def _note(self, error: FetchError, host: Host, start_s: float) -> None:
+        """Record what a failed attempt says about its host."""
+        if error.is_silence:
+            host.failed(start_s, error.drop.reason)
+        elif not error.is_local:
+            host.answered()

@@ -1,0 +1,192 @@
+"""The lease of an output: one job at a time writes to it.
+
+The lease is a small file that only one process can create. Its holder renews it every `HEARTBEAT_S` and removes it at
+the end. The lease of a dead process of this machine is taken over at once. A process of another machine cannot be seen:
+its lease is watched, and taken over if it is not renewed within `EXPIRY_S` of the last sign of life. If the clocks
+differ, the watch lasts at least `WATCH_S`, in which a live holder renews it.
+
+A holder that was cut off, whose lease another job has taken over, learns of it at the next renewal or check and stops.
+The shards that its workers still finish do no harm: they are complete before they get a manifest.
+"""
+
+import json
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Final, TypeVar
+
+from common.errors import UserError
+from common.process import ProcessId, this_process
+from pipeline.write.store import Store
+from pipeline.write.swap import swap
+from schemas import job as schemas
+from schemas.files import LEASE_FILE
+
+logger = logging.getLogger("hypergrit")
+
+HEARTBEAT_S: Final = 10.0
+EXPIRY_S: Final = 60.0
+WATCH_S: Final = 25.0
+POLL_S: Final = 1.0
+SETTLE_S: Final = 1.0
+"""Pause before the lease is read back from a store that may not support conditional writes."""
+ATTEMPTS: Final = 20
+
+Item = TypeVar("Item")
+
+
+class Lease:
+    """The lease that this process holds."""
+
+    def __init__(self, store: Store, content: bytes) -> None:
+        self.store, self.content = store, content
+        self.loser: str | None = None
+        self._lock, self._end = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._renew_until_end, name="lease", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Read the lease. Raises UserError if another job has taken it over."""
+        with self._lock:
+            content = self.store.read(LEASE_FILE)
+            if content != self.content:
+                self.loser = describe(content)
+        self.raise_if_lost()
+
+    def raise_if_lost(self) -> None:
+        """Raise UserError if the last renewal or check found the lease of another job."""
+        if self.loser is not None:
+            raise UserError(
+                f"this job has lost the output {self.store.root} to {self.loser}, and stops; its finished shards are "
+                "kept. Stop the other job and run the same command again, or let the other job finish"
+            )
+
+    def guard(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Pass on `items`; raise UserError once the lease is lost."""
+        for item in items:
+            self.raise_if_lost()
+            yield item
+
+    def release(self) -> None:
+        """Remove the lease if it is still that of this process."""
+        self._end.set()
+        self._thread.join(EXPIRY_S)
+        try:
+            swap(self.store, LEASE_FILE, self.content, None)
+        except (UserError, OSError) as error:
+            logger.warning("the lease of %s cannot be removed: %s", self.store.root, error)
+
+    def _renew_until_end(self) -> None:
+        while not self._end.wait(HEARTBEAT_S) and self.loser is None:
+            try:
+                self.renew()
+            except Exception as error:  # a store that does not answer; the next renewal may succeed
+                logger.warning("the lease of %s cannot be renewed: %s", self.store.root, error)
+
+    def renew(self) -> None:
+        """Write the present time into the lease; find out if it is lost."""
+        with self._lock:
+            values: schemas.Lease = json.loads(self.content)
+            renewed = encode({**values, "heartbeat": time.time()})
+            if swap(self.store, LEASE_FILE, self.content, renewed):
+                self.content = renewed
+            else:
+                self.loser = describe(self.store.read(LEASE_FILE))
+
+
+@contextmanager
+def hold_lease(store: Store) -> Iterator[Lease]:
+    """Hold the lease of an output for the `with` block.
+
+    Raises UserError if another job holds it; the message names its host, process and start.
+    """
+    lease = Lease(store, acquire(store))
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def acquire(store: Store) -> bytes:
+    """Create the lease, or take over that of a dead job; return its content. Raises UserError if a job holds it."""
+    for _ in range(ATTEMPTS):
+        current = store.read(LEASE_FILE)
+        if current is not None:
+            check_abandoned(store, current)
+        ours = new_lease()
+        if swap(store, LEASE_FILE, current, ours):
+            if store.is_local:
+                return ours
+            time.sleep(SETTLE_S)
+            if store.read(LEASE_FILE) == ours:
+                return ours
+    raise UserError(f"the lease {store.url(LEASE_FILE)} changes all the time; start one job at a time on an output")
+
+
+def new_lease() -> bytes:
+    """Return the content of a new lease of this process."""
+    process = this_process()
+    values: schemas.Lease = {
+        "host": socket.gethostname(),
+        "process": str(process),
+        "pid": process.pid,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "token": secrets.token_hex(8),
+        "heartbeat": time.time(),
+    }
+    return encode(values)
+
+
+def encode(lease: schemas.Lease) -> bytes:
+    """Return the content of the file of a lease."""
+    return json.dumps(lease, indent=1).encode()
+
+
+def check_abandoned(store: Store, content: bytes) -> None:
+    """Raise UserError unless the holder of a lease is dead; wait to find out about a holder on another machine."""
+    try:
+        lease: schemas.Lease = json.loads(content)
+        process, heartbeat = ProcessId.parse(lease["process"]), float(lease["heartbeat"])
+    except (ValueError, KeyError, TypeError):
+        return  # not a lease: leases are written atomically
+    alive = process.is_alive() if process else None
+    if alive is None:
+        age = abs(time.time() - heartbeat)  # the clock of the holder may be ahead
+        alive = changes_within(store, content, max(WATCH_S, EXPIRY_S - age))
+    if alive:
+        raise UserError(
+            f"the output {store.root} is in use by {describe(content)}; wait for that job, stop it, or give another "
+            "output="
+        )
+    logger.warning("taking over the output %s from %s, which has ended without removing its lease", store.root,
+                   describe(content))  # fmt: skip
+
+
+def changes_within(store: Store, content: bytes, seconds: float) -> bool:
+    """Return True as soon as another process changes the lease, False if none does so within `seconds`.
+
+    The removal of the lease is no change: it is then free.
+    """
+    logger.info("waiting up to %.0f s for a sign of life of %s, which holds %s", seconds, describe(content), store.root)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
+        if (current := store.read(LEASE_FILE)) != content:
+            return current is not None
+    return False
+
+
+def describe(content: bytes | None) -> str:
+    """Describe the holder of a lease for messages."""
+    if content is None:
+        return "a job that has ended"
+    try:
+        lease: schemas.Lease = json.loads(content)
+        return f"a job on host {lease['host']} (process {lease['pid']}, started {lease['started']})"
+    except (ValueError, KeyError, TypeError):
+        return "an unknown job"

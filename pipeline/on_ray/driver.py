@@ -1,0 +1,232 @@
+"""The order of the steps of all shards, and the consequences of failures."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import ray
+from ray.exceptions import ObjectLostError, RayActorError
+
+from pipeline.config import PipelineConfig
+from pipeline.on_ray.calls import Call, Calls, Shard
+from pipeline.on_ray.cluster import POLL_S, Cluster, Resources
+from pipeline.on_ray.errors import kind_of, message_of, root, traceback_of
+from pipeline.on_ray.models import CALLS_PER_MODEL, Model, Models
+from pipeline.read.types import ShardPlan
+from pipeline.rescue.child import StepTimeoutError
+from pipeline.run import STAGES_OF, Done, Step
+from schemas.manifest import FailedShard
+
+logger = logging.getLogger("hypergrit")
+
+EXTRA: Final = 2
+"""Shards beyond those that keep the cluster busy: their pending tasks show an autoscaler that more CPUs would help."""
+SETTLE_S: Final = 5.0
+"""Time from the death of a worker to the verdict: by then it is known if its node has died too."""
+RELEASE_S: Final = 5.0
+"""Time without progress after which an idle model worker is released, so that tasks get its resources."""
+MAX_LOSSES: Final = 50
+"""Losses of machines after which a shard has failed nevertheless."""
+NEXT: Final[dict[Step, Step]] = {"prepare": "infer", "infer": "write"}
+
+
+class Driver:
+    """Computes shards on a cluster. `recipe` is a pickled function that returns the steps."""
+
+    def __init__(self, plans: Sequence[ShardPlan], config: PipelineConfig, recipe: bytes) -> None:
+        self.config = config
+        self.cluster = Cluster()
+        self.models = Models(recipe, config)
+        self.calls = Calls(recipe, config)
+        self.running: dict[Any, Call] = {}  # by stream
+        self.waiting: dict[Step, deque[Shard]] = {step: deque() for step in STAGES_OF}
+        self.waiting["prepare"].extend(Shard(plan) for plan in plans)
+        self.settling: deque[tuple[float, Call, BaseException]] = deque()
+        self.failed: deque[FailedShard] = deque()
+        self.n_left = len(plans)
+        self.progressed = time.monotonic()
+
+    def run(self) -> Iterator[Done | FailedShard]:
+        """Compute all shards; yield each once it is committed or has failed, in order of completion.
+
+        Raises UserError and TooManyFaultsError of a step, and UserError if model workers cannot start.
+        """
+        self.cluster.poll(now=True)
+        while self.n_left:
+            self._start_calls()
+            for ref in self._wait():
+                if ref in self.models.starting:
+                    self.models.welcome(ref, self.cluster)
+                    self.progressed = time.monotonic()
+                elif (done := self._advance(self.running[ref])) is not None:
+                    self.n_left -= 1
+                    yield done
+            self._look_after_the_cluster()
+            while self.failed:
+                self.n_left -= 1
+                yield self.failed.popleft()
+
+    def _start_calls(self) -> None:
+        """Start steps, the last ones of a shard first; what does not run yet is pending on the cluster."""
+        cpus = self.cluster.total("CPU")
+        bound = int(max(CALLS_PER_MODEL * len(self.models.ready), cpus)) + EXTRA
+        while self.waiting["write"] and self._may_start_task():
+            self._start_task(self.waiting["write"].popleft())
+        n_after = len(self.waiting["write"]) + self._n_running("write")
+        for shard in [shard for shard in self.waiting["infer"] if shard.is_rescued]:
+            self.waiting["infer"].remove(shard)
+            self._start_task(shard)
+        for model in self.models.free():
+            while self.waiting["infer"] and n_after < bound and model.n_calls < CALLS_PER_MODEL:
+                self._add(self.calls.infer(self.waiting["infer"].popleft(), model))
+        while (
+            self.waiting["prepare"]
+            and self._n_running("prepare") + len(self.waiting["infer"]) < bound
+            and self._may_start_task()
+        ):
+            self._start_task(self.waiting["prepare"].popleft())
+        self.models.grow(self.cluster, len(self.waiting["infer"]), self.n_left)
+
+    def _may_start_task(self) -> bool:
+        limit = self.config.ray.cpu_workers
+        return limit is None or sum(call.model is None for call in self.running.values()) < limit
+
+    def _start_task(self, shard: Shard) -> None:
+        model = self.models.request(self.cluster)
+        # A CPU worker and a model worker without a GPU share a CPU: the model uses most of it, and the CPU worker
+        # mostly waits for the network.
+        task = {"CPU": 1.0 if "GPU" in model else 0.5}
+        self._add(self.calls.task(shard, model if shard.step == "infer" else task))
+
+    def _add(self, call: Call) -> None:
+        self.running[call.stream] = call
+
+    def _n_running(self, step: Step) -> int:
+        return sum(call.shard.step == step for call in self.running.values())
+
+    def _wait(self) -> list[Any]:
+        """Return a call with a new value or a model worker that has started; wait for POLL_S seconds at most."""
+        refs = [*self.running, *self.models.starting]
+        if not refs:
+            time.sleep(POLL_S / 10 if self.settling else POLL_S)
+            return []
+        ready, _ = ray.wait(refs, num_returns=1, timeout=POLL_S, fetch_local=False)
+        return list(ready)
+
+    def _advance(self, call: Call) -> Done | None:
+        """Take the next value of a call; return the `Done` of a shard that is committed now."""
+        try:
+            notes = call.advance()
+        except Exception as error:
+            self._end(call)
+            self._fail(call, error)
+            return None
+        self.progressed = time.monotonic()
+        if notes is None:
+            return None
+        self._end(call)
+        shard = call.shard
+        if isinstance(notes, Done):
+            return notes
+        shard.state, shard.step, shard.is_rescued = call.state(notes), NEXT[shard.step], False
+        self.waiting[shard.step].append(shard)
+        return None
+
+    def _end(self, call: Call) -> None:
+        del self.running[call.stream]
+        if call.model is not None:
+            call.model.n_calls -= 1
+
+    def _fail(self, call: Call, error: BaseException) -> None:
+        """Decide what a failed call means. A death counts against the shard only if its node is still alive."""
+        kind = kind_of(error)
+        if kind == "job":
+            raise root(error) from None
+        if call.model is not None and isinstance(root(error), RayActorError):
+            self.models.discard(call.model)
+        if kind == "crash" and call.node:
+            self.settling.append((time.monotonic() + SETTLE_S, call, error))
+        elif kind == "shard":
+            self._count(call, error)
+        else:
+            self._lose(call, error)
+
+    def _lose(self, call: Call, error: BaseException) -> None:
+        """Queue a shard first that lost its machine: from its start if its table is lost too, else from this step."""
+        shard = call.shard
+        shard.losses += 1
+        if shard.losses > MAX_LOSSES:
+            self._give_up(shard, error)
+            return
+        logger.info("shard %d lost a machine in step %s: %s", shard.plan.index, shard.step, message_of(error))
+        if isinstance(root(error), ObjectLostError):
+            shard.step, shard.state, shard.is_rescued = "prepare", (), False
+        self.waiting[shard.step].appendleft(shard)
+
+    def _count(self, call: Call, error: BaseException, is_crash: bool = False) -> None:
+        """Count a failure of a shard: try the step again after the other shards, or give up.
+
+        After its second crash, the step runs in child processes, which find the rows at fault.
+        """
+        shard = call.shard
+        shard.attempts += 1
+        shard.crashes += is_crash
+        retries = self.config.ray.retries
+        if shard.attempts > retries and (shard.is_rescued or not is_crash):
+            self._give_up(shard, error)
+            return
+        shard.is_rescued = is_crash and shard.crashes > min(1, retries)
+        logger.warning("shard %d is tried again: %s in step %s", shard.plan.index, message_of(error), shard.step)
+        self.waiting[shard.step].append(shard)
+
+    def _give_up(self, shard: Shard, error: BaseException) -> None:
+        self.failed.append(
+            {
+                "shard": shard.plan.index,
+                "rows": shard.plan.n_rows,
+                "step": shard.step,
+                "error": message_of(error),
+                "traceback": traceback_of(error),
+                "attempts": shard.attempts,
+            }
+        )
+
+    def _look_after_the_cluster(self) -> None:
+        """Judge crashes, stop calls that exceed their time limit, follow the nodes, report what no node can run."""
+        now = time.monotonic()
+        while self.settling and self.settling[0][0] <= now:
+            _, call, error = self.settling.popleft()
+            self.cluster.poll(now=True)
+            if self.cluster.is_alive(call.node):
+                self._count(call, error, is_crash=True)
+            else:
+                self._lose(call, error)
+        if not self.cluster.poll():
+            return
+        for call in [call for call in self.running.values() if call.deadline < now]:
+            self._stop(call)
+        pending = [call for call in self.running.values() if not call.node and call.model is None]
+        requests: list[Resources] = [call.resources for call in pending]
+        if self.models.starting:
+            requests.append(self.models.request(self.cluster))
+        self.cluster.warn(requests)
+        self._release_for(pending)
+
+    def _stop(self, call: Call) -> None:
+        """Kill the worker of a call that exceeded its time limit, which counts as a crash of the shard."""
+        call.stop()
+        self._end(call)
+        if call.model is not None:
+            self.models.discard(call.model)
+        self._count(call, StepTimeoutError(f"no result within {call.timeout_s:g} s"), is_crash=True)
+
+    def _release_for(self, pending: Sequence[Call]) -> None:
+        """End an idle model worker if tasks wait for resources and nothing runs that would free some."""
+        is_stuck = time.monotonic() - self.progressed > RELEASE_S and not any(c.node for c in self.running.values())
+        idle: list[Model] = self.models.idle()
+        if pending and is_stuck and idle:
+            logger.info("an idle model worker is released, since tasks wait for CPUs")
+            self.models.discard(idle[0])
+            self.progressed = time.monotonic()

@@ -1,0 +1,123 @@
+"""The pool of model workers: it grows while shards wait for a model, and gives workers back to a cluster in need."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from common.errors import UserError
+from pipeline.config import PipelineConfig
+from pipeline.on_ray.cluster import Cluster, Resources
+from pipeline.on_ray.errors import kind_of, message_of, root
+from pipeline.on_ray.remote import ModelWorker
+
+logger = logging.getLogger("hypergrit")
+
+CALLS_PER_MODEL: Final = 2
+"""Maximum number of calls at a model worker: Ray fetches the table of the second while the first is computed."""
+CPU_SHARE: Final = 0.5
+"""CPUs of a model worker without a GPU; the other half is for the tasks. One with a GPU requests no CPU."""
+MAX_FAILED_STARTS: Final = 3
+
+
+@dataclass(eq=False)
+class Model:
+    """A model worker with the number of its unfinished calls."""
+
+    actor: Any
+    n_calls: int = 0
+
+    def kill(self) -> None:
+        """End the worker; its calls fail."""
+        ray.kill(self.actor)
+
+
+class Models:
+    """The model workers, those that wait for resources or load their models (`starting`) and the others (`ready`)."""
+
+    def __init__(self, recipe: bytes, config: PipelineConfig) -> None:
+        self.recipe, self.config = recipe, config
+        self.starting: dict[Any, Model] = {}
+        self.ready: list[Model] = []
+        self.resources: Resources | None = None
+        self.failed_starts = 0
+
+    def request(self, cluster: Cluster) -> Resources:
+        """Return the resources of a model worker; they are decided once, when the cluster has nodes."""
+        if self.resources is None:
+            gpus = self.config.ray.gpus_per_model_worker
+            if gpus is None:
+                gpus = 1.0 if cluster.total("GPU") else 0.0
+            decided = {"GPU": gpus} if gpus else {"CPU": CPU_SHARE}
+            if not cluster.total("CPU") and not cluster.total("GPU"):
+                return decided
+            self.resources = decided
+        return self.resources
+
+    def grow(self, cluster: Cluster, n_waiting: int, n_left: int) -> None:
+        """Request workers for prepared shards that wait while all workers are busy; the first one in any case.
+
+        Requests that cannot be met yet show an autoscaler what the job could use.
+        """
+        resources = self.request(cluster)
+        if self.resources is None:
+            return  # no nodes yet; the pending tasks show the demand
+        limit = min(self.config.ray.model_workers or n_left, n_left)
+        if "CPU" in resources:  # half of the CPUs are for the tasks
+            limit = min(limit, max(1, int(cluster.total("CPU"))))
+        is_busy = all(model.n_calls >= CALLS_PER_MODEL for model in self.ready)
+        while (
+            is_busy
+            and len(self) < limit
+            and len(self.starting) < max(1, n_waiting // 2)
+            and (n_waiting or not self.ready)
+        ):
+            self.start(resources)
+
+    def start(self, resources: Resources) -> None:
+        """Request one worker."""
+        actor_class: Any = ray.remote(ModelWorker)
+        actor = actor_class.options(
+            num_cpus=resources.get("CPU", 0), num_gpus=resources.get("GPU", 0), max_restarts=0, max_task_retries=0
+        ).remote(self.recipe, self.config.ray.step_timeout_s)
+        self.starting[actor.ready.remote()] = Model(actor)
+
+    def welcome(self, ref: Any, cluster: Cluster) -> None:
+        """Add a worker that has started. Raises UserError if it cannot start."""
+        model = self.starting.pop(ref)
+        try:
+            ray.get(ref)
+        except RayError as error:
+            self.judge_start(error, cluster)
+        else:
+            self.failed_starts = 0
+            self.ready.append(model)
+
+    def judge_start(self, error: RayError, cluster: Cluster) -> None:
+        """Raise UserError for a worker whose models cannot be loaded, or for several that died while loading."""
+        if kind_of(error) == "job":
+            raise root(error) from None
+        is_raised = isinstance(error, RayActorError) and error.actor_init_failed
+        self.failed_starts += 1
+        if is_raised or self.failed_starts > MAX_FAILED_STARTS:
+            raise UserError(f"a worker cannot start: {str(error).strip().splitlines()[-1]}") from error
+        logger.warning("a model worker died while it started: %s", message_of(error))
+
+    def discard(self, model: Model) -> None:
+        """Remove a worker that died, or end it."""
+        if model in self.ready:
+            self.ready.remove(model)
+        model.kill()
+
+    def idle(self) -> list[Model]:
+        """Return the workers without calls."""
+        return [model for model in self.ready if not model.n_calls]
+
+    def free(self) -> list[Model]:
+        """Return the workers that can take a call, those with the fewest calls first."""
+        return sorted((m for m in self.ready if m.n_calls < CALLS_PER_MODEL), key=lambda model: model.n_calls)
+
+    def __len__(self) -> int:
+        return len(self.starting) + len(self.ready)

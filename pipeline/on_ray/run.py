@@ -1,0 +1,59 @@
+"""Join a Ray cluster, and compute shards on it."""
+
+import logging
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import ray
+import ray.util
+
+from common.errors import UserError
+from common.local_ray import init_ray
+from common.paths import chdir_hook
+from pipeline.config import PipelineConfig, RayConfig, repository_root
+from pipeline.download.permit_server import PermitServer
+from pipeline.on_ray.driver import Driver
+from pipeline.read.types import ShardPlan
+from pipeline.run import Done, Steps
+from schemas.manifest import FailedShard
+
+
+def compute_on_ray(
+    plans: Sequence[ShardPlan], config: PipelineConfig, make_steps: Callable[..., Steps]
+) -> Iterator[Done | FailedShard]:
+    """Compute the shards on a cluster; yield each when it is committed or has failed. `make_steps` must be picklable.
+
+    Raises UserError if the cluster does not exist, and like `Driver.run`.
+    """
+    connect(config.ray)
+    try:
+        # One server counts the requests to each host, because no worker knows those of the others.
+        host = ray.util.get_node_ip_address()
+        with PermitServer(config.download.concurrency_per_host, host=host) as permits:
+            make_worker_steps = partial(make_steps, permits=permits.address)
+            yield from Driver(plans, config, pickle.dumps(make_worker_steps)).run()
+    finally:
+        ray.shutdown()
+
+
+def connect(config: RayConfig) -> None:
+    """Join the cluster, or start Ray on this machine. Workers import this checkout and use the current folder.
+
+    Raises UserError if there is no cluster at `ray.address`.
+    """
+    address = config.address or (None if "RAY_ADDRESS" in os.environ else "local")
+    try:
+        init_ray(
+            address,
+            runtime_env={
+                "env_vars": {"PYTHONPATH": str(repository_root())},
+                "worker_process_setup_hook": chdir_hook(os.getcwd()),
+            },
+            configure_logging=True,
+            logging_level=logging.WARNING,
+            log_to_driver=True,
+        )
+    except ConnectionError as error:
+        raise UserError(f"no Ray cluster at {address!r}: {error}; start one, or do not set ray.address") from None

@@ -1,0 +1,90 @@
+"""The stages of a shard one by one, from file to file: the object in the child process of a search for faulty rows."""
+
+import os
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from pipeline.faults.fault import is_fault
+from pipeline.faults.stage import check_process
+from pipeline.read.types import ShardPlan
+from pipeline.run import Notes, Steps, run_stages
+
+MEMORY_SHARE: Final = 0.8
+"""Share of the free memory that a stage may use: beyond it, an allocation fails in this process and in no other."""
+
+
+class Bench:
+    """Runs and probes single stages. `make_steps` returns the steps of the job."""
+
+    def __init__(self, make_steps: Callable[[], Steps]) -> None:
+        self.steps = make_steps()
+
+    def load(self, stage: str) -> None:
+        """Load a stage, and limit the memory of this process. A GPU maps more addresses than there is memory."""
+        if stage not in ("read", "write"):
+            self.steps.stage(stage)
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            limit_memory()
+
+    def run(self, stage: str, plan: ShardPlan, notes: Notes, source: str, target: str) -> Any:
+        """Run a stage on the table in `source`; write its result to `target` and return the notes.
+
+        `write` commits the shard and returns a `Done`.
+        """
+        if stage == "read":
+            table, notes = self.steps.read(plan)
+        elif stage == "write":
+            return self.steps.write(plan, load_table(source), notes)
+        else:
+            limit = self.steps.config.max_internal_errors
+            table, notes = run_stages([(stage, self.steps.stage(stage))], load_table(source), notes, plan, limit)
+        save_table(table, target)
+        return notes
+
+    def probe(self, stage: str, plan: ShardPlan, source: str, rows: Sequence[int]) -> None:
+        """Run a stage on some rows; the result is thrown away. Exceptions are left to `run`, which finds their rows."""
+        part = load_table(source).take(pa.array(rows, pa.int64()))
+        apply = partial(self.steps.rehearse, plan) if stage == "write" else self.steps.stage(stage)
+        try:
+            apply(part)
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            check_process(error)
+
+
+def save_table(table: pa.Table, path: str) -> None:
+    """Write a table to an Arrow file."""
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def load_table(path: str) -> pa.Table:
+    """Return the table of an Arrow file, mapped into memory."""
+    return pa.ipc.open_file(pa.memory_map(path)).read_all()
+
+
+def limit_memory() -> None:
+    """Limit the addresses of this process to those in use and MEMORY_SHARE of the free memory, where Linux tells it."""
+    with suppress(OSError, ValueError, KeyError):
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (used + int(MEMORY_SHARE * free_memory()), hard))
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that this process can still use, within its container. Raises OSError elsewhere."""
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    free = {name: int(value) * 1024 for name, value, *_ in lines}["MemAvailable:"]
+    with suppress(OSError, ValueError):  # without a limit, it is "max"
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, limit - used)
+    return max(free, 0)

@@ -1,0 +1,105 @@
+"""The identity of input files, by content."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import IO, Final
+
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from common.errors import UserError
+from common.remote import map_concurrently, one_line, open_store, store_errors
+from pipeline.read.formats import format_of
+from pipeline.read.unchanged import object_version
+from schemas.job import InputFile
+
+WHOLE_BYTES: Final = 10**9
+"""Local files up to this size are hashed completely, larger ones by sampled blocks."""
+BLOCK_BYTES: Final = 1 << 20
+N_BLOCKS: Final = 64
+
+
+def identify_files(files: Iterable[tuple[str, int]], known: Mapping[str, InputFile]) -> list[InputFile]:
+    """Return the identity of each of `files`, pairs (path, size), with `cuts` left empty.
+
+    Files of `known` are not hashed again if their size, time of modification and inode, or their ETag are the same.
+    Raises UserError for a file that cannot be read.
+    """
+    return list(map_concurrently(partial(_identify, known=known), [path for path, _ in files]))
+
+
+def _identify(path: str, known: Mapping[str, InputFile]) -> InputFile:
+    try:
+        fs, name = open_store(path)
+        if isinstance(fs, LocalFileSystem):
+            return _identify_local(name, known.get(path))
+        return _identify_object(fs, path, name, known.get(path))
+    except store_errors(ValueError) as error:
+        raise UserError(
+            f"cannot read input file {path}: {one_line(error)}; replace the file, or remove it from the input"
+        ) from error
+
+
+def _identify_local(path: str, known: InputFile | None) -> InputFile:
+    facts = os.stat(path)
+    found: InputFile = {
+        "path": path,
+        "size": facts.st_size,
+        "hash": "",
+        "mtime_ns": facts.st_mtime_ns,
+        "inode": facts.st_ino,
+        "cuts": [],
+    }
+    if known and all(known.get(name) == found.get(name) for name in ("size", "mtime_ns", "inode")):
+        found["hash"] = known["hash"]
+        return found | ({"footer": known["footer"]} if "footer" in known else {})
+    with open(path, "rb") as file:
+        if facts.st_size <= WHOLE_BYTES:
+            found["hash"] = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        else:
+            found["hash"] = f"blocks:{hash_blocks(file, facts.st_size)}"
+            if format_of(path) == "parquet":
+                found["footer"] = hash_footer(file, facts.st_size)
+    return found
+
+
+def _identify_object(fs: AbstractFileSystem, path: str, name: str, known: InputFile | None) -> InputFile:
+    info = fs.info(name)
+    found: InputFile = {
+        "path": path,
+        "size": int(info["size"] or 0),
+        "hash": f"etag:{object_version(info)}",
+        "cuts": [],
+    }
+    if format_of(path) == "parquet":
+        if known and (known["size"], known["hash"]) == (found["size"], found["hash"]) and "footer" in known:
+            found["footer"] = known["footer"]
+        else:
+            with fs.open(name, "rb", block_size=BLOCK_BYTES) as file:
+                found["footer"] = hash_footer(file, found["size"])
+    return found
+
+
+def hash_blocks(file: IO[bytes], size: int) -> str:
+    """Hash `N_BLOCKS` blocks at equal distances; the first block and the last are at the ends of the file."""
+    digest = hashlib.sha256()
+    for i in range(N_BLOCKS):
+        file.seek((size - BLOCK_BYTES) * i // (N_BLOCKS - 1))
+        digest.update(file.read(BLOCK_BYTES))
+    return digest.hexdigest()
+
+
+def hash_footer(file: IO[bytes], size: int) -> str:
+    """Hash the footer of a parquet file, which has the sizes, positions and statistics of its columns."""
+    file.seek(max(0, size - 8))
+    tail = file.read(8)
+    start = max(0, size - 8 - int.from_bytes(tail[:4], "little"))
+    file.seek(start)
+    return hashlib.sha256(file.read(size - start)).hexdigest()
+
+
+def version_of(file: InputFile) -> str:
+    """Return the version by which reading notices a change: the time of modification or the ETag."""
+    return str(file["mtime_ns"]) if "mtime_ns" in file else file["hash"].removeprefix("etag:")

@@ -1,0 +1,145 @@
+"""Decide what a run has to do: compare the job with its record, and find the shards that remain."""
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from common.errors import UserError
+from common.remote import map_concurrently
+from pipeline.config import PipelineConfig
+from pipeline.read.types import ShardPlan
+from pipeline.resume.differences import PLAN_SETTINGS, join, provenance_differences, setting_differences
+from pipeline.resume.finished import equal_provenances, find_finished, list_finished, list_output, read_manifest
+from pipeline.resume.history import Files, History, plan_history
+from pipeline.resume.record import make_record, plans_of, read_record, recorded_plans, settings_of, write_record
+from pipeline.write.stage import plan_json
+from pipeline.write.store import Store
+from schemas.files import FILES, MANIFEST_FILE
+from schemas.job import JobRecord
+from schemas.manifest import Manifest, Provenance
+
+logger = logging.getLogger("hypergrit")
+
+
+class Work(NamedTuple):
+    """The shards of a job."""
+
+    plans: list[ShardPlan]
+    unfinished: list[ShardPlan]
+    record: JobRecord
+    old_record: JobRecord | None
+    outdated: list[int]  # shards with a manifest that are computed again, or belong to another job
+    stale: list[str]  # records of failures of shards that are finished
+
+    def begin(self, store: Store) -> None:
+        """Prepare the output: remove the manifests of outdated shards, then write the record.
+
+        In this order, all manifests of an output belong to its record, whenever the job is killed.
+        """
+        store.remove_many(MANIFEST_FILE.format(index) for index in self.outdated)
+        planned = {plan.index for plan in self.plans}
+        gone = [index for index in self.outdated if index not in planned]
+        store.remove_many(name.format(index) for index in gone for names in FILES.values() for name in names)
+        store.remove_many(self.stale)
+        if self.record != self.old_record:
+            write_record(store, self.record)
+
+
+def plan_work(config: PipelineConfig, files: Files, provenance: Provenance, store: Store) -> Work:
+    """Compare a job with the shards of its output; nothing is written.
+
+    Raises UserError if finished shards would be discarded without `overwrite=true`, and like `plan_history`.
+    """
+    old = read_record(store)
+    history = plan_history(files, old, config)
+    plans = plans_of(history.batches, config.rows_per_shard)
+    listing = list_output(store)
+    candidates, differences = plans, list[str]()
+    if old is not None:
+        candidates, differences = compare(config, plans, provenance, old, history)
+    accepted = equal_provenances(config, provenance)
+    # The manifests of an output without a record are the only source. Those of a local output are read to compare the
+    # sizes of the files. Elsewhere the listing is enough: a manifest was uploaded after the store had confirmed the
+    # files, and all manifests belong to the record.
+    if old is None or store.is_local:
+        finished = find_finished(store, listing, candidates, config.write.formats, accepted)
+    else:
+        finished = list_finished(listing, candidates, config.write.formats)
+    outdated = sorted(set(listing.committed()) - finished)
+    # If the records agree, the manifests of these shards tell why they are of no use; damaged shards give no reason.
+    unclear = set(outdated) & {plan.index for plan in candidates} if differences else outdated
+    differences += describe_manifests(store, unclear, plans, config, accepted)
+    if differences:
+        report_differences(config, store, differences, len(outdated))
+    if history.n_appended:
+        logger.info("%d new input files are appended", history.n_appended)
+    unfinished = [plan for plan in plans if plan.index not in finished]
+    record = make_record(config, provenance, history.batches)
+    if old is not None and not unfinished and not outdated:  # a run that asks for fewer formats, for example
+        record = {**old, "batches": history.batches}
+    return Work(plans, unfinished, record, old, outdated, listing.stale_failures())
+
+
+def compare(
+    config: PipelineConfig, plans: Sequence[ShardPlan], provenance: Provenance, record: JobRecord, history: History
+) -> tuple[list[ShardPlan], list[str]]:
+    """Return the plans of the shards that hold the same as in the recorded job, and the differences to it."""
+    settings = setting_differences(record["settings"], settings_of(config))
+    others = list(provenance_differences(record["provenance"], provenance))
+    inputs = [f"input file {path}: {change}" for path, change in history.changes.items()]
+    before: dict[int, ShardPlan] = {}
+    if not others and settings.keys() <= set(PLAN_SETTINGS):
+        before = {plan.index: plan for plan in recorded_plans(record)}
+    same = [
+        plan
+        for plan in plans
+        if before.get(plan.index) == plan and not any(piece.path in history.changes for piece in plan.pieces)
+    ]
+    return same, [*settings.values(), *others, *inputs]
+
+
+def describe_manifests(
+    store: Store,
+    indices: Collection[int],
+    plans: Sequence[ShardPlan],
+    config: PipelineConfig,
+    accepted: Sequence[Provenance],
+) -> list[str]:
+    """Describe how the jobs that committed these shards differ from this one, with the number of shards."""
+    by_index = {plan.index: plan for plan in plans}
+    counts: Counter[str] = Counter()
+    manifests = map_concurrently(lambda index: (index, read_manifest(store, index)), indices)
+    for index, manifest in manifests:
+        if manifest is not None:
+            counts.update(describe_manifest(manifest, by_index.get(index), config, accepted))
+    return [f"{text} ({n} shards)" for text, n in counts.most_common()]
+
+
+def describe_manifest(
+    manifest: Manifest, plan: ShardPlan | None, config: PipelineConfig, accepted: Sequence[Provenance]
+) -> list[str]:
+    """Describe how the job that wrote a manifest differs from this one."""
+    old, new = manifest["provenance"], accepted[0]
+    found = list(provenance_differences(old, new))
+    if old.get("config_hash") not in [provenance["config_hash"] for provenance in accepted]:
+        found.append("settings: compare config.yaml in the output")
+    if plan is None:
+        found.append("input: fewer shards than in the output")
+    elif manifest["plan"] != plan_json(plan):
+        found.append("input: other rows, or another size of a file")
+    if lacking := sorted(set(config.write.formats) - set(manifest["formats"])):
+        found.append(f"write.formats: {lacking} are missing")
+    return found
+
+
+def report_differences(config: PipelineConfig, store: Store, differences: Sequence[str], n_outdated: int) -> None:
+    """Log the differences. Raises UserError if finished shards would be discarded without `overwrite=true`."""
+    text = join(differences)
+    if n_outdated and not config.overwrite:
+        raise UserError(
+            f"the output {store.root} holds {n_outdated} finished shards that this job would discard, because it "
+            f"differs from the job that wrote them: {text}. Give overwrite=true to compute these shards again, or "
+            "another output="
+        )
+    logger.warning("this job differs from the last one, and discards %d finished shards: %s", n_outdated, text)

@@ -1,0 +1,33 @@
+"""The records of failed shards, `_failed/NNNNN.json`."""
+
+import json
+from collections.abc import Collection
+from typing import cast
+
+from common.remote import map_concurrently
+from pipeline.write.store import Store
+from schemas.files import FAILED_FILE, FAILED_FOLDER
+from schemas.manifest import FailedShard
+
+
+def write_failed(store: Store, failed: FailedShard) -> None:
+    """Record a failed shard. Raises UserError if the output cannot be written."""
+    store.write(FAILED_FILE.format(failed["shard"]), json.dumps(failed, ensure_ascii=False, indent=1))
+
+
+def remove_failed(store: Store, index: int) -> None:
+    """Remove the record of a shard that has succeeded now."""
+    store.remove([FAILED_FILE.format(index)])
+
+
+def failed_indices(store: Store) -> set[int]:
+    """Return the indices of the recorded shards."""
+    names = (name.removesuffix(".json") for name in store.names(FAILED_FOLDER))
+    return {int(name) for name in names if name.isdecimal()}
+
+
+def read_failed(store: Store, but: Collection[int] = (), only: Collection[int] | None = None) -> list[FailedShard]:
+    """Return the recorded shards in order, without those in `but`, which a later run finished, and those not in `only`."""
+    indices = sorted(i for i in failed_indices(store) - set(but) if only is None or i in only)
+    contents = map_concurrently(store.read, [FAILED_FILE.format(i) for i in indices])
+    return [cast(FailedShard, json.loads(content)) for content in contents if content]

@@ -1,0 +1,59 @@
+"""Names of temporary files that tell which process writes them, and the removal of those that nobody writes any more."""
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from common.process import ProcessId, this_process
+
+SUFFIX: Final = ".tmp"
+FOLDER_PREFIX: Final = "hypergrit-"
+MAX_AGE_S: Final = 3600
+"""A temporary file of another machine, or without the name of its writer, is abandoned if it is unchanged for this
+long: writing a file takes minutes at most."""
+
+
+def temporary_name(path: str) -> str:
+    """Return a name that no other process and no other call uses, in the folder of `path`."""
+    return f"{path}.{this_process()}.{secrets.token_hex(4)}{SUFFIX}"
+
+
+def temporary_folder_prefix() -> str:
+    """Return the prefix for temporary folders of this process."""
+    return f"{FOLDER_PREFIX}{this_process()}."
+
+
+def remove_abandoned(folders: Iterable[str]) -> None:
+    """Remove the temporary files of dead processes in local folders; folders that do not exist are skipped."""
+    for folder in folders:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(SUFFIX) and is_abandoned(entry, entry.name.split(".")[-3:-2]):
+                    with suppress(FileNotFoundError):
+                        os.remove(entry.path)
+
+
+def remove_abandoned_folders(parent: str) -> None:
+    """Remove the temporary folders of dead processes in `parent`, such as those of killed workers in TMPDIR."""
+    with suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            name = entry.name.removeprefix(FOLDER_PREFIX)
+            if name != entry.name and is_abandoned(entry, name.split(".")[:1]):
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def is_abandoned(entry: os.DirEntry[str], writer: list[str]) -> bool:
+    """Return whether the process that `writer` names is dead; without a known process, whether the file is old."""
+    process = ProcessId.parse(writer[0]) if writer else None
+    alive = process.is_alive() if process else None
+    if alive is not None:
+        return not alive
+    try:
+        return time.time() - Path(entry.path).stat().st_mtime > MAX_AGE_S
+    except FileNotFoundError:
+        return False

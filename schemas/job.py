@@ -1,0 +1,56 @@
+"""The JSON files of a job: the record of its inputs and settings, and the lease of its output.
+
+The second argument of each `Annotated` is the description of the field in docs/schemas.md.
+"""
+
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from schemas.manifest import Provenance
+
+
+class InputFile(TypedDict):
+    """An input file, as it was when its rows were divided into shards."""
+
+    path: Annotated[str, "path or URL"]
+    size: Annotated[int, "size in bytes"]
+    hash: Annotated[
+        str,
+        "`sha256:` and the hash of the content; for local files above 1 GB `blocks:` and the hash of 64 blocks of 1 MiB "
+        "at equal distances, the first and the last included; for objects `etag:` and the ETag, or what the store has "
+        "in its place",
+    ]
+    footer: NotRequired[Annotated[str, "SHA-256 of the footer of a parquet file that is not hashed completely"]]
+    mtime_ns: NotRequired[Annotated[int, "time of modification of a local file; while it, `size` and `inode` are equal, "
+                                         "the file is not hashed again"]]  # fmt: skip
+    inode: NotRequired[Annotated[int, "inode number of a local file"]]
+    cuts: Annotated[list[list[int]], "[row, byte, line] at which a shard starts, and the end of the file"]
+
+
+class InputBatch(TypedDict):
+    """Input files that were planned together; each batch begins a new shard."""
+
+    first_shard: Annotated[int, "index of the first shard"]
+    first_row: Annotated[int, "index of the first row in the input"]
+    shards: Annotated[int, "number of shards"]
+    rows: Annotated[int, "number of rows"]
+    files: Annotated[list[InputFile], "the files, in the order of their rows"]
+
+
+class JobRecord(TypedDict):
+    """`_job.json`: the job that wrote the shards. A later run compares itself with it."""
+
+    schema: Annotated[str, "version of the schemas"]
+    settings: Annotated[dict[str, Any], "the settings that decide the content, by key"]
+    provenance: Annotated[Provenance, "versions, models, thresholds and configuration"]
+    batches: Annotated[list[InputBatch], "the input; the batches after the first are the history of appended files"]
+
+
+class Lease(TypedDict):
+    """`_lease.json`: the job that writes to the output at present."""
+
+    host: Annotated[str, "host name"]
+    process: Annotated[str, "machine, process number and start time, by which a dead holder is recognised"]
+    pid: Annotated[int, "process number"]
+    started: Annotated[str, "start of the job, ISO 8601"]
+    token: Annotated[str, "random text of this lease"]
+    heartbeat: Annotated[float, "time of the last sign of life, in seconds since 1970"]

@@ -1,0 +1,85 @@
+"""Jobs with light steps on a Ray cluster of several nodes on this machine."""
+
+import hashlib
+import os
+import pickle
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import psutil
+import ray
+from ray.cluster_utils import Cluster
+
+from pipeline.config import PipelineConfig, RayConfig, load_config
+from pipeline.on_ray.driver import Driver
+from pipeline.on_ray.run import connect
+from pipeline.read.plan import plan_shards
+from pipeline.write.tar import TarWriter
+from tests.pipeline.poison import Poison, light_steps
+
+
+def make_tar(folder: Path, n_rows: int) -> Path:
+    """A folder with a tar of small images with captions."""
+    folder.mkdir()
+    jpeg = cv2.imencode(".jpg", np.zeros((32, 32, 3), np.uint8))[1].tobytes()
+    with (folder / "0.tar").open("wb") as file, TarWriter(file) as tar:
+        for i in range(n_rows):
+            tar.add_sample(f"{i:03d}", [("jpg", jpeg), ("txt", b"a dog")])
+    return folder
+
+
+def make_job(tar: Path, output: Path, *arguments: str) -> PipelineConfig:
+    """The configuration of a job with shards of 4 rows."""
+    return load_config([f"input={tar}", f"output={output}", "rows_per_shard=4", "formats=[arrow]", *arguments])
+
+
+def make_driver(config: PipelineConfig, *poisons: Poison) -> Driver:
+    """A driver of the job with light steps."""
+    plans = plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
+    return Driver(plans, config, pickle.dumps(light_steps(config, *poisons)))
+
+
+def digests(output: Path) -> dict[str, str]:
+    """SHA-256 of the shards and manifests by name."""
+    files = [path for folder in ("arrow", "_manifests") for path in sorted((output / folder).iterdir())]
+    return {str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@contextmanager
+def cluster_of(*nodes: dict[str, Any]) -> Iterator[Cluster]:
+    """A cluster whose head runs no tasks, and the connection of this process to it."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    try:
+        for node in nodes:
+            cluster.add_node(**node)
+        connect(RayConfig(address=cluster.address))
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def workers() -> list[int]:
+    """The process ids of Ray's workers below this process that run a step or hold a model."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            title = "".join(process.cmdline()[:1])
+        except psutil.Error:
+            continue
+        if title.startswith(("ray::run_step", "ray::ModelWorker", "ray::rescue_step")):
+            found.append(process.pid)
+    return found
+
+
+def kill_worker(number: int) -> bool:
+    """Kill one of the workers; return False without workers."""
+    pids = sorted(workers())
+    if pids:
+        os.kill(pids[number % len(pids)], signal.SIGKILL)
+    return bool(pids)

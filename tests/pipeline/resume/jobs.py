@@ -1,0 +1,88 @@
+"""Jobs without models: every row that is read becomes a dropped row, so that the shards depend on the input."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.config import PipelineConfig, content_hash, load_config
+from pipeline.paths import with_absolute_paths
+from pipeline.read.plan import list_files
+from pipeline.read.stage import read_shard
+from pipeline.read.types import ShardPlan
+from pipeline.resume.plan import Work, plan_work
+from pipeline.write.stage import write_shard
+from pipeline.write.store import Store
+from schemas.files import FILES, MANIFEST_FOLDER
+from schemas.manifest import Provenance
+from schemas.rows import SCORED
+
+ROWS_PER_SHARD = 3
+
+
+def provenance_of(config: PipelineConfig, **packages: str) -> Provenance:
+    return {
+        "hypergrit": "1.0",
+        "schema": "1.2",
+        "config_hash": content_hash(config),
+        "packages": {"torch": "2.0", **packages},
+        "models": {
+            "parser": {"name": "spacy", "version": "3"},
+            "grounder": {"name": "miniature", "sha256": "a" * 64},
+            "scorer": {"name": "miniature", "sha256": "b" * 64},
+        },
+        "thresholds": {"min_side_px": 32, "size_rule": "area", "min_score": 0.5, "min_clip_score": 0.5},
+    }
+
+
+def configure(folder: Path | str, output: Path | str, *arguments: str) -> PipelineConfig:
+    values = [f"input={folder}", f"output={output}", f"rows_per_shard={ROWS_PER_SHARD}", *arguments]
+    return with_absolute_paths(load_config(values))
+
+
+def plan(config: PipelineConfig, provenance: Provenance | None = None) -> Work:
+    """Plan the job without writing anything."""
+    return plan_work(config, list_files(config.input), provenance or provenance_of(config), Store(config.output))
+
+
+def compute(shard: ShardPlan, config: PipelineConfig, provenance: Provenance) -> None:
+    rows: list[dict[str, Any]] = [
+        dict.fromkeys(SCORED.names)
+        | {name: row[name] for name in ("key", "source", "source_row", "url", "caption_original")}
+        | {"status": "dropped", "stage": "download", "reason": "http_error", "detail": "404"}
+        for row in read_shard(shard, config.read).to_pylist()
+    ]
+    write_shard(pa.Table.from_pylist(rows, schema=SCORED), shard, config.write, config.output, provenance)
+
+
+def run(config: PipelineConfig, provenance: Provenance | None = None, only: Sequence[int] | None = None) -> list[int]:
+    """Run the job, or only the shards with these indices; return the indices of the shards that were computed."""
+    provenance = provenance or provenance_of(config)
+    work = plan(config, provenance)
+    work.begin(Store(config.output))
+    chosen = [shard for shard in work.unfinished if only is None or shard.index in only]
+    for shard in chosen:
+        compute(shard, config, provenance)
+    return [shard.index for shard in chosen]
+
+
+def overwriting(config: PipelineConfig) -> PipelineConfig:
+    return dataclasses.replace(config, overwrite=True)
+
+
+def digests(output: Path) -> dict[str, str]:
+    """SHA-256 of the shards and manifests."""
+    folders = (*FILES, MANIFEST_FOLDER)
+    files = [path for folder in folders for path in sorted((output / folder).glob("*"))]
+    return {str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def write_rows(path: Path, name: str, n: int) -> Path:
+    """Write a JSONL file of `n` rows with captions of the same length."""
+    lines = [f'{{"url": "http://example.org/{name}/{i}.jpg", "caption": "a {name} {i}"}}\n' for i in range(n)]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(lines))
+    return path

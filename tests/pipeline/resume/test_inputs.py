@@ -1,0 +1,58 @@
+"""The identity of input files."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.resume import inputs
+from pipeline.resume.inputs import identify_files
+
+
+def identify(path: Path, known: dict[str, inputs.InputFile] | None = None) -> inputs.InputFile:
+    (file,) = identify_files([(str(path), path.stat().st_size)], known or {})
+    return file
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WHOLE_BYTES": 1000, "BLOCK_BYTES": 10, "N_BLOCKS": 4}.items():
+        monkeypatch.setattr(inputs, name, value)
+
+
+def test_a_file_is_hashed_once_and_again_after_a_change_of_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("one")
+    first = identify(path)
+    assert first["hash"] == f"sha256:{hashlib.sha256(b'one').hexdigest()}"
+    stale = {str(path): {**first, "hash": "kept"}}
+    assert identify(path, stale)["hash"] == "kept"  # type: ignore[arg-type]
+    os.utime(path, ns=(0, first["mtime_ns"] + 1))
+    assert identify(path, stale)["hash"] == first["hash"]  # type: ignore[arg-type]
+
+
+def test_blocks_of_a_large_file_include_both_ends(tmp_path: Path, large: None) -> None:
+    path = tmp_path / "a.csv"
+    data = bytearray(range(250)) * 5
+    hashes = set()
+    for position in (None, 0, 9, 1249, 1240, 418, 600):
+        changed = bytearray(data)
+        if position is not None:
+            changed[position] ^= 1
+        path.write_bytes(changed)
+        hashes.add(identify(path)["hash"])
+        assert identify(path)["hash"].startswith("blocks:")
+    assert len(hashes) == 6  # byte 600 is in no block
+
+
+def test_the_footer_of_a_large_parquet_file_is_hashed(tmp_path: Path, large: None) -> None:
+    path = tmp_path / "a.parquet"
+    rows = {"url": [f"http://example.org/{i}.jpg" for i in range(500)], "caption": ["a cat"] * 500}
+    pq.write_table(pa.table(rows), path)
+    footer = identify(path)["footer"]
+    rows["caption"][250] = "a dog"
+    pq.write_table(pa.table(rows), path)
+    assert identify(path)["footer"] != footer

@@ -1,0 +1,149 @@
+"""The local runner: rows that raise, crash, hang or exhaust memory cost themselves alone; shards fail alone."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from common.errors import UserError
+from pipeline.compute import compute
+from pipeline.config import PipelineConfig, RayConfig, load_config
+from pipeline.faults.fault import TooManyFaultsError
+from pipeline.local import compute_local
+from pipeline.provenance import make_provenance
+from pipeline.read.plan import plan_shards
+from pipeline.read.types import ShardPlan
+from pipeline.run import Done
+from pipeline.write.store import Store
+from tests.pipeline.poison import LightSteps, Poison, light_steps
+
+FORMATS = "formats=[arrow]"
+
+
+def job(tars: Path, output: Path, *arguments: str) -> tuple[PipelineConfig, list[ShardPlan]]:
+    config = load_config([f"input={tars}", f"output={output}", "rows_per_shard=4", FORMATS, *arguments])
+    return config, plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
+
+
+def dropped(manifest: dict) -> dict:  # type: ignore[type-arg]
+    return manifest["counts"]["dropped"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("stage", ["download", "parse", "ground", "write"])
+@pytest.mark.parametrize(
+    ("kind", "detail"),
+    [
+        ("raise", "ZeroDivisionError: a \\x1b[31mbad\\nrow"),
+        ("panic", "RustPanic: index out of bounds"),
+        ("memory", "MemoryError"),
+        ("segfault", "ProcessDiedError: killed by SIGSEGV"),
+        ("kill", "ProcessDiedError: killed by SIGKILL"),
+        ("hang", "StepTimeoutError: no result within 1 s"),
+    ],
+)
+def test_a_bad_row_is_dropped_by_name_and_its_neighbours_are_kept(
+    tars: Path, tmp_path: Path, stage: str, kind: str, detail: str
+) -> None:
+    config, plans = job(tars, tmp_path / "out", "ray.step_timeout_s=1" if kind == "hang" else "ray.retries=0")
+    results = list(compute_local(plans, config, light_steps(config, Poison(stage, 5, kind))))
+    done = [result for result in results if isinstance(result, Done)]
+    assert [result.manifest["counts"]["kept"] for result in done] == [4, 3, 2]
+    assert dropped(done[1].manifest) == {stage: {"internal_error": 1}}
+    (fault,) = done[1].faults
+    assert (fault.key, fault.stage, fault.detail) == ("000000000005", stage, detail)
+
+
+def test_the_bytes_depend_on_the_bad_rows_alone_and_not_on_how_they_were_found(tars: Path, tmp_path: Path) -> None:
+    """A crash that happens once changes nothing; rows that crash and rows that raise give the same shards."""
+    outputs = {}
+    for name, poisons in {
+        "plain": (),
+        "once": (Poison("parse", 5, "segfault", str(tmp_path / "marker")),),
+        "twice": (Poison("parse", 5, "kill"), Poison("ground", 2, "raise")),
+        "again": (Poison("parse", 5, "kill"), Poison("ground", 2, "raise")),
+    }.items():
+        config, plans = job(tars, tmp_path / name)
+        assert all(isinstance(r, Done) for r in compute_local(plans, config, light_steps(config, *poisons)))
+        outputs[name] = hashes(tmp_path / name)
+    assert outputs["plain"] == outputs["once"]
+    assert outputs["twice"] == outputs["again"] != outputs["plain"]
+
+
+def hashes(output: Path) -> dict[str, bytes]:
+    files = [path for folder in ("arrow", "_manifests") for path in sorted((output / folder).iterdir())]
+    return {str(path.relative_to(output)): path.read_bytes() for path in files}
+
+
+def run(tars: Path, output: Path, monkeypatch: pytest.MonkeyPatch, *poisons: Poison, **limits: int) -> int:
+    """The number of failed shards of a job with poisoned rows; each line of the log is also printed."""
+    config, plans = job(tars, output)
+    ray = RayConfig(runner="local", retries=1, max_failed_shards=limits.get("failed"))
+    config = dataclasses.replace(config, ray=ray, max_internal_errors=limits.get("faults"))
+    monkeypatch.setattr("pipeline.compute.partial", lambda _, config, provenance: light_steps(config, *poisons))
+    return compute(plans, config, make_provenance(config), Store(config.output))
+
+
+def test_a_shard_that_fails_is_recorded_and_the_next_run_computes_it_last(
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = tmp_path / "out"
+    assert run(tars, output, monkeypatch, Poison("write", 1, "disk")) == 1
+    record = json.loads((output / "_failed" / "00000.json").read_text())
+    assert (record["shard"], record["rows"], record["step"], record["attempts"]) == (0, 4, "write", 2)
+    assert "OSError: [Errno 5]" in record["error"]
+    assert "Traceback" in record["traceback"]
+    assert [m.name for m in sorted((output / "_manifests").iterdir())] == ["00001.json", "00002.json"]
+    (line,) = [r.getMessage() for r in caplog.records if "failed" in r.getMessage()]
+    assert "\n" not in line
+    caplog.clear()
+    assert run(tars, output, monkeypatch) == 0
+    assert not (output / "_failed" / "00000.json").exists()
+    written = sorted((output / "_manifests").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert written[-1].name == "00000.json"
+
+
+def test_too_many_failed_shards_stop_the_job(tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poisons = [Poison("write", row, "disk") for row in (1, 5, 9)]
+    with pytest.raises(UserError, match=r"2 shards failed, more than ray\.max_failed_shards=1"):
+        run(tars, tmp_path / "out", monkeypatch, *poisons, failed=1)
+
+
+@pytest.mark.parametrize("kinds", [("raise", "raise"), ("kill", "kill"), ("raise", "kill")])
+def test_too_many_internal_errors_stop_the_job_with_the_first(
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, str]
+) -> None:
+    poisons = [Poison("parse", 1, kinds[0]), Poison("parse", 6, kinds[1])]
+    assert run(tars, tmp_path / "enough", monkeypatch, *poisons, faults=2) == 0
+    with pytest.raises(TooManyFaultsError, match=r"(?s)max_internal_errors.*row 000000000001.*(Zero|SIGKILL)"):
+        run(tars, tmp_path / "too_few", monkeypatch, *poisons, faults=1)
+
+
+def test_the_first_traceback_is_logged_in_full_and_later_ones_in_a_line(
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    poisons = [Poison("parse", row, "raise") for row in (1, 6)]
+    assert run(tars, tmp_path / "out", monkeypatch, *poisons) == 0
+    first, second = (r.getMessage() for r in caplog.records if "internal_error" in r.getMessage())
+    assert first.count("\n") > 3
+    assert "Traceback" in first
+    assert "\n" not in second
+
+
+def test_an_input_that_vanished_costs_its_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for i in range(3):
+        (folder / f"{i}.jsonl").write_text('{"url": "ftp://a/b.jpg", "caption": "a dog"}\n')
+    config = load_config([f"input={folder}", f"output={tmp_path / 'out'}", "rows_per_shard=1", FORMATS])
+    plans = plan_shards(config.input, 1, None, config.read)
+    (folder / "1.jsonl").unlink()
+    results = list(compute_local(plans, config, light_steps(config)))
+    assert [isinstance(result, Done) for result in results] == [True, False, True]
+    assert results[1]["traceback"] == ""  # type: ignore[index]
+    assert "1.jsonl" in results[1]["error"]  # type: ignore[index]
+
+
+def test_light_steps_are_real_steps(tars: Path, tmp_path: Path) -> None:
+    config, _ = job(tars, tmp_path / "out")
+    assert isinstance(light_steps(config)(), LightSteps)

@@ -1,0 +1,48 @@
+"""No secret of a URL in any file of an output."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import load_config
+from pipeline.read.plan import plan_shards
+from pipeline.write.secrets import remove_url_secrets
+from pipeline.write.stage import plan_json
+from schemas.files import FILES
+from tests.pipeline.jobs import run_job
+
+
+@pytest.mark.parametrize("strip", [False, True])
+def test_no_file_of_a_job_holds_the_password_of_a_url(tmp_path: Path, strip: bool) -> None:
+    urls = ["http://ann:hunter2@127.0.0.1/1.jpg?sig=tok3n", "https://ann:hunter2@[::1]/2.jpg"]
+    rows = [{"url": url, "caption": "a dog", "seen_at": f"{url} twice", "n": 1} for url in urls]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    output = tmp_path / "out"
+    assert run_job(tmp_path / "pairs.jsonl", output, f"write.strip_url_queries={str(strip).lower()}") == 0
+    files = [path for path in output.rglob("*") if path.is_file()]
+    assert {path.parent.name for path in files} >= set(FILES)
+    assert not [path.name for path in files if b"hunter2" in path.read_bytes()]
+    assert bool([path.name for path in files if b"tok3n" in path.read_bytes()]) != strip
+
+
+def test_captions_and_other_values_are_not_changed() -> None:
+    row = {"url": "http://h/a@b", "caption": "http://u:p@h/ is a page", "extra": None, "detail": None, "n": 1}
+    assert remove_url_secrets(row, strip_query=True) == row
+
+
+def test_the_plan_in_a_manifest_has_no_password(tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("url,caption\nhttp://h/1.jpg,a dog\n")
+    config = load_config([f"input={tmp_path / 'pairs.csv'}", f"output={tmp_path / 'out'}"])
+    (plan,) = plan_shards(config.input, 4, None, config.read)
+    piece = dataclasses.replace(plan.pieces[0], path="https://ann:hunter2@h/pairs.csv")
+    assert "hunter2" not in json.dumps(plan_json(dataclasses.replace(plan, pieces=(piece,))))
+
+
+def test_a_message_with_a_member_name_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pairs.csv").write_text("\x1b[2Jurl\u202e,name\nhttp://h/1.jpg,a dog\n")
+    assert run_job(tmp_path / "pairs.csv", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "\\x1b[2Jurl\\u202e" in error

@@ -1,0 +1,18 @@
+"""Faults at the requests and I/O calls of a commit to S3; tests/soak/test_commits.py hits every call."""
+
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from tests.pipeline.write.crash_runs import run_crashes
+from tests.pipeline.write.crashes import REMOTE
+
+
+@pytest.mark.parametrize("kind", ["full", "kill", "kill_after", "lost", "truncated"])
+def test_a_fault_at_a_call_leaves_no_committed_object_that_differs_from_its_manifest(
+    server: str, tmp_path: Path, kind: str
+) -> None:
+    fsspec.filesystem("s3").makedirs("crashes", exist_ok=True)
+    stride, offset = (4, 3) if kind in REMOTE else (97, 7)
+    assert run_crashes(f"s3://crashes/{kind}", kind, tmp_path, stride, offset) >= 2

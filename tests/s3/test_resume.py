@@ -1,0 +1,78 @@
+"""Resuming an output in a bucket: by listing, and by the ETags of the input."""
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from s3fs import S3FileSystem
+
+from common.errors import UserError
+from pipeline.config import PipelineConfig
+from pipeline.write.store import Store
+from tests.pipeline.resume.jobs import compute, configure, overwriting, plan, provenance_of, run
+
+N_ROWS = 60
+
+
+@pytest.fixture
+def bucket(server: str) -> S3FileSystem:
+    fs = fsspec.filesystem("s3")
+    fs.makedirs("resume", exist_ok=True)
+    for path in fs.find("resume"):
+        fs.rm_file(path)
+    write(fs, "b", "a cat")
+    return fs
+
+
+@pytest.fixture
+def config(bucket: S3FileSystem) -> PipelineConfig:
+    return configure("s3://resume/in", "s3://resume/out", "formats=[train]")
+
+
+def write(fs: S3FileSystem, name: str, caption: str) -> None:
+    rows = [{"url": f"http://127.0.0.1:9/{i}.jpg", "caption": f"{caption} {i}"} for i in range(N_ROWS)]
+    with fs.open(f"resume/in/{name}.parquet", "wb") as file:
+        pq.write_table(pa.Table.from_pylist(rows), file)
+
+
+def test_finished_shards_are_found_without_a_request_per_shard(
+    config: PipelineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(run(config)) == 20
+    Store(config.output).remove(["_manifests/00003.json", "train/00005.tar"])
+    requests: Counter[str] = Counter()
+    request = S3FileSystem._call_s3
+
+    async def count(fs: S3FileSystem, method: str, *arguments: Any, **options: Any) -> Any:
+        requests[method] += 1
+        return await request(fs, method, *arguments, **options)
+
+    monkeypatch.setattr(S3FileSystem, "_call_s3", count)
+    assert [shard.index for shard in plan(config).unfinished] == [3, 5]
+    assert requests.total() < 20, requests
+
+
+def test_a_changed_object_is_named_and_a_new_one_becomes_new_shards(
+    config: PipelineConfig, bucket: S3FileSystem
+) -> None:
+    config = dataclasses.replace(config, rows_per_shard=40)
+    assert run(config) == [0, 1]
+    write(bucket, "a", "a dog")
+    assert run(config) == [2, 3]
+    write(bucket, "b", "a cow")
+    with pytest.raises(UserError, match=r"2 finished shards .*in/b.parquet: changed: another content"):
+        run(config)
+    assert run(overwriting(config)) == [0, 1]
+
+
+def test_an_object_that_changes_between_planning_and_reading_is_noticed(
+    config: PipelineConfig, bucket: S3FileSystem
+) -> None:
+    work = plan(config)
+    write(bucket, "b", "a cow")
+    with pytest.raises(UserError, match=r"in/b\.parquet has changed since the job was planned"):
+        compute(work.plans[0], config, provenance_of(config))

@@ -1,0 +1,120 @@
+"""Shards that change between or during the runs that read them."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from common.errors import UserError
+from tests.trainer.data.loading import small_loader, take
+from tests.trainer.data.samples import write_shards
+from tests.trainer.small_run import run
+from trainer.data.versions import VERSIONS_FILE, check_shards, record_shards, shard_versions
+
+
+def urls_in(folder: Path) -> list[str]:
+    return [str(path) for path in sorted(folder.glob("*.tar"))]
+
+
+def alter(path: Path) -> None:
+    """Change a byte of a caption, at equal size."""
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"cat", b"cow", 1))
+    os.utime(path, ns=(0, 10**18))
+
+
+def write_manifests(root: Path) -> None:
+    """Write manifests with the hashes of the shards in root/train."""
+    (root / "_manifests").mkdir(exist_ok=True)
+    for shard in (root / "train").glob("*.tar"):
+        facts = {"sha256": hashlib.sha256(shard.read_bytes()).hexdigest(), "bytes": shard.stat().st_size}
+        manifest = {"files": {f"train/{shard.name}": facts}}
+        (root / "_manifests" / f"{shard.stem}.json").write_text(json.dumps(manifest))
+
+
+def test_unchanged_shards_pass(tmp_path: Path) -> None:
+    urls = urls_in(write_shards(tmp_path / "shards", [2, 3]))
+    record_shards(urls, tmp_path)
+    check_shards(urls, tmp_path)
+
+
+@pytest.mark.parametrize("with_manifests", [False, True])
+def test_shard_altered_at_equal_size_is_named(tmp_path: Path, with_manifests: bool) -> None:
+    urls = urls_in(write_shards(tmp_path / "train", [2, 3]))
+    if with_manifests:
+        write_manifests(tmp_path)
+    record_shards(urls, tmp_path)
+    alter(Path(urls[1]))
+    with pytest.raises(UserError, match=r"00001\.tar was modified .*resume=anyway") as caught:
+        check_shards(urls, tmp_path)
+    assert "00000.tar" not in str(caught.value)
+
+
+def test_shard_written_again_with_other_content_is_named(tmp_path: Path) -> None:
+    urls = urls_in(write_shards(tmp_path / "train", [2]))
+    write_manifests(tmp_path)
+    record_shards(urls, tmp_path)
+    alter(Path(urls[0]))
+    write_manifests(tmp_path)
+    with pytest.raises(UserError, match=r"00000\.tar was written again"):
+        check_shards(urls, tmp_path)
+
+
+def test_copied_shards_pass_if_their_manifests_prove_that_they_are_equal(tmp_path: Path) -> None:
+    write_shards(tmp_path / "a" / "train", [2])
+    write_manifests(tmp_path / "a")
+    record_shards(urls_in(tmp_path / "a" / "train"), tmp_path)
+    shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=shutil.copyfile)
+    check_shards(urls_in(tmp_path / "b" / "train"), tmp_path)
+
+
+def test_versions_of_remote_shards(tmp_path: Path) -> None:
+    path = write_shards(tmp_path, [2]) / "00000.tar"
+    fsspec.filesystem("memory").pipe("/versions/00000.tar", path.read_bytes())
+    (version,) = shard_versions(["memory:///versions/00000.tar"])
+    assert (version.name, version.size) == ("00000.tar", path.stat().st_size)
+    with pytest.raises(UserError, match="does not exist any more"):
+        shard_versions(["memory:///versions/00001.tar"])
+
+
+def test_a_run_without_a_record_or_with_a_damaged_one_can_be_resumed(tmp_path: Path) -> None:
+    urls = urls_in(write_shards(tmp_path / "shards", [2]))
+    check_shards(urls, tmp_path)
+    (tmp_path / VERSIONS_FILE).write_text("{")
+    check_shards(urls, tmp_path)
+
+
+def test_a_resumed_run_refuses_altered_shards_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "run"
+    assert run(output, "steps=5") == 0
+    alter(tmp_path / "shards" / "00000.tar")
+    assert run(output, "steps=5") == 2
+    assert "00000.tar was modified" in capsys.readouterr().err
+    assert run(output, "steps=5", "resume=anyway") == 0
+    assert run(output, "steps=5") == 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_tar_that_shrinks_during_training_stops_the_run(tmp_path: Path, workers: int) -> None:
+    folder = write_shards(tmp_path, [20])
+    source = small_loader(folder, workers=workers, batch=2)
+    path = folder / "00000.tar"
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(UserError, match=r"00000\.tar has become shorter during the run: it ends before byte \d+"):
+        take(source, 20)
+
+
+def test_a_tar_overwritten_during_training_stops_the_run(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path, [400])
+    source = small_loader(folder, batch=4)
+    path = folder / "00000.tar"
+    start = path.stat().st_size // 2
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(bytes(path.stat().st_size - start))
+    with pytest.raises(UserError, match=r"more than 100 samples are damaged .* restore them"):
+        take(source, 300)

@@ -1,0 +1,134 @@
+"""The versions of the shards of a run: a resumed run must read the shards that it began with.
+
+The file with the versions lies in the output of the run. A version is the size of a shard, the ETag or modification time
+that its store gives, and the SHA-256 in its manifest if the pipeline wrote it. A copied shard has another modification
+time: it counts as the same if its bytes still have that SHA-256.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from fsspec import AbstractFileSystem
+
+from common.errors import UserError
+from common.json_file import read_object, write_object
+from common.remote import map_concurrently, open_file, open_store, store_errors
+from common.shards import read_errors_explained
+from schemas.files import MANIFEST_FOLDER
+
+logger = logging.getLogger(__name__)
+
+VERSIONS_FILE: Final = "shards.json"
+ETAGS: Final = ("ETag", "etag", "md5Hash")
+TIMES: Final = ("mtime", "LastModified", "last_modified", "updated", "created")
+SHOWN: Final = 3
+BLOCK_BYTES: Final = 1 << 20
+
+
+class ShardVersion(NamedTuple):
+    """The identity of the content of a shard, as far as it is known without reading it."""
+
+    name: str
+    size: int
+    modified: str  # ETag, else modification time, else empty
+    sha256: str  # by its manifest; empty if it has none
+
+
+def shard_versions(urls: Sequence[str]) -> list[ShardVersion]:
+    """Return the versions of shards: one listing per folder, and one read per manifest.
+
+    Raises UserError if a shard is missing or a store cannot be read.
+    """
+    listings: dict[str, dict[str, dict[str, Any]]] = {}
+    manifests: dict[str, set[str]] = {}
+    for folder in dict.fromkeys(url.rpartition("/")[0] for url in urls):
+        fs, path = open_store(folder or ".")
+        with read_errors_explained(folder):
+            listings[folder] = {_base(info["name"]): info for info in fs.ls(path, detail=True)}
+            manifests[folder] = _names(fs, f"{path.rpartition('/')[0]}/{MANIFEST_FOLDER}")
+    return list(map_concurrently(partial(_version, listings=listings, manifests=manifests), urls))
+
+
+def _version(url: str, listings: dict[str, dict[str, dict[str, Any]]], manifests: dict[str, set[str]]) -> ShardVersion:
+    folder, _, name = url.rpartition("/")
+    info = listings[folder].get(name)
+    if info is None:
+        raise UserError(f"{url} does not exist any more; restore it, then repeat the command")
+    modified = next((str(info[key]) for key in (*ETAGS, *TIMES) if info.get(key) is not None), "")
+    manifest = f"{name.rpartition('.')[0]}.json"
+    sha256 = _manifest_sha256(folder, name, manifest) if manifest in manifests[folder] else ""
+    return ShardVersion(name, int(info["size"]), modified, sha256)
+
+
+def _manifest_sha256(folder: str, name: str, manifest: str) -> str:
+    """The SHA-256 of a shard in its manifest, empty if the manifest does not have it."""
+    root, _, kind = folder.rpartition("/")
+    try:
+        with open_file(f"{root}/{MANIFEST_FOLDER}/{manifest}") as file:
+            return str(json.load(file)["files"][f"{kind}/{name}"]["sha256"])
+    except store_errors(ValueError, KeyError, TypeError):
+        return ""
+
+
+def altered_shards(before: Sequence[ShardVersion], now: Sequence[ShardVersion], urls: Sequence[str]) -> list[str]:
+    """Describe each shard whose content is not known to be the same; `urls` are those of `now`."""
+    if [version.name for version in before] != [version.name for version in now]:
+        return ["the names of the shards"]
+    found = []
+    for old, new, url in zip(before, now, urls, strict=True):
+        if old.size != new.size:
+            found.append(f"{url} has {new.size} bytes, not {old.size}")
+        elif old.sha256 != new.sha256:
+            found.append(f"{url} was written again")
+        elif old.modified != new.modified and (not new.sha256 or _sha256(url) != new.sha256):
+            found.append(f"{url} was modified ({new.modified}, not {old.modified})")
+    return found
+
+
+def check_shards(urls: Sequence[str], output: Path) -> None:
+    """Compare shards with those that the run in `output` began with; does nothing if it did not record them.
+
+    Raises UserError, naming the shards that differ.
+    """
+    path = output / VERSIONS_FILE
+    if not path.exists():
+        return
+    try:
+        before = [ShardVersion(*values) for values in read_object(path)["shards"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s cannot be read (%s): changed shards are not noticed", path, error)
+        return
+    altered = altered_shards(before, shard_versions(urls), urls)
+    if altered:
+        more = f"; and {len(altered) - SHOWN} more" if len(altered) > SHOWN else ""
+        raise UserError(
+            f"data.shards: the shards differ from those that the run in {output} began with: "
+            f"{'; '.join(altered[:SHOWN])}{more}. Restore them, give another output=, or set resume=anyway to resume "
+            "with the new shards"
+        )
+
+
+def record_shards(urls: Sequence[str], output: Path) -> None:
+    """Write the versions of the shards to the output of a run. Raises OSError."""
+    write_object({"shards": [list(version) for version in shard_versions(urls)]}, output / VERSIONS_FILE)
+
+
+def _sha256(url: str) -> str:
+    digest = hashlib.sha256()
+    with read_errors_explained(url), open_file(url) as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _names(fs: AbstractFileSystem, folder: str) -> set[str]:
+    return {_base(str(name)) for name in fs.ls(folder, detail=False)} if fs.isdir(folder) else set()
+
+
+def _base(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]

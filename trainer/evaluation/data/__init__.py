@@ -1,0 +1,1 @@
+"""Data files of the evaluations, and the scripts that build them."""

@@ -1,0 +1,207 @@
+"""Classification of ground-truth boxes of COCO, measured as detection (HyCoCLIP, table 3).
+
+HyCoCLIP states neither the vocabulary nor the prompts nor the calibration of scores. Metrics are given for the 17 novel
+categories alone, and for the 65 categories of which they are a part (Bansal et al. 2018); scores are probabilities of
+the softmax with the trained temperature, so that they are comparable between images.
+
+Shapes: m boxes, c categories, d embedding width.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.errors import UserError
+from trainer.evaluation.annotations import checksums, field
+from trainer.evaluation.detection_ap import Bools, Floats, Ints, TrueBoxes, average_precisions
+from trainer.evaluation.embed import device_of
+from trainer.evaluation.tasks.base import Embedder, ImageSource, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.classification import class_points
+from trainer.evaluation.tasks.examples import embed_sources, get_box, limited, read_object, require
+from trainer.models.dual_encoder import DualEncoder
+
+FILE: Final = "coco/annotations/instances_val2017.json"
+IMAGES: Final = "coco/val2017"
+NOVEL: Final = (5, 6, 17, 18, 21, 22, 28, 32, 36, 41, 47, 49, 61, 63, 76, 81, 87)
+BASE: Final = (
+    *(1, 2, 3, 4, 7, 8, 9, 15, 16, 19, 20, 23, 24, 25, 27, 31, 33, 34, 35, 38, 42, 44, 48, 50, 51, 52, 53, 54, 55),
+    *(56, 57, 59, 60, 62, 65, 70, 72, 73, 74, 75, 78, 79, 80, 82, 84, 85, 86, 90),
+)
+"""Ids of the novel and base categories in COCO."""
+PROMPTS: Final = ("a photo of a {}.", "a photo of the {}.")
+"""Prompts of MERU for sets of common objects."""
+BLOCK: Final = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boxes:
+    """Boxes of the 65 categories: file and image id, box, category id and crowd flag of each, and names by id."""
+
+    sources: Sequence[ImageSource]
+    image: Ints
+    box: Floats
+    category: Ints
+    crowd: Bools
+    names: dict[int, str]
+    skipped: dict[str, int]
+
+
+def read_boxes(path: Path, images: Path, max_examples: int = 0) -> Boxes:
+    """Read the boxes of the 65 categories from a file of COCO instances, in the order of the file.
+
+    Boxes that do not overlap their image are skipped. Raises UserError if the file is malformed.
+    """
+    table = read_object(path)
+    names = {
+        field(row, "id", int, f"{path}, a category"): field(row, "name", str, f"{path}, a category")
+        for row in field(table, "categories", list, str(path))
+    }
+    if missing := sorted({*NOVEL, *BASE} - names.keys()):
+        raise UserError(f"{path} lacks the category {missing[0]}; use the official file instances_val2017.json")
+    files = {field(row, "id", int, f"{path}, an image"): row for row in field(table, "images", list, str(path))}
+    chosen: list[tuple[ImageSource, int, tuple[float, ...], int, bool]] = []
+    skipped: Counter[str] = Counter()
+    for row in field(table, "annotations", list, str(path)):
+        where = f"{path}, annotation {row.get('id') if isinstance(row, dict) else row!r}"
+        category, image = field(row, "category_id", int, where), field(row, "image_id", int, where)
+        if category not in NOVEL and category not in BASE:
+            continue
+        if image not in files:
+            raise UserError(f"{where} names image {image}, which the file does not list; download the file again")
+        box, crowd = get_box(row.get("bbox"), where), bool(row.get("iscrowd", 0))
+        if not is_visible(box, files[image], f"{path}, image {image}"):
+            skipped["box without area"] += 1
+            continue
+        name = field(files[image], "file_name", str, f"{path}, image {image}")
+        urls = tuple(str(files[image][key]) for key in ("coco_url", "flickr_url") if key in files[image])
+        source = ImageSource(path=images / name, box=box, urls=urls)
+        chosen.append((source, image, box, category, crowd))
+    chosen = list(limited(chosen, max_examples))
+    return Boxes(
+        sources=[row[0] for row in chosen],
+        image=np.array([row[1] for row in chosen], np.int64),
+        box=np.array([row[2] for row in chosen], np.float64).reshape(-1, 4),
+        category=np.array([row[3] for row in chosen], np.int64),
+        crowd=np.array([row[4] for row in chosen], bool),
+        names=names,
+        skipped=dict(skipped),
+    )
+
+
+def is_visible(box: tuple[float, float, float, float], image: dict[str, Any], where: str) -> bool:
+    """Return True if the box has an area within the image. Raises UserError if the image has no size."""
+    left, top, width, height = box
+    right, bottom = (
+        min(start + size, field(image, side, int, where))
+        for start, size, side in ((left, width, "width"), (top, height, "height"))
+    )
+    return right > max(left, 0) and bottom > max(top, 0)
+
+
+@torch.inference_mode()
+def similarities(embedder: Embedder, features: Tensor, names: Sequence[str]) -> Tensor:
+    """Similarities [m c] in float64, divided by the trained temperature, of features [m d] and category names."""
+    classes = class_points(embedder, names, PROMPTS)
+    parts = [logits(embedder.model, part, classes) for part in features.split(BLOCK)]
+    return torch.cat(parts) if parts else torch.zeros(0, len(names), dtype=torch.float64)
+
+
+def logits(model: DualEncoder, features: Tensor, classes: Tensor) -> Tensor:
+    """Similarities [m c] divided by the temperature, from features [m d] and lifted classes [*k c d]."""
+    points = model.lift_image(features.to(device_of(model)))
+    return model.similarity(points, classes).cpu().double() * model.logit_scale.exp().item()
+
+
+def vocabulary_precisions(
+    boxes: Boxes, rows: Tensor, scores: Tensor, vocabulary: Sequence[int], best_only: bool = False
+) -> Floats:
+    """Average precision [c t] of a vocabulary of category ids, in ascending order, and of the thresholds of the IoU.
+
+    `rows` [m] are the boxes that are classified, and `scores` [m v] their logits for all 65 categories, in ascending
+    order of ids. Boxes of other categories are left out. Each box is a detection of each category, or with `best_only`
+    of the best one; the score is the log probability among the vocabulary.
+    """
+    categories = sorted((*NOVEL, *BASE))
+    proposed = np.isin(boxes.category[rows.numpy()], vocabulary)
+    columns = [categories.index(category) for category in vocabulary]
+    values = scores[torch.from_numpy(proposed)][:, columns].log_softmax(1)
+    if best_only:
+        values = values.masked_fill(values < values.amax(1, keepdim=True), -torch.inf)
+    detections = rows.numpy()[proposed]
+    true = np.union1d(detections, np.flatnonzero(boxes.crowd & np.isin(boxes.category, vocabulary)))
+    return average_precisions(
+        boxes.image[detections],
+        boxes.box[detections],
+        values.numpy(),
+        TrueBoxes(
+            image=boxes.image[true],
+            box=boxes.box[true],
+            label=np.searchsorted(vocabulary, boxes.category[true]).astype(np.int64),
+            crowd=boxes.crowd[true],
+        ),
+    )
+
+
+def summarize(precisions: Floats, name: str) -> dict[str, float]:
+    """Mean AP and AP50 over the classes of [c t] that have true boxes, if there are any."""
+    found = precisions[~np.isnan(precisions).any(1)]
+    return {f"{name}AP": float(found.mean()), f"{name}AP50": float(found[:, 0].mean())} if len(found) else {}
+
+
+def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
+    """Classify the boxes and measure AP.
+
+    AP and AP50: novel categories among the 17 novel ones. base/...: 48 base categories among themselves. 65/novel/...,
+    65/base/... and 65/all/...: among all 65. The same with best/ in front: one detection per box, its best category.
+    """
+    require(root, FILE, IMAGES)
+    boxes = read_boxes(root / FILE, root / IMAGES, options.max_examples)
+    proposals = torch.from_numpy(np.flatnonzero(~boxes.crowd))
+    images = embed_sources(embedder, [boxes.sources[i] for i in proposals.tolist()], "squeeze")
+    rows = proposals[images.usable]
+    categories = sorted((*NOVEL, *BASE))
+    features = images.features[images.rows[images.usable]]
+    scores = similarities(embedder, features, [boxes.names[category] for category in categories])
+    novel = np.isin(categories, NOVEL)
+    metrics: dict[str, float] = {}
+    by_class: dict[str, float] = {}
+    for prefix, best_only in (("", False), ("best/", True)):
+        alone = vocabulary_precisions(boxes, rows, scores, NOVEL, best_only)
+        metrics |= summarize(alone, prefix)
+        metrics |= summarize(vocabulary_precisions(boxes, rows, scores, BASE, best_only), f"{prefix}base/")
+        together = vocabulary_precisions(boxes, rows, scores, categories, best_only)
+        for name, part in (("novel", together[novel]), ("base", together[~novel]), ("all", together)):
+            metrics |= summarize(part, f"{prefix}65/{name}/")
+        if not best_only:
+            by_class = {boxes.names[c]: float(row.mean()) for c, row in zip(NOVEL, alone, strict=True)}
+    return TaskResult(
+        metrics=metrics,
+        rules={
+            "score": "softmax of the similarity with the trained temperature",
+            "image": "box, squeezed to a square",
+            "prompts": " | ".join(PROMPTS),
+            "detections": "all categories of each box; best/: the best one",
+            "ties": "wrong detections first",
+        },
+        n_used=len(rows),
+        skipped=boxes.skipped | images.skipped() | ({"crowd": n} if (n := int(boxes.crowd.sum())) else {}),
+        checksums=checksums(root, root / FILE),
+        details={"AP_by_category": {name: value for name, value in by_class.items() if value == value}},
+    )
+
+
+TASK = Task(
+    name="detection",
+    title="Classification of ground-truth boxes (COCO, 17 novel categories)",
+    files=("coco/annotations/instances_val2017.json", "coco/val2017/*.jpg"),
+    size="about 33,000 boxes in 4,836 images, 1 GB",
+    source="https://cocodataset.org",
+    license="CC BY 4.0 (annotations); the images have the licenses of Flickr",
+    evaluate=evaluate,
+)

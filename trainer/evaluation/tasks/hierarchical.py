@@ -1,0 +1,115 @@
+"""Hierarchical metrics of ImageNet classification on the tree of WordNet (HyCoCLIP, table 2 and appendix C).
+
+Shapes: n images, c classes, p prompts, d embedding width.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from common.errors import UserError
+from trainer.evaluation import plots
+from trainer.evaluation.hierarchy import Tree, expected_at_random, hierarchical_metrics, read_tree
+from trainer.evaluation.sets.registry import read_set
+from trainer.evaluation.tasks.base import Embedder, Figure, ImageSource, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.classification import class_points, evenly, predict
+from trainer.evaluation.tasks.examples import embed_sources
+
+N_CONFUSIONS: Final = 20
+
+
+def check_classes(images: Sequence[ImageSource], targets: Sequence[int], tree: Tree) -> None:
+    """Raise UserError if a folder of images is not that of its class in the tree."""
+    for image, target in zip(images, targets, strict=True):
+        if image.path.parent.name != tree.classes[target]:
+            raise UserError(
+                f"{image.path.parent} is not the class {tree.classes[target]}; name the folders after the WordNet ids "
+                "of the 1,000 classes"
+            )
+
+
+def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
+    """Classify the images and compare predicted with true classes in the tree.
+
+    TIE, LCA, LCA_max, J, P_H and R_H follow the rule of the options; RULE/NAME are the metrics of the other rule.
+    """
+    tree, data = read_tree(), read_set(root, "imagenet")
+    check_classes(data.images, data.targets, tree)
+    keep = evenly(len(data.images), options.max_examples)
+    images = embed_sources(embedder, [data.images[i] for i in keep])
+    target = torch.tensor([data.targets[i] for i in keep])[images.usable]
+    classes = class_points(embedder, data.names, data.info.prompts)
+    predicted = predict(embedder.model, images.features[images.rows[images.usable]], classes, options.ranking)
+    metrics: dict[str, float] = {}
+    chance: dict[str, float] = {}
+    counts = torch.bincount(target, minlength=len(tree.classes))
+    for rule in ("released", "paper"):
+        tables = tree.tables(rule)
+        prefix = "" if rule == options.rule else f"{rule}/"
+        metrics |= {f"{prefix}{k}": v for k, v in hierarchical_metrics(tables, predicted, target).items()}
+        chance |= {f"{prefix}{k}": v for k, v in expected_at_random(tables, counts).items()}
+    metrics = {name: metrics[name] for name in sorted(metrics, key=lambda name: "/" in name)}
+    edges = tree.edges()[predicted, target]
+    return TaskResult(
+        metrics=metrics | {"accuracy_micro": (predicted == target).double().mean().item()},
+        chance=chance | {"accuracy_micro": 1 / len(tree.classes)},
+        rules={
+            **data.rules,
+            "score": options.ranking,
+            "image": "center crop",
+            "rule": f"{options.rule}: "
+            + ("ancestors without the class, LCA + 1" if options.rule == "released" else "ancestors with the class"),
+            "tree": "1,371 edges, derived from WordNet 3.0",
+        },
+        n_used=len(target),
+        skipped=images.skipped(),
+        checksums=data.checksums,
+        details={
+            "edges_between_predicted_and_true": {str(int(e)): n for e, n in sorted(Counter(edges.tolist()).items())},
+            "confusions": confusions(tree, data.names, predicted, target),
+        },
+        figures=[Figure(name="edges", title="Edges between predicted and true class", draw=partial(draw, edges))],
+    )
+
+
+def confusions(tree: Tree, names: Sequence[str], predicted: Tensor, target: Tensor) -> list[dict[str, Any]]:
+    """List the most frequent confusions: names of the true and predicted class and of their lowest common ancestor."""
+    wrong = predicted != target
+    pairs = Counter(zip(target[wrong].tolist(), predicted[wrong].tolist(), strict=True))
+    rows = []
+    for (true, other), n in pairs.most_common(N_CONFUSIONS):
+        path, other_path = tree.path(tree.classes[true]), set(tree.path(tree.classes[other]))
+        common = next(node for node in path if node in other_path)
+        rows.append(
+            {
+                "true": names[true],
+                "predicted": names[other],
+                "common": tree.names[common].replace("_", " "),
+                "n": n,
+            }
+        )
+    return rows
+
+
+def draw(edges: Tensor, path: Path) -> None:
+    """Draw the distribution of the number of edges between predicted and true class [n]."""
+    counts = torch.bincount(edges.long()).double() / max(len(edges), 1)
+    with plots.axes(path, 6, 3) as ax:
+        ax.bar(range(len(counts)), (100 * counts).tolist(), color=plots.COLORS[0])
+        ax.set(xlabel="edges between predicted and true class", ylabel="images (percent)")
+
+
+TASK = Task(
+    name="hierarchical",
+    title="Hierarchical classification (ImageNet, WordNet)",
+    files=("imagenet/val/WNID/*.JPEG",),
+    size="50,000 images, 6.3 GB",
+    source="https://www.image-net.org",
+    license="non-commercial research (images); WordNet 3.0 license (tree)",
+    evaluate=evaluate,
+)

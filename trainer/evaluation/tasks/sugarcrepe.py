@@ -1,0 +1,79 @@
+"""SugarCrepe (Hsieh et al. 2023): choice between a caption of COCO and a version with a changed meaning.
+
+PHyCLIP, table 3. Its "overall" is the mean over all 7,511 pairs.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from trainer.evaluation.annotations import checksums, field
+from trainer.evaluation.tasks.base import Embedder, ImageSource, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.caption_pairs import CaptionPair, Choices, choose
+from trainer.evaluation.tasks.examples import limited, read_object, require
+
+FILES: Final = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att")
+IMAGES: Final = "coco/val2017"
+
+
+def read_pairs(path: Path, images: Path) -> list[CaptionPair]:
+    """Read one file, an object of entries with the keys filename, caption and negative_caption. Raises UserError."""
+    pairs = []
+    for key, entry in read_object(path).items():
+        image, true, false = (
+            field(entry, name, str, f"{path}, entry {key!r}") for name in ("filename", "caption", "negative_caption")
+        )
+        pairs.append(CaptionPair(image=ImageSource(path=images / image), true=true, false=false, group=path.stem))
+    return pairs
+
+
+def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
+    """Evaluate the seven files, whose names are those of the metrics. `overall` is the micro, `macro` the macro mean."""
+    files = [f"sugarcrepe/{name}.json" for name in FILES]
+    require(root, *files, IMAGES)
+    pairs = [pair for file in files for pair in limited(read_pairs(root / file, root / IMAGES), options.max_examples)]
+    squeezed = options.rule == "released"
+    choices = choose(embedder, pairs, options.ranking, "squeeze" if squeezed else "crop")
+    return TaskResult(
+        metrics=metrics_of(choices),
+        chance=dict.fromkeys(metrics_of(choices), 0.5),
+        rules={
+            "score": options.ranking,
+            "image": "squeezed to a square, as PHyCLIP's code" if squeezed else "center crop, as SugarCrepe's code",
+            "ties": "count as wrong",
+            "overall": "mean over all pairs",
+        },
+        n_used=len(choices.correct),
+        skipped=choices.skipped,
+        checksums=checksums(root, *(root / file for file in files)),
+        details={"n": {name: n for name, (_, n) in choices.by_group().items()}, "mistakes": choices.mistakes(root)},
+    )
+
+
+def metrics_of(choices: Choices) -> dict[str, float]:
+    """Accuracy of each file in the order of the papers, and the micro and macro means."""
+    found = choices.by_group()
+    columns = {name: found[name][0] for name in FILES if name in found}
+    macro = torch.tensor(list(columns.values()), dtype=torch.float64).mean().item()
+    return columns | {"overall": choices.accuracy, "macro": macro}
+
+
+TASK = Task(
+    name="sugarcrepe",
+    title="SugarCrepe",
+    files=(
+        "sugarcrepe/replace_obj.json",
+        "sugarcrepe/replace_att.json",
+        "sugarcrepe/replace_rel.json",
+        "sugarcrepe/swap_obj.json",
+        "sugarcrepe/swap_att.json",
+        "sugarcrepe/add_obj.json",
+        "sugarcrepe/add_att.json",
+        "coco/val2017/*.jpg",
+    ),
+    size="7,511 pairs of captions of 1,560 images; COCO val2017 is 1 GB",
+    source="https://github.com/RAIVNLab/sugar-crepe",
+    license="MIT (annotations); the images have the licenses of Flickr",
+    evaluate=evaluate,
+)

@@ -1,0 +1,187 @@
+"""VL-CheckList (Zhao et al. 2022): choice between a caption and one with another object, attribute or relation.
+
+The six object columns are those of PHyCLIP, table 3, and of HyCoCLIP's mean "VL-CO" (appendix E); Syntax-MERU reports
+all 13 columns. A column consists of several corpora, such as vg_obj and hake.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import yaml
+
+from common.errors import UserError
+from trainer.evaluation.annotations import checksums, field
+from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFilesError, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.caption_pairs import CaptionPair, choose
+from trainer.evaluation.tasks.examples import item, limited, read_list, require
+
+FOLDER: Final = "vl_checklist"
+CORPUS: Final = f"{FOLDER}/corpus/v1"
+COLUMNS: Final = {
+    **{f"object/{name}": f"Object/Location/{name}" for name in ("center", "mid", "margin")},
+    **{f"object/{name}": f"Object/Size/{name}" for name in ("large", "medium", "small")},
+    **{f"attribute/{name}": f"Attribute/{name}" for name in ("size", "material", "state", "action", "color")},
+    **{f"relation/{name}": f"Relation/{name}" for name in ("spatial", "action")},
+}
+"""Folder of each column below corpus/v1."""
+GROUPS: Final = ("object", "attribute", "relation")
+RELEASED_CORPORA: Final = ("vg_obj", "vg")
+"""Corpora of PHyCLIP's code, which evaluates vg_obj, and of Visual Genome in the other columns."""
+RELEASED_PAIRS: Final = 1000
+"""Number of pairs of each file in PHyCLIP's code (MAX_NUM 2000 counts captions)."""
+
+
+def read_corpus(path: Path, folder: Path) -> tuple[Path, Path]:
+    """Read the paths of the annotations and of the image folder, relative to `folder`, from a YAML file.
+
+    Raises UserError if the file is malformed.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read as YAML: {str(error).splitlines()[0]}; download it again") from error
+    annotations, images = (field(values, key, str, str(path)) for key in ("ANNO_PATH", "IMG_ROOT"))
+    if not (folder / annotations).is_relative_to(folder):
+        raise UserError(f"{path}: ANNO_PATH {annotations} is not relative to {folder}; correct it")
+    return folder / annotations, folder / images
+
+
+def read_pairs(path: Path, images: Path, group: str) -> tuple[list[CaptionPair | None], int]:
+    """Read the pairs of an annotation file, None for those without captions, and the number of damaged captions.
+
+    An entry is [image, {"POS": [caption, ...], "NEG": [caption, ...]}]; the first captions are used, unchanged.
+    Captions with leading or trailing blanks are damaged. Raises UserError if an entry is malformed.
+    """
+    pairs: list[CaptionPair | None] = []
+    damaged = 0
+    for number, entry in enumerate(read_list(path)):
+        where = f"{path}, entry {number}"
+        name, captions = item(entry, 0, str, where), item(entry, 1, dict, where)
+        true, false = (first(field(captions, key, list, where), where) for key in ("POS", "NEG"))
+        if not true.strip() or not false.strip():
+            pairs.append(None)
+            continue
+        damaged += true != true.strip() or false != false.strip()
+        pairs.append(CaptionPair(image=ImageSource(path=images / name), true=true, false=false, group=group))
+    return pairs, damaged
+
+
+def first(captions: Sequence[Any], where: str) -> str:
+    """Return the first caption, or an empty string."""
+    return item(captions, 0, str, where) if captions else ""
+
+
+def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
+    """Evaluate all corpora of all columns.
+
+    COLUMN/CORPUS is the accuracy of one corpus, COLUMN/mean the mean over its corpora, and COLUMN the corpus of
+    PHyCLIP's code, or the mean for the rule "paper". `object`, `attribute` and `relation` are means over columns.
+    Malformed corpora are listed in the details; raises UserError if there are no others.
+    """
+    require(root, CORPUS)
+    released = options.rule == "released"
+    limit = min(options.max_examples or RELEASED_PAIRS, RELEASED_PAIRS) if released else options.max_examples
+    metrics: dict[str, float] = {}
+    skipped: Counter[str] = Counter()
+    counts: dict[str, int] = {}
+    damaged: dict[str, int] = {}
+    missing: dict[str, str] = {}
+    malformed: dict[str, str] = {}
+    mistakes: list[dict[str, object]] = []
+    used: list[Path] = []
+    for column, part in COLUMNS.items():
+        accuracies: dict[str, float] = {}
+        for path in sorted((root / CORPUS / part).glob("*.yaml")):
+            key = f"{column}/{path.stem}"
+            annotations, images = read_corpus(path, root / FOLDER)
+            if not annotations.is_file():
+                missing[key] = f"{annotations} is missing"
+                continue
+            try:
+                every, damaged[key] = read_pairs(annotations, images, key)
+            except UserError as error:
+                malformed[key] = str(error)
+                continue
+            pairs = [pair for pair in limited(every, limit) if pair is not None]
+            skipped["no caption"] += len(limited(every, limit)) - len(pairs)
+            choices = choose(
+                embedder, pairs, options.ranking, "squeeze", legacy_norm=options.vlc_legacy_norm, required=False
+            )
+            skipped.update(choices.skipped)
+            used.append(annotations)
+            if counts.setdefault(key, len(choices.correct)):
+                accuracies[path.stem] = choices.accuracy
+                mistakes += choices.mistakes(root)[:1]
+            else:
+                missing[key] = f"none of its images is usable below {images}"
+        metrics |= column_metrics(column, accuracies, released)
+    if not metrics and malformed:
+        raise UserError("; ".join(malformed.values()))
+    if not metrics:
+        raise MissingFilesError(
+            f"{root / FOLDER} has no usable corpus; expected corpus/v1, data and the images below it"
+        )
+    metrics |= group_means(metrics)
+    return TaskResult(
+        metrics=metrics,
+        chance=dict.fromkeys(metrics, 0.5),
+        rules={
+            "score": options.ranking,
+            "pairs": f"first {limit} of each file" if limit else "all",
+            "columns": "vg_obj and vg, as in PHyCLIP's code" if released else "mean over the corpora",
+            "image": "whole image, squeezed to a square",
+            "normalization": "0.5 and then the model's, as in PHyCLIP's code" if options.vlc_legacy_norm else "model's",
+            "ties": "count as wrong",
+        },
+        n_used=sum(counts.values()),
+        skipped={reason: n for reason, n in skipped.items() if n},
+        checksums=checksums(root, *sorted(set(used))),
+        details={
+            "n": counts,
+            "damaged_captions": {k: n for k, n in damaged.items() if n},
+            "missing": missing,
+            "malformed": malformed,
+            "mistakes": mistakes,
+        },
+    )
+
+
+def column_metrics(column: str, accuracies: dict[str, float], released: bool) -> dict[str, float]:
+    """Metrics of one column from the accuracy of each corpus."""
+    if not accuracies:
+        return {}
+    found = {f"{column}/{corpus}": accuracy for corpus, accuracy in accuracies.items()}
+    mean = fmean(accuracies.values())
+    chosen = [accuracies[corpus] for corpus in RELEASED_CORPORA if corpus in accuracies] if released else [mean]
+    return ({column: chosen[0]} if chosen else {}) | {f"{column}/mean": mean} | found
+
+
+def group_means(metrics: dict[str, float]) -> dict[str, float]:
+    """Mean over the columns of each group of which all columns are present."""
+    means = {}
+    for group in GROUPS:
+        columns = [column for column in COLUMNS if column.startswith(f"{group}/")]
+        if all(column in metrics for column in columns):
+            means[group] = fmean(metrics[column] for column in columns)
+    return means
+
+
+TASK = Task(
+    name="vlchecklist",
+    title="VL-CheckList",
+    files=(
+        "vl_checklist/corpus/v1/TYPE/COLUMN/CORPUS.yaml",
+        "vl_checklist/data/**/*.json",
+        "vl_checklist/vg/VG_100K/*.jpg",
+        "vl_checklist/vg/VG_100K_2/*.jpg",
+        "vl_checklist/swig/*.jpg",
+        "vl_checklist/hake/**/*.jpg",
+    ),
+    size="56 files of up to 31,000 pairs; the images of Visual Genome are 15 GB",
+    source="https://github.com/om-ai-lab/VL-CheckList",
+    license="free for non-commercial use; the images of Visual Genome have CC BY 4.0",
+    evaluate=evaluate,
+)
