@@ -63,9 +63,12 @@ class Keys:
             if _has(layer, old):
                 raise UserError(f"{source}: the key {old} is now called {self.shortest(new)}")
         for key, values in self.renamed_values.items():
-            if _has(layer, key) and _select(layer, key) in values:
-                old_value = "null" if _select(layer, key) is None else _select(layer, key)
-                raise UserError(f"{source}: {key}={old_value} is now written {key}={values[_select(layer, key)]}")
+            if not _has(layer, key):
+                continue
+            value = _select(layer, key)
+            if not isinstance(value, Container) and value in values:
+                old_value = "null" if value is None else value
+                raise UserError(f"{source}: {key}={old_value} is now written {key}={values[value]}")
 
     def translate(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the keys and values of earlier versions in a saved configuration by the present ones."""

@@ -44,14 +44,18 @@ def read_shard(plan: ShardPlan, config: ReadConfig) -> pa.Table:
     rows: list[dict[str, Any]] = []
     for piece in plan.pieces:
         n_before = len(rows)
-        for i, (line, record) in enumerate(read_records(piece, partial(text_columns, config=config), config)):
-            key = f"{plan.first_row + len(rows):012d}"
-            origin = {"key": key, "source": piece.path, "source_row": piece.first_row + i, "status": KEPT}
-            try:
-                rows.append(origin | _to_row(record, config))
-            except BadRowError as error:
-                location = f"{piece.path}, line {line}" if line else f"{piece.path}, row {piece.first_row + i}"
-                rows.append(origin | _dropped("bad_row", f"{location}: {error}"))
+        try:
+            for i, (line, record) in enumerate(read_records(piece, partial(text_columns, config=config), config)):
+                key = f"{plan.first_row + len(rows):012d}"
+                origin = {"key": key, "source": piece.path, "source_row": piece.first_row + i, "status": KEPT}
+                try:
+                    rows.append(origin | _to_row(record, config))
+                except BadRowError as error:
+                    location = f"{piece.path}, line {line}" if line else f"{piece.path}, row {piece.first_row + i}"
+                    rows.append(origin | _dropped("bad_row", f"{location}: {error}"))
+        except UserError:
+            check_unchanged(piece)  # a change of the file explains the error
+            raise
         if len(rows) - n_before != piece.n_rows:
             raise changed(piece.path)
         check_unchanged(piece)

@@ -106,11 +106,11 @@ def test_kuberay_manifest_submits_a_valid_command(ray_job: dict[str, Any]) -> No
     assert load_pipeline([str(ROOT / Path(job).relative_to(home)), *overrides]).output.startswith("/data/")
 
 
-def test_kuberay_cluster_uses_the_locked_ray_version_one_image_and_a_fixed_size(ray_job: dict[str, Any]) -> None:
+def test_kuberay_cluster_uses_the_locked_ray_version_and_one_image(ray_job: dict[str, Any]) -> None:
     cluster = ray_job["spec"]["rayClusterSpec"]
     assert f"\nray=={cluster['rayVersion']} " in (ROOT / "requirements.lock").read_text(encoding="utf-8")
     for group in cluster["workerGroupSpecs"]:
-        assert group["minReplicas"] == group["replicas"] == group["maxReplicas"]
+        assert 0 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
     containers = [container for group in groups for container in group["template"]["spec"]["containers"]]
     assert {container["image"] for container in containers} == {"hypergrit:latest"}

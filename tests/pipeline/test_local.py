@@ -10,6 +10,7 @@ from common.errors import UserError
 from pipeline.compute import compute
 from pipeline.config import PipelineConfig, RayConfig, load_config
 from pipeline.faults.fault import TooManyFaultsError
+from pipeline.lease import hold_lease
 from pipeline.local import compute_local
 from pipeline.provenance import make_provenance
 from pipeline.read.plan import plan_shards
@@ -81,7 +82,9 @@ def run(tars: Path, output: Path, monkeypatch: pytest.MonkeyPatch, *poisons: Poi
     ray = RayConfig(runner="local", retries=1, max_failed_shards=limits.get("failed"))
     config = dataclasses.replace(config, ray=ray, max_internal_errors=limits.get("faults"))
     monkeypatch.setattr("pipeline.compute.partial", lambda _, config, provenance: light_steps(config, *poisons))
-    return compute(plans, config, make_provenance(config), Store(config.output))
+    store = Store(config.output)
+    with hold_lease(store) as lease:
+        return compute(plans, config, make_provenance(config), store, lease)
 
 
 def test_a_shard_that_fails_is_recorded_and_the_next_run_computes_it_last(
