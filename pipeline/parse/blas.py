@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 from spacy.language import Language
-from thinc.api import NumpyOps
+from thinc.api import Model, NumpyOps
 
 
 class BlasOps(NumpyOps):
@@ -22,6 +22,6 @@ def use_blas(nlp: Language) -> None:
     ops = BlasOps()
     for _, component in nlp.pipeline:
         model = getattr(component, "model", None)
-        for node in model.walk() if hasattr(model, "walk") else ():
+        for node in model.walk() if isinstance(model, Model) else ():
             if type(node.ops) is NumpyOps:
                 node.ops = ops

@@ -34,7 +34,10 @@ EDGE: Final = re.compile(r"[^\W_]|[$€£#@&%°]")
 """Character that a phrase can start with."""
 LAST: Final = re.compile(r"[^\W_]|[.'’%°+)\]]")
 """Character that a phrase can end with."""
+ALPHANUMERIC: Final = re.compile(r"[^\W_]")
 LETTER: Final = re.compile(r"[^\W\d_]")
+SEPARATOR: Final = re.compile(r"\||--|\s-\s|–|—|:\s")
+"""Text that no phrase contains."""
 GRAPHEME: Final = regex.compile(r"\X")
 
 
@@ -54,6 +57,14 @@ class NounPhrase(NamedTuple):
 def plain_phrases(spans: Iterable[tuple[int, int]]) -> list[NounPhrase]:
     """Return noun chunks of spaCy as they are; their last token is the root."""
     return [NounPhrase(first, end, end - 1, end - 1) for first, end in spans]
+
+
+def without_last_marks(words: Sequence[str], phrase: NounPhrase) -> NounPhrase:
+    """Remove marks at the end that the parser took for the head noun."""
+    first, end, root = phrase[:3]
+    while root > first and not ALPHANUMERIC.search(words[root]):
+        root -= 1
+    return phrase if root == end - 1 else NounPhrase(first, root + 1, root, root)
 
 
 def repair(words: Sequence[str], tokens: Sequence[Token], phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
@@ -189,16 +200,23 @@ def _with_conjunct(
 
 
 def trim(text: str, tokens: Sequence[Token], phrase: NounPhrase) -> tuple[int, int]:
-    """Return the character span of a phrase without marks at its ends, extended to whole grapheme clusters."""
+    """Return the character span of a phrase between separators and without marks at its ends.
+
+    It is extended to whole grapheme clusters.
+    """
     start, end = tokens[phrase.first].start, tokens[phrase.end - 1].end
-    low, high = start, end
-    while low < high and not EDGE.match(text, low):
-        low += 1
-    while high > low and not LAST.match(text, high - 1):
-        high -= 1
-    if low == high:
-        low, high = start, end
-    return whole_graphemes(text, low, high)
+    root = tokens[phrase.root]
+    for mark in SEPARATOR.finditer(text, start, end):  # inside a word, such as an emoticon
+        if mark.end() <= root.start or mark.start() == start:
+            start = mark.end()
+        else:
+            end = mark.start()
+            break
+    while start < root.end - 1 and not EDGE.match(text, start):
+        start += 1
+    while end > max(root.start, start) + 1 and not LAST.match(text, end - 1):
+        end -= 1
+    return whole_graphemes(text, start, end)
 
 
 def whole_graphemes(text: str, start: int, end: int) -> tuple[int, int]:

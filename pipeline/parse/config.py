@@ -40,7 +40,7 @@ class ParseConfig:
     # pip install hypergrit[language]
     languages: tuple[str, ...] = ()
     # probability of another language from which a caption is dropped
-    min_language_probability: float = 0.9
+    min_language_probability: float = 0.5
 
     def __post_init__(self) -> None:
         check_range(self, "batch_size", least=1)

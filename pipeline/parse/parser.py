@@ -6,16 +6,17 @@ Components that no column needs are not loaded. The attribute ruler and the lemm
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 from spacy.attrs import HEAD, IDX, LENGTH
 from spacy.tokens import Doc
 
 from pipeline.parse.blas import use_blas
-from pipeline.parse.chunks import NounPhrase, merge_collectives, plain_phrases, repair, trim
+from pipeline.parse.chunks import LETTER, NounPhrase, merge_collectives, plain_phrases, repair, trim, without_last_marks
 from pipeline.parse.config import ParseConfig
 from pipeline.parse.phrases import PhraseRules, referring_expressions
-from pipeline.parse.segments import in_sentence_case, mark_segments, split_glued_separators
+from pipeline.parse.segments import segments, split_glued_separators
 from pipeline.parse.spacy_model import load_spacy
 from pipeline.parse.token_table import COMPONENTS, TokenTable, read_annotations
 from pipeline.parse.types import CaptionParse, Chunk, Token
@@ -45,41 +46,55 @@ class CaptionParser:
         # spaCy keeps every new word in its vocabulary. The memory zone discards the words of these captions at its
         # end; otherwise memory would grow over millions of captions.
         with self.nlp.memory_zone():
-            originals: deque[Doc] = deque()
-            for doc in self.nlp.pipe(self._prepare(captions, originals), batch_size=self.config.batch_size):
-                yield self._convert(originals.popleft(), doc)
+            originals: deque[tuple[Doc, int]] = deque()
+            docs = self.nlp.pipe(self._prepare(captions, originals), batch_size=self.config.batch_size)
+            for doc in docs:
+                original, n_segments = originals.popleft()
+                yield self._convert(original, [doc, *islice(docs, n_segments - 1)])
 
-    def _prepare(self, captions: Sequence[str], originals: deque[Doc]) -> Iterator[Doc]:
-        """Yield the document to parse of each caption; append the one with its own text to `originals`."""
+    def _prepare(self, captions: Sequence[str], originals: deque[tuple[Doc, int]]) -> Iterator[Doc]:
+        """Yield the segments of each caption; append the caption and the number of its segments to `originals`."""
         for caption in captions:
             original = self.nlp.make_doc(caption)
-            doc = in_sentence_case(original) if self.config.lower_titles and self.is_english else original
-            if self.config.split_at_separators:
-                mark_segments(doc)
-            originals.append(original)
-            yield doc
+            parts = segments(original, self.config.split_at_separators, self.config.lower_titles and self.is_english)
+            originals.append((original, len(parts)))
+            yield from parts
 
-    def _convert(self, original: Doc, doc: Doc) -> CaptionParse:
-        annotations = self.token_table.annotate(doc) if self.token_table else read_annotations(doc)
+    def _convert(self, original: Doc, parts: Sequence[Doc]) -> CaptionParse:
         strings, text = self.nlp.vocab.strings, original.text
         positions = original.to_array([IDX, LENGTH]).astype(np.int64)
-        starts, ends = positions[:, 0], positions[:, 0] + positions[:, 1]
-        heads = doc.to_array([HEAD]).astype(np.int64).ravel() + np.arange(len(doc))
-        tokens = [
-            Token(start, end, head, strings[a.dep], strings[a.pos], strings[a.tag], a.lemma)
-            for start, end, head, a in zip(starts.tolist(), ends.tolist(), heads.tolist(), annotations, strict=True)
-        ]
+        starts, lengths = positions[:, 0].tolist(), positions[:, 1].tolist()
+        tokens: list[Token] = []
+        spans: list[tuple[int, int]] = []
+        for doc in parts:
+            annotations = self.token_table.annotate(doc) if self.token_table else read_annotations(doc)
+            offset = len(tokens)
+            heads = (doc.to_array([HEAD]).astype(np.int64).ravel() + np.arange(offset, offset + len(doc))).tolist()
+            for head, a in zip(heads, annotations, strict=True):
+                start = starts[len(tokens)]
+                end = start + lengths[len(tokens)]
+                tokens.append(Token(start, end, head, strings[a.dep], strings[a.pos], strings[a.tag], a.lemma))
+            spans += [(chunk.start + offset, chunk.end + offset) for chunk in doc.noun_chunks]
         words = [text[token.start : token.end].lower() for token in tokens]
-        phrases = self._phrases(words, tokens, [(chunk.start, chunk.end) for chunk in doc.noun_chunks])
-        chunks = [
-            Chunk(*trim(text, tokens, phrase), phrase.root, self.rules.removal(words, tokens, phrase))
-            for phrase in phrases
-        ]
+        phrases = self._phrases(words, tokens, spans)
+        chunks: list[Chunk] = []
+        for phrase in phrases:
+            start, end = self._span(text, tokens, phrase)
+            has_letter = LETTER.search(text, start, end)
+            removed = self.rules.removal(words, tokens, phrase) if has_letter else "no_letter"
+            chunks.append(Chunk(start, end, phrase.root, removed))
         ref_exps = referring_expressions(words, tokens, chunks, phrases, self.config.inner_conjuncts)
         return CaptionParse(tokens=tokens, chunks=chunks, ref_exps=ref_exps)
 
+    def _span(self, text: str, tokens: list[Token], phrase: NounPhrase) -> tuple[int, int]:
+        if self.config.split_at_separators:
+            return trim(text, tokens, phrase)
+        return tokens[phrase.first].start, tokens[phrase.end - 1].end
+
     def _phrases(self, words: list[str], tokens: list[Token], spans: list[tuple[int, int]]) -> list[NounPhrase]:
         phrases = plain_phrases(spans)
+        if self.config.split_at_separators:
+            phrases = [without_last_marks(words, phrase) for phrase in phrases]
         if self.is_english and self.config.repair_heads:
             phrases = repair(words, tokens, phrases)
         if self.is_english and self.config.merge_collectives:

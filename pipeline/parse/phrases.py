@@ -4,12 +4,11 @@ Follows GRIT (Kosmos-2, arXiv 2306.14824, section 2.1) and HyCoCLIP (appendix A)
 remaining noun phrase is expanded along the dependency tree. docs/phrases.md explains where the rules differ.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.parse.chunks import LETTER, NOUNS, NounPhrase, singular
+from pipeline.parse.chunks import ALPHANUMERIC, NOUNS, NounPhrase, singular
 from pipeline.parse.config import ParseConfig
 from pipeline.parse.types import Chunk, RefExp, Token
 from pipeline.parse.word_lists import (
@@ -35,7 +34,6 @@ SUBJECTS: Final = frozenset({"nsubj", "nsubjpass", "nsubj:pass", "expl"})
 """Labels of a subject. A conjunct with a subject of its own begins another clause."""
 EDGE_MARKS: Final = frozenset({"PUNCT", "SPACE", "CCONJ"})
 """Parts of speech that are removed from the ends of an expression, except for CLOSING marks."""
-ALPHANUMERIC: Final = re.compile(r"[^\W_]")
 CLOSING: Final = frozenset("\"')]}”’»")
 
 
@@ -43,7 +41,7 @@ CLOSING: Final = frozenset("\"')]}”’»")
 class PhraseRules:
     """Rules that decide which noun phrases are removed.
 
-    `keep` overrides all other word lists; a phrase without a letter or noun is removed in any case. `uses_context`
+    `keep` overrides all other word lists; a phrase without a noun is removed in any case. `uses_context`
     enables the rules that look at other words than the head noun.
     """
 
@@ -68,8 +66,6 @@ class PhraseRules:
         `words` are the lower-case texts of `tokens`.
         """
         first, end, root, _ = phrase
-        if not any(map(LETTER.search, words[first:end])):
-            return "no_letter"
         if all(token.pos not in NOUNS for token in tokens[first:end]) and tokens[root].pos != "ADJ":
             return "pronoun"
         names = {tokens[root].lemma.lower(), singular(tokens[root])}
@@ -182,10 +178,9 @@ def _expand(
     while pending:
         node = pending.pop()
         followed = [child for child in children[node] if tokens[child].dep not in CONJUNCTS]
-        if inner_conjuncts and node not in (root, top):
-            conjuncts = [
-                c for c in children[node] if tokens[c].dep == "conj" and _describes(words, tokens, children, c)
-            ]
+        if inner_conjuncts:
+            describes = _describes_head if node in (root, top) else _describes
+            conjuncts = [c for c in children[node] if tokens[c].dep == "conj" and describes(words, tokens, children, c)]
             last = max(conjuncts, default=-1)
             followed += conjuncts
             followed += [child for child in children[node] if tokens[child].dep == "cc" and child < last]
@@ -210,6 +205,19 @@ def _describes(words: Sequence[str], tokens: Sequence[Token], children: Sequence
         return False
     is_someone = token.pos in NOUNS and token.lemma.lower() in ANIMATE
     return not is_someone or tokens[token.head].lemma.lower() in ANIMATE
+
+
+def _describes_head(
+    words: Sequence[str], tokens: Sequence[Token], children: Sequence[Sequence[int]], conjunct: int
+) -> bool:
+    """True if the parser took a second thing on someone for a conjunct of that person: "a woman with glasses and a scarf".
+
+    Such a thing follows a preposition that names what someone wears or has.
+    """
+    head = tokens[conjunct].head
+    has = any(words[i] in ("with", "in", "wearing", "holding") for i in children[head] if head < i < conjunct)
+    is_thing = tokens[conjunct].pos == "NOUN" and tokens[conjunct].lemma.lower() not in ANIMATE
+    return has and is_thing and tokens[head].lemma.lower() in ANIMATE
 
 
 def mark_maximal(expressions: Sequence[tuple[int, int, int]]) -> list[RefExp]:

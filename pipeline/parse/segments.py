@@ -4,6 +4,8 @@ Both leave the caption and all offsets as they are.
 """
 
 import re
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Final
 
 from spacy.language import Language
@@ -14,7 +16,7 @@ SEPARATORS: Final = frozenset({"|", "||", "–", "—", "--", "---", "——", "
 """Tokens that end a segment wherever they are."""
 FREE_SEPARATORS: Final = frozenset({"-", "/", "~", "\\"})
 """Tokens that end a segment if white space surrounds them: "Paris - Hotel", but not "t-shirt"."""
-GLUED: Final = r"\||–|—|--+"
+GLUED: Final = r"(?:\||–|—|--+)"
 """Separators that spaCy's tokenizer leaves inside a word."""
 MARK: Final = re.compile(r"[|–—•·»«►▶★~\\]|--|::|(?:^|\s)[-/](?:\s|$)|:(?:\s|$)")
 """Text of a caption that may have a separator."""
@@ -38,38 +40,46 @@ def split_glued_separators(nlp: Language) -> None:
         setattr(tokenizer, name, pattern.finditer if name == "infix_finditer" else pattern.search)
 
 
-def mark_segments(doc: Doc) -> None:
-    """Start a new sentence after each separator of `doc`; no noun chunk and no expression crosses it."""
-    text, after = doc.text, False
-    if not MARK.search(text):
-        return
-    for token in doc:
-        if after:
-            token.is_sent_start = True
-        start, end = token.idx, token.idx + len(token)
-        is_free = (start == 0 or text[start - 1].isspace()) and (end == len(text) or text[end].isspace())
-        word = token.text
-        after = (
-            word in SEPARATORS
-            or (word in FREE_SEPARATORS and is_free)
-            or (word == ":" and (end == len(text) or text[end].isspace()))
-        )
+def segments(doc: Doc, split: bool, lower_titles: bool) -> list[Doc]:
+    """Return the documents to parse in place of `doc`; together they have its number of tokens.
 
-
-def in_sentence_case(doc: Doc) -> Doc:
-    """Return `doc` with the words of a caption in Title Case or capitals in lower case, or else `doc` itself.
-
-    Short words in capitals within Title Case (USB, LED) and words with digits or inner capitals stay as they are.
+    A segment ends after each separator, for which the parser sees a full stop. Words of captions in Title Case or
+    capitals are in lower case. A caption that needs neither is its only segment.
     """
-    long = [word for word in doc.text.split() if len(word) > 3 and word.isalpha()]
+    ends = list(_segment_ends(doc)) if split and MARK.search(doc.text) else []
+    case = _title_case(doc.text) if lower_titles else None
+    if not ends and case is None:
+        return [doc]
+    words = [token.text if case is None else _lower(token.text, case == "capitals") for token in doc]
+    spaces = [bool(token.whitespace_) for token in doc]
+    for end in ends:
+        words[end - 1] = "."
+    bounds = [0, *ends] if ends and ends[-1] == len(doc) else [0, *ends, len(doc)]
+    return [Doc(doc.vocab, words=words[a:b], spaces=spaces[a:b]) for a, b in pairwise(bounds)]
+
+
+def _segment_ends(doc: Doc) -> Iterator[int]:
+    """Yield the index after each separator."""
+    text = doc.text
+    for token in doc:
+        word, start, end = token.text, token.idx, token.idx + len(token)
+        before_space = end == len(text) or text[end].isspace()
+        after_space = start == 0 or text[start - 1].isspace()
+        is_free = word in FREE_SEPARATORS and before_space and after_space
+        if word in SEPARATORS or is_free or (word == ":" and before_space):
+            yield token.i + 1
+
+
+def _title_case(text: str) -> str | None:
+    """Return "title" or "capitals" if nearly all long words are written so, else None."""
+    long = [word for word in text.split() if len(word) > 3 and word.isalpha()]
     if len(long) < MIN_WORDS or sum(word[0].isupper() for word in long) < CASED_SHARE * len(long):
-        return doc
-    in_capitals = sum(word.isupper() for word in long) >= CASED_SHARE * len(long)
-    words = [_lower(token.text, in_capitals) for token in doc]
-    return Doc(doc.vocab, words=words, spaces=[bool(token.whitespace_) for token in doc])
+        return None
+    return "capitals" if sum(word.isupper() for word in long) >= CASED_SHARE * len(long) else "title"
 
 
 def _lower(word: str, in_capitals: bool) -> str:
+    """Return a word in lower case, except for acronyms (USB) and words with digits or inner capitals."""
     if word.isupper() and (in_capitals or len(word) > ACRONYM_LENGTH or len(word) == 1):
         return word.lower()
     return word.lower() if word.istitle() else word
