@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import regex
+from spacy.tokens import Span
 
 from pipeline.parse.types import Token
 from pipeline.parse.word_lists import (
@@ -54,17 +55,23 @@ class NounPhrase(NamedTuple):
     top: int
 
 
-def plain_phrases(spans: Iterable[tuple[int, int]]) -> list[NounPhrase]:
-    """Return noun chunks of spaCy as they are; their last token is the root."""
-    return [NounPhrase(first, end, end - 1, end - 1) for first, end in spans]
+def plain_phrases(chunks: Iterable[Span], offset: int) -> list[NounPhrase]:
+    """Return noun chunks of spaCy as they are, with `offset` added to the indices of tokens."""
+    found = []
+    for chunk in chunks:
+        root = offset + chunk.root.i
+        found.append(NounPhrase(offset + chunk.start, offset + chunk.end, root, root))
+    return found
 
 
 def without_last_marks(words: Sequence[str], phrase: NounPhrase) -> NounPhrase:
     """Remove marks at the end that the parser took for the head noun."""
-    first, end, root = phrase[:3]
-    while root > first and not ALPHANUMERIC.search(words[root]):
-        root -= 1
-    return phrase if root == end - 1 else NounPhrase(first, root + 1, root, root)
+    last = phrase.end - 1
+    while last > phrase.first and not ALPHANUMERIC.search(words[last]):
+        last -= 1
+    if phrase.root <= last:
+        return phrase._replace(end=last + 1)
+    return NounPhrase(phrase.first, last + 1, last, last)
 
 
 def repair(words: Sequence[str], tokens: Sequence[Token], phrases: Sequence[NounPhrase]) -> list[NounPhrase]:

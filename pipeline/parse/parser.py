@@ -65,7 +65,7 @@ class CaptionParser:
         positions = original.to_array([IDX, LENGTH]).astype(np.int64)
         starts, lengths = positions[:, 0].tolist(), positions[:, 1].tolist()
         tokens: list[Token] = []
-        spans: list[tuple[int, int]] = []
+        phrases: list[NounPhrase] = []
         for doc in parts:
             annotations = self.token_table.annotate(doc) if self.token_table else read_annotations(doc)
             offset = len(tokens)
@@ -74,9 +74,9 @@ class CaptionParser:
                 start = starts[len(tokens)]
                 end = start + lengths[len(tokens)]
                 tokens.append(Token(start, end, head, strings[a.dep], strings[a.pos], strings[a.tag], a.lemma))
-            spans += [(chunk.start + offset, chunk.end + offset) for chunk in doc.noun_chunks]
+            phrases += plain_phrases(doc.noun_chunks, offset)
         words = [text[token.start : token.end].lower() for token in tokens]
-        phrases = self._phrases(words, tokens, spans)
+        phrases = self._repaired(words, tokens, phrases)
         chunks: list[Chunk] = []
         for phrase in phrases:
             start, end = self._span(text, tokens, phrase)
@@ -91,8 +91,8 @@ class CaptionParser:
             return trim(text, tokens, phrase)
         return tokens[phrase.first].start, tokens[phrase.end - 1].end
 
-    def _phrases(self, words: list[str], tokens: list[Token], spans: list[tuple[int, int]]) -> list[NounPhrase]:
-        phrases = plain_phrases(spans)
+    def _repaired(self, words: list[str], tokens: list[Token], phrases: list[NounPhrase]) -> list[NounPhrase]:
+        """Apply the rules that are switched on; those for English only to a model for English."""
         if self.config.split_at_separators:
             phrases = [without_last_marks(words, phrase) for phrase in phrases]
         if self.is_english and self.config.repair_heads:

@@ -73,7 +73,7 @@ def _segment_ends(doc: Doc) -> Iterator[int]:
 def _title_case(text: str) -> str | None:
     """Return "title" or "capitals" if nearly all long words are written so, else None."""
     long = [word for word in text.split() if len(word) > 3 and word.isalpha()]
-    if len(long) < MIN_WORDS or sum(word[0].isupper() for word in long) < CASED_SHARE * len(long):
+    if len(long) < MIN_WORDS or text[0].islower() or sum(word[0].isupper() for word in long) < CASED_SHARE * len(long):
         return None
     return "capitals" if sum(word.isupper() for word in long) >= CASED_SHARE * len(long) else "title"
 
