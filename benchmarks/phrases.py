@@ -65,7 +65,9 @@ MEASURES: Final = {
     "separator": Measure(
         title="kept phrases across a separator", part="separated", total="kept", aim=0.005, is_error=True
     ),
-    "no_letter": Measure(title="kept phrases without a letter", part="letterless", total="kept", aim=0.0, is_error=True),
+    "no_letter": Measure(
+        title="kept phrases without a letter", part="letterless", total="kept", aim=0.0, is_error=True
+    ),
     "malformed": Measure(
         title="kept phrases that overlap a marked one but differ", part="malformed", total="kept", aim=0.15,
         is_error=True,
@@ -126,14 +128,13 @@ def shares(counts: Iterable[Counter[str]]) -> dict[str, float]:
     return {name: total[m.part] / total[m.total] if total[m.total] else 0.0 for name, m in MEASURES.items()}
 
 
-def intervals(counts: Sequence[Counter[str]]) -> dict[str, Span | tuple[float, float]]:
+def intervals(counts: Sequence[Counter[str]]) -> dict[str, tuple[float, float]]:
     """Return the 95 % bootstrap interval of each measure."""
     rng = Random(0)
     samples = [shares(rng.choices(counts, k=len(counts))) for _ in range(ROUNDS)]
-    return {
-        name: tuple(sorted(sample[name] for sample in samples)[int(q * ROUNDS)] for q in (0.025, 0.975))  # type: ignore[misc]
-        for name in MEASURES
-    }
+    low, high = int(0.025 * ROUNDS), int(0.975 * ROUNDS)
+    ordered = {name: sorted(sample[name] for sample in samples) for name in MEASURES}
+    return {name: (values[low], values[high]) for name, values in ordered.items()}
 
 
 def without(config: ParseConfig, *rules: str) -> ParseConfig:
@@ -177,7 +178,8 @@ def print_table(title: str, counts: Sequence[Counter[str]]) -> dict[str, float]:
     for name, m in MEASURES.items():
         low, high = bounds[name]
         total = sum(part[m.total] for part in counts)
-        print(f"  {m.title:52}{values[name]:7.3f}  [{low:.3f}, {high:.3f}]  of {total}")
+        if total:
+            print(f"  {m.title:52}{values[name]:7.3f}  [{low:.3f}, {high:.3f}]  of {total}")
     return values
 
 

@@ -14,9 +14,9 @@ FTFY: Final = ftfy.TextFixerConfig(unescape_html=False, explain=False)
 
 NESTED_ENTITY: Final = re.compile(r"&(?:amp;)+", re.IGNORECASE)
 TAG: Final = re.compile(
-    r"</?(?:a|abbr|b|big|blockquote|br|center|cite|code|dd|del|div|dl|dt|em|figcaption|figure|font|form|h[1-6]|hr|i|iframe"
-    r"|img|input|ins|label|li|ol|p|pre|q|s|script|small|span|strike|strong|style|sub|sup|table|tbody|td|th|thead|tr|tt|u|ul"
-    r"|video)(?:\s+[\w:-]+\s*=\s*(?:\"[^\"<>]*\"|'[^'<>]*'|[^\s\"'<>]+))*\s*/?>|<!--[^<>]*-->",
+    r"</?(?:a|abbr|b|big|blockquote|br|center|cite|code|dd|del|div|dl|dt|em|figcaption|figure|font|form|h[1-6]|hr|i"
+    r"|iframe|img|input|ins|label|li|ol|p|pre|q|s|script|small|span|strike|strong|style|sub|sup|table|tbody|td|th|thead|tr|tt"
+    r"|u|ul|video)(?:\s+[\w:-]+\s*=\s*(?:\"[^\"<>]*\"|'[^'<>]*'|[^\s\"'<>]+))*\s*/?>|<!--[^<>]*-->",
     re.IGNORECASE,
 )
 """Tags of HTML. Other words in angle brackets stay, such as <person> in place of names (CC12M)."""

@@ -148,8 +148,8 @@ def referring_expressions(
 ) -> list[RefExp]:
     """Return the referring expression of each noun phrase that is not removed.
 
-    The expression is the phrase together with the adjacent tokens after it that descend from its top in the dependency tree,
-    without punctuation at its ends. Conjuncts (`conj`, `cc`) of the head are not followed, as in GRIT; those of its
+    The expression is the phrase together with the adjacent tokens after it that descend from its top in the dependency
+    tree, without punctuation at its end. Conjuncts (`conj`, `cc`) of the head are not followed, as in GRIT; those of its
     descendants are followed if `inner_conjuncts` is set and they describe the head (`_describes`). `words` are the
     lower-case texts of `tokens`.
     """
@@ -197,8 +197,8 @@ def _expand(
 def _describes(words: Sequence[str], tokens: Sequence[Token], children: Sequence[Sequence[int]], conjunct: int) -> bool:
     """True if a conjunct inside an expression describes its head noun.
 
-    Someone after "and" is rarely a part of what was described by a thing: "a dog with a ball and a cat". A conjunct with
-    a subject of its own begins another clause.
+    Someone after "and" rarely describes it after a thing: "a dog with a ball and a cat". A conjunct with a subject of
+    its own begins another clause.
     """
     token = tokens[conjunct]
     if any(tokens[child].dep in SUBJECTS for child in children[conjunct]):
@@ -210,7 +210,7 @@ def _describes(words: Sequence[str], tokens: Sequence[Token], children: Sequence
 def _describes_head(
     words: Sequence[str], tokens: Sequence[Token], children: Sequence[Sequence[int]], conjunct: int
 ) -> bool:
-    """True if the parser took a second thing on someone for a conjunct of that person: "a woman with glasses and a scarf".
+    """True if the parser took a thing on someone for a conjunct of that person: "a woman with glasses and a scarf".
 
     Such a thing follows a preposition that names what someone wears or has.
     """

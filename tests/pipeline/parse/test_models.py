@@ -19,7 +19,7 @@ TEXTS = ["a dog with a ball and a cat", "a group of people - a red bus", "Men's 
 def transformer_like(folder: Path) -> Language:
     """Save a pipeline with the components of en_core_web_trf; its `transformer` is the tok2vec of the small model.
 
-    A real one needs the package spacy-curated-transformers. The other components listen to `transformer` in the same way.
+    A real one needs the package spacy-curated-transformers; the other components listen to it in the same way.
     """
     nlp = spacy.load(spacy_package("en_core_web_sm"), exclude=["ner", "senter"])
     config: dict[str, Any] = nlp.config.interpolate()
