@@ -189,7 +189,7 @@ def _expand(
     high = end
     while high in inside:
         high += 1
-    while high > end and (_is_edge_mark(words, tokens, high - 1) or _is_loose(tokens, high - 1)):
+    while high > end and _is_edge_mark(words, tokens, high - 1):
         high -= 1
     return high
 
@@ -239,8 +239,3 @@ def mark_maximal(expressions: Sequence[tuple[int, int, int]]) -> list[RefExp]:
 def _is_edge_mark(words: Sequence[str], tokens: Sequence[Token], index: int) -> bool:
     """True for white space, marks and conjunctions to remove from the ends of an expression."""
     return words[index] not in CLOSING and (tokens[index].pos in EDGE_MARKS or not ALPHANUMERIC.search(words[index]))
-
-
-def _is_loose(tokens: Sequence[Token], index: int) -> bool:
-    """True for a preposition whose noun the parser attached elsewhere."""
-    return tokens[index].tag == "IN" and index + 1 < len(tokens) and tokens[index + 1].pos in ("DET", "ADJ", *NOUNS)
