@@ -64,7 +64,9 @@ def make_provenance(config: PipelineConfig) -> Provenance:
         "hypergrit": hypergrit_version(),
         "schema": VERSION,
         "config_hash": content_hash(config),
-        "packages": {name: package_version(name) for name in PACKAGES},
+        "packages": {
+            name: package_version(name) for name in PACKAGES + (("py3langid",) if config.parse.languages else ())
+        },
         "models": {
             "parser": {"name": config.parse.model, "version": package_version(spacy_package(config.parse.model))},
             "grounder": model_identity(grounder, grounder_path(grounder)),

@@ -38,6 +38,12 @@ class MostFrequent(TypedDict):
 
     phrases: Annotated[list[tuple[str, int]], "grounded phrases, lower case"]
     heads: Annotated[list[tuple[str, int]], "lemmas of their head nouns"]
+    kept_heads: NotRequired[Annotated[list[tuple[str, int]], "lemmas of the head nouns of all chunks that were kept"]]
+    removed: NotRequired[
+        Annotated[
+            dict[str, list[tuple[str, int]]], "reason of PHRASE_REMOVALS -> most frequent removed chunks, lower case"
+        ]
+    ]
 
 
 class HostFailures(TypedDict):

@@ -50,6 +50,7 @@ REASONS: Final = MappingProxyType(
         },
         "parse": {
             **_INTERNAL,
+            "wrong_language": "the caption is probably in none of the languages of `parse.languages`",
             "no_phrase": "the caption has no noun chunk, or all were removed (pronouns, abstract and relational nouns)",
         },
         "ground": {
@@ -70,16 +71,18 @@ REASONS: Final = MappingProxyType(
 
 PHRASE_REMOVALS: Final = MappingProxyType(
     {
+        "no_letter": "the chunk contains no letter (a number, an emoji, a punctuation mark)",
         "pronoun": "the chunk is a pronoun or contains no noun",
         "abstract": "the head noun denotes nothing visible (time, love, freedom)",
         "relational": "the head noun denotes a region of the image or the image itself (left, front, photo)",
+        "credit": "the chunk names the author, owner or agency of the image (Photo by Jane Roe)",
         "bad_span": "the span of the phrase is not inside the caption",
         "no_word_piece": "the grounder's tokenizer yields no token for the phrase (whitespace, control characters)",
         "unknown_words": "all word pieces of the phrase are unknown to the grounder (emoji, foreign scripts)",
         "too_many_word_pieces": "the phrase alone exceeds the maximum prompt length of the grounder",
     }
 )
-"""Reasons to remove a noun chunk before grounding: the first three are set by `parse`, the others by `ground`."""
+"""Reasons to remove a noun chunk before grounding: the first five are set by `parse`, the others by `ground`."""
 
 BOX_REMOVALS: Final = MappingProxyType(
     {

@@ -15,11 +15,46 @@ MAX_NESTING: Final = 32  # levels of brackets that `clean_as_redcaps` removes; e
 FTFY: Final = ftfy.TextFixerConfig(unescape_html=False, explain=False)
 
 
+NESTED_ENTITY: Final = re.compile(r"&(?:amp;)+", re.IGNORECASE)
+TAG: Final = re.compile(
+    r"</?(?:a|abbr|b|big|blockquote|br|center|cite|code|dd|del|div|dl|dt|em|figcaption|figure|font|form|h[1-6]|hr|i"
+    r"|iframe|img|input|ins|label|li|ol|p|pre|q|s|script|small|span|strike|strong|style|sub|sup|table|tbody|td|th|thead|tr|tt"
+    r"|u|ul|video)(?:\s+[\w:-]+\s*=\s*(?:\"[^\"<>]*\"|'[^'<>]*'|[^\s\"'<>]+))*\s*/?>|<!--[^<>]*-->",
+    re.IGNORECASE,
+)
+"""Tags of HTML. Other words in angle brackets stay, such as <person> in place of names (CC12M)."""
+DOUBLED_QUOTES: Final = re.compile(r'"{2,}')
+INVISIBLE: Final = re.compile(
+    r"[\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\u00ad]"
+    r"|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"
+)
+"""Zero-width and bidirectional characters; joiners only where they join nothing (emoji and Persian need them)."""
+MAX_ROUNDS: Final = 50
+"""Upper limit on repetitions of the cleaning; two are enough for nearly all captions."""
+
+
 def clean(text: str) -> str:
-    """Decode HTML entities (including those encoded twice), repair mojibake with ftfy, and collapse white space."""
-    for _ in range(2):
-        text = html.unescape(LONG_REFERENCE.sub(_shorten, text))
-    return " ".join(ftfy.fix_text(text, FTFY).split())
+    """Decode HTML entities (however often they are encoded), remove HTML tags, doubled quotes and invisible characters,
+    repair mojibake with ftfy, and collapse white space.
+
+    The steps are repeated until they change nothing, so that cleaning a clean caption does not change it.
+    """
+    for _ in range(MAX_ROUNDS):
+        cleaned = _clean_once(text)
+        if cleaned == text:
+            break
+        text = cleaned
+    return text
+
+
+def _clean_once(text: str) -> str:
+    if "&" in text:
+        text = html.unescape(LONG_REFERENCE.sub(_shorten, NESTED_ENTITY.sub("&", text)))
+    if "<" in text:
+        text = TAG.sub(" ", text)
+    if not (text.isascii() and text.isprintable()):
+        text = INVISIBLE.sub("", ftfy.fix_text(text, FTFY))
+    return " ".join(DOUBLED_QUOTES.sub('"', text).split())
 
 
 def _shorten(reference: re.Match[str]) -> str:

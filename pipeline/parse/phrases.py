@@ -1,36 +1,54 @@
-"""Decide which noun chunks of a parse are grounded, and expand them to referring expressions.
+"""Decide which noun phrases are grounded, and expand them to referring expressions.
 
 Follows GRIT (Kosmos-2, arXiv 2306.14824, section 2.1) and HyCoCLIP (appendix A): abstract nouns are removed, and each
-remaining noun chunk is expanded along the dependency tree.
+remaining noun phrase is expanded along the dependency tree. docs/phrases.md explains where the rules differ.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pipeline.parse.chunks import ALPHANUMERIC, NOUNS, NounPhrase, singular
 from pipeline.parse.config import ParseConfig
 from pipeline.parse.types import Chunk, RefExp, Token
-from pipeline.parse.word_lists import ABSTRACT, CONCRETE, RELATIONAL, SIGNS
+from pipeline.parse.word_lists import (
+    ABSTRACT,
+    AGENCIES,
+    ANIMATE,
+    BODY,
+    CALENDAR,
+    COMPOUND_OBJECTS,
+    CONCRETE,
+    CREDITS,
+    GARMENTS,
+    PARTS,
+    PICTURES,
+    POSITIONS,
+    RELATIONAL,
+    SIGNS,
+)
 
-NOUNS: Final = frozenset({"NOUN", "PROPN"})
-"""Parts of speech of nouns."""
 CONJUNCTS: Final = frozenset({"conj", "cc"})
 """Dependency labels that an expression does not extend across."""
-EDGE_MARKS: Final = frozenset({"PUNCT", "SPACE"})
+SUBJECTS: Final = frozenset({"nsubj", "nsubjpass", "nsubj:pass", "expl"})
+"""Labels of a subject. A conjunct with a subject of its own begins another clause."""
+EDGE_MARKS: Final = frozenset({"PUNCT", "SPACE", "CCONJ"})
 """Parts of speech that are removed from the ends of an expression, except for CLOSING marks."""
 CLOSING: Final = frozenset("\"')]}”’»")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhraseRules:
-    """Rules that decide which noun chunks are removed.
+    """Rules that decide which noun phrases are removed.
 
-    `keep` overrides all other word lists; a chunk without a noun is removed in any case.
+    `keep` overrides all other word lists; a phrase without a noun is removed in any case. `uses_context`
+    enables the rules that look at other words than the head noun.
     """
 
     abstract: frozenset[str]
     suffixes: tuple[str, ...]
     keep: frozenset[str]
+    uses_context: bool = True
 
     @classmethod
     def from_config(cls, config: ParseConfig) -> "PhraseRules":
@@ -39,68 +57,167 @@ class PhraseRules:
             abstract=ABSTRACT | {word.lower() for word in config.extra_abstract},
             suffixes=tuple(config.abstract_suffixes),
             keep=frozenset(word.lower() for word in config.keep),
+            uses_context=config.filter_by_context,
         )
 
-    def removal(self, tokens: Sequence[Token], first: int, root: int) -> str | None:
-        """Return why a noun chunk is removed (schemas.status.PHRASE_REMOVALS), or None if it is grounded.
+    def removal(self, words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase) -> str | None:
+        """Return why a noun phrase is removed (schemas.status.PHRASE_REMOVALS), or None if it is grounded.
 
-        The chunk consists of the tokens `first` to `root`; `root` is its head noun.
+        `words` are the lower-case texts of `tokens`.
         """
-        lemma = tokens[root].lemma.lower()
-        next_lemma = tokens[root + 1].lemma.lower() if root + 1 < len(tokens) else ""
-        if all(token.pos not in NOUNS for token in tokens[first : root + 1]):
+        first, end, root, _ = phrase
+        if all(token.pos not in NOUNS for token in tokens[first:end]) and tokens[root].pos != "ADJ":
             return "pronoun"
-        if lemma in self.keep:
+        names = {tokens[root].lemma.lower(), singular(tokens[root])}
+        following = tokens[end].lemma.lower() if end < len(tokens) else ""
+        if names & self.keep:
             return None
-        if lemma in RELATIONAL:
+        if self.uses_context and _is_credit(words, tokens, phrase):
+            return "credit"
+        if names & RELATIONAL and not (self.uses_context and _is_object(words, tokens, phrase, names)):
             return "relational"
-        if lemma in self.abstract or (lemma in SIGNS and next_lemma == "of"):
+        is_name = tokens[root].pos == "PROPN"
+        if names & CALENDAR or (is_name and names & {"march", "may"}) or (names & SIGNS and following == "of"):
             return "abstract"
-        if lemma.endswith(self.suffixes) and lemma not in CONCRETE:
+        if names & self.abstract and not (self.uses_context and _is_compound_object(tokens, phrase, names, following)):
             return "abstract"
+        if not (is_name and self.uses_context) and not names & CONCRETE:
+            return "abstract" if any(name.endswith(self.suffixes) for name in names) else None
         return None
 
 
-def referring_expressions(
-    caption: str, tokens: Sequence[Token], chunks: Sequence[Chunk], token_spans: Sequence[tuple[int, int]]
-) -> list[RefExp]:
-    """Return the referring expression of each noun chunk that is not removed.
+def _is_object(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase, names: set[str]) -> bool:
+    """True if a relational noun names an object or a part of one, rather than a position or the picture itself."""
+    first, end, root, top = phrase
+    if top != root:  # "a stack of pictures"
+        return first > 0
+    modifiers = range(first, root)
+    following = words[end] if end < len(words) else ""
+    if names & BODY and any(tokens[i].tag == "PRP$" for i in modifiers):
+        return True
+    if names & PARTS and first < root and following == "of":
+        return True
+    if names & GARMENTS:
+        return following != "of" and any(
+            tokens[i].pos in ("ADJ", "NOUN", "PROPN") and words[i] not in POSITIONS for i in modifiers
+        )
+    if names & PICTURES and first > 0:
+        before = words[tokens[root].head] if tokens[root].dep == "pobj" else ""
+        return tokens[root].dep in ("dobj", "conj") or before in (
+            "with",
+            "of",
+            "on",
+            "at",
+            "by",
+            "beside",
+            "near",
+            "to",
+        )
+    return False
 
-    The expression is the noun chunk together with the adjacent tokens that descend from its root in the dependency
-    tree, without punctuation at its ends. Conjuncts (`conj`, `cc`) are not followed: in "a dog with a ball and a cat"
-    the cat does not describe the dog. `token_spans` holds the token range [first, end) of each chunk.
+
+def _is_compound_object(tokens: Sequence[Token], phrase: NounPhrase, names: set[str], following: str) -> bool:
+    """True if an abstract noun names an object together with the noun before it: "a parking lot"."""
+    return bool(
+        names & COMPOUND_OBJECTS
+        and phrase.root > phrase.first
+        and tokens[phrase.root - 1].pos in NOUNS
+        and following != "of"
+    )
+
+
+def _is_credit(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase) -> bool:
+    """True if a phrase names the author, owner or agency of the picture."""
+    first, end, root, _ = phrase
+    if words[root] in AGENCIES or any(words[i] in AGENCIES for i in range(first, end) if tokens[i].pos == "PROPN"):
+        return True
+    if tokens[root].pos != "PROPN" or first < 2:
+        return "©" in words[max(0, first - 2) : end]
+    before = words[first - 1]
+    if before in ("by", ":", "of", "via"):
+        return words[first - 2] in (CREDITS if before != "of" else ("courtesy",)) or "©" in words[first - 2 : first]
+    return "©" in words[first - 2 : end]
+
+
+def referring_expressions(
+    words: Sequence[str],
+    tokens: Sequence[Token],
+    chunks: Sequence[Chunk],
+    phrases: Sequence[NounPhrase],
+    inner_conjuncts: bool = True,
+) -> list[RefExp]:
+    """Return the referring expression of each noun phrase that is not removed.
+
+    The expression is the phrase together with the adjacent tokens after it that descend from its top in the dependency
+    tree, without punctuation at its end. Conjuncts (`conj`, `cc`) of the head are not followed, as in GRIT; those of its
+    descendants are followed if `inner_conjuncts` is set and they describe the head (`_describes`). `words` are the
+    lower-case texts of `tokens`.
     """
     children: list[list[int]] = [[] for _ in tokens]
     for index, token in enumerate(tokens):
         if token.head != index:
             children[token.head].append(index)
     found: list[tuple[int, int, int]] = []
-    for number, (chunk, (first, end)) in enumerate(zip(chunks, token_spans, strict=True)):
+    for number, (chunk, phrase) in enumerate(zip(chunks, phrases, strict=True)):
         if chunk.removed is None:
-            low, high = _expand(caption, tokens, children, chunk.root, first, end)
-            found.append((number, tokens[low].start, tokens[high - 1].end))
+            end = _expand(words, tokens, children, phrase, inner_conjuncts)
+            found.append((number, chunk.start, chunk.end if end == phrase.end else tokens[end - 1].end))
     return mark_maximal(found)
 
 
 def _expand(
-    caption: str, tokens: Sequence[Token], children: Sequence[Sequence[int]], root: int, first: int, end: int
-) -> tuple[int, int]:
-    """Extend the token range [first, end) on both sides by adjacent descendants of `root`."""
-    inside, pending = set(range(first, end)), [root]
+    words: Sequence[str],
+    tokens: Sequence[Token],
+    children: Sequence[Sequence[int]],
+    phrase: NounPhrase,
+    inner_conjuncts: bool,
+) -> int:
+    """Return the end of the tokens of a phrase and the adjacent descendants of its top."""
+    first, end, root, top = phrase
+    inside, pending = {*range(first, end), top}, [top]
     while pending:
-        followed = [child for child in children[pending.pop()] if tokens[child].dep not in CONJUNCTS]
+        node = pending.pop()
+        followed = [child for child in children[node] if tokens[child].dep not in CONJUNCTS]
+        if inner_conjuncts:
+            describes = _describes_head if node in (root, top) else _describes
+            conjuncts = [c for c in children[node] if tokens[c].dep == "conj" and describes(words, tokens, children, c)]
+            last = max(conjuncts, default=-1)
+            followed += conjuncts
+            followed += [child for child in children[node] if tokens[child].dep == "cc" and child < last]
         inside.update(followed)
         pending += followed
-    low, high = first, end
-    while low - 1 in inside:
-        low -= 1
+    high = end
     while high in inside:
         high += 1
-    while low < first and _is_edge_mark(caption, tokens[low]):
-        low += 1
-    while high > end and _is_edge_mark(caption, tokens[high - 1]):
+    while high > end and _is_edge_mark(words, tokens, high - 1):
         high -= 1
-    return low, high
+    return high
+
+
+def _describes(words: Sequence[str], tokens: Sequence[Token], children: Sequence[Sequence[int]], conjunct: int) -> bool:
+    """True if a conjunct inside an expression describes its head noun.
+
+    Someone after "and" rarely describes it after a thing: "a dog with a ball and a cat". A conjunct with a subject of
+    its own begins another clause.
+    """
+    token = tokens[conjunct]
+    if any(tokens[child].dep in SUBJECTS for child in children[conjunct]):
+        return False
+    is_someone = token.pos in NOUNS and token.lemma.lower() in ANIMATE
+    return not is_someone or tokens[token.head].lemma.lower() in ANIMATE
+
+
+def _describes_head(
+    words: Sequence[str], tokens: Sequence[Token], children: Sequence[Sequence[int]], conjunct: int
+) -> bool:
+    """True if the parser took a thing on someone for a conjunct of that person: "a woman with glasses and a scarf".
+
+    Such a thing follows a preposition that names what someone wears or has.
+    """
+    head = tokens[conjunct].head
+    has = any(words[i] in ("with", "in", "wearing", "holding") for i in children[head] if head < i < conjunct)
+    is_thing = tokens[conjunct].pos == "NOUN" and tokens[conjunct].lemma.lower() not in ANIMATE
+    return has and is_thing and tokens[head].lemma.lower() in ANIMATE
 
 
 def mark_maximal(expressions: Sequence[tuple[int, int, int]]) -> list[RefExp]:
@@ -119,6 +236,6 @@ def mark_maximal(expressions: Sequence[tuple[int, int, int]]) -> list[RefExp]:
     return [RefExp(chunk, start, end, is_maximal[i]) for i, (chunk, start, end) in enumerate(expressions)]
 
 
-def _is_edge_mark(caption: str, token: Token) -> bool:
-    """True for white space and punctuation to remove from the ends of an expression."""
-    return token.pos in EDGE_MARKS and caption[token.start : token.end] not in CLOSING
+def _is_edge_mark(words: Sequence[str], tokens: Sequence[Token], index: int) -> bool:
+    """True for white space, marks and conjunctions to remove from the ends of an expression."""
+    return words[index] not in CLOSING and (tokens[index].pos in EDGE_MARKS or not ALPHANUMERIC.search(words[index]))

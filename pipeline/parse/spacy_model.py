@@ -27,6 +27,7 @@ def load_spacy(name: str) -> Language:
     try:
         if Path(package).is_dir():
             check_folder_files(package)
+        _use_gpu_for_transformer(package)
         nlp = spacy.load(package, exclude=UNUSED)
     except Exception as error:  # its type depends on the file that is damaged
         raise UserError(f"parse.model={name!r} cannot be loaded by spaCy: {one_line(error)}") from error
@@ -34,7 +35,19 @@ def load_spacy(name: str) -> Language:
         raise UserError(
             f"parse.model={name!r} has no dependency parser; choose a model with one (its components: {nlp.pipe_names})"
         )
+    if nlp.vocab.get_noun_chunks is None:
+        raise UserError(f"parse.model={name!r}: spaCy has no noun chunks for the language {nlp.lang!r}; choose another")
     return nlp
+
+
+def _use_gpu_for_transformer(package: str) -> None:
+    """Run a pipeline with a transformer on the GPU, if there is one and CuPy is installed; others stay on the CPU."""
+    folder = Path(package) if Path(package).is_dir() else spacy.util.get_package_path(package)
+    for path in (folder, *sorted(folder.glob(f"{folder.name}-*"))):
+        if (path / "config.cfg").is_file():
+            names = spacy.util.load_config(path / "config.cfg")["nlp"]["pipeline"]
+            if any("transformer" in name for name in names):
+                spacy.prefer_gpu()
 
 
 def spacy_package(name: str) -> str:

@@ -1,7 +1,7 @@
 """Stage `parse`: tokens with their dependency tree, noun chunks and referring expressions of each caption."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from pipeline.parse.config import ParseConfig
 from pipeline.parse.grit_phrases import given_phrases
+from pipeline.parse.language import LanguageFilter
 from pipeline.parse.parser import CaptionParser
 from pipeline.parse.types import CaptionParse
 from schemas.rows import PARSED
@@ -19,9 +20,11 @@ class Parse:
     """Parse captions with spaCy. Takes a CAPTIONED table and returns a PARSED table.
 
     Adds `tokens`, `noun_chunks`, `ref_exps` and `given_chunks`. In rows with given boxes (GRIT input), the given
-    phrases replace the parsed ones. Other rows without a phrase to ground are dropped as `no_phrase`.
+    phrases replace the parsed ones. Other rows without a phrase to ground are dropped as `no_phrase`, and captions in
+    other languages than `parse.languages` as `wrong_language`.
 
-    Raises UserError if the spaCy model is not installed or has no dependency parser.
+    Raises UserError if the spaCy model is not installed or has no dependency parser, or if py3langid is needed but not
+    installed.
 
     >>> import pyarrow as pa
     >>> from pipeline import Parse, ParseConfig
@@ -36,14 +39,15 @@ class Parse:
 
     def __init__(self, config: ParseConfig) -> None:
         self.parser = CaptionParser(config)
+        self.language = LanguageFilter(config.languages, config.min_language_probability) if config.languages else None
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        kept = kept_indices(table)
         captions = table["caption"].to_pylist()
+        drops = self._wrong_languages(captions, kept_indices(table))
+        kept = [i for i in kept_indices(table) if i not in drops]
         distinct = list(dict.fromkeys(captions[i] for i in kept))
         parses = dict(zip(distinct, self.parser.parse(distinct), strict=True))
         rows: list[CaptionParse | None] = [None] * table.num_rows
-        drops = {}
         for i in kept:
             parse = parses[captions[i]]
             if _has_given(table, i):
@@ -63,6 +67,13 @@ class Parse:
         given_chunks = PARSED.field("given_chunks")
         values = pa.array([row.given_chunks if row else None for row in rows], given_chunks.type)
         return drop_rows(conform(table.append_column(given_chunks, values), PARSED), "parse", drops)
+
+    def _wrong_languages(self, captions: Sequence[str], kept: Iterable[int]) -> dict[int, Drop]:
+        """Return the drops of the rows `kept` whose caption is in none of the languages."""
+        if self.language is None:
+            return {}
+        found = {i: self.language.wrong_language(captions[i]) for i in kept}
+        return {i: Drop("wrong_language", detail) for i, detail in found.items() if detail}
 
 
 def _has_given(table: pa.Table, i: int) -> bool:

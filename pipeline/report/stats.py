@@ -80,7 +80,14 @@ def row_statistics(totals: Totals) -> RowStatistics:
             "kept": totals.boxes[None],
         },
         "duplicates": totals.duplicates(),
-        "top": {"phrases": most_frequent(totals.phrases), "heads": most_frequent(totals.heads)},
+        "top": {
+            "phrases": most_frequent(totals.phrases),
+            "heads": most_frequent(totals.heads),
+            "kept_heads": most_frequent(totals.kept_heads),
+            "removed": {
+                reason: most_frequent(totals.removed[reason]) for reason in PHRASE_REMOVALS if reason in totals.removed
+            },
+        },
         "failures": failing_hosts(totals.hosts),
         "histograms": {name: histogram.to_json() for name, histogram in totals.histograms.items()},
     }

@@ -75,6 +75,8 @@ class Totals:
         self.kept = 0
         self.phrases: Counter[str] = Counter()
         self.heads: Counter[str] = Counter()
+        self.kept_heads: Counter[str] = Counter()  # of all chunks that were not removed
+        self.removed: dict[str, Counter[str]] = {}  # removal reason -> texts of chunks
         self.hosts: Counter[tuple[str, str]] = Counter()
         self.chunks: Counter[str | None] = Counter()  # by removal reason; None: not removed
         self.boxes: Counter[str | None] = Counter()  # by removal reason; None: kept
@@ -89,8 +91,10 @@ class Totals:
         self.histograms["caption_length"].add("captions", captions.to_numpy(zero_copy_only=False))
         self.histograms["clip_similarity"].add("images", floats(batch["clip_similarity"].drop_null()))
         self.chunks.update(pc.list_flatten(batch["noun_chunks"]).field("removed").to_pylist())
+        self._count_chunks(batch)
         self._count_boxes(batch.filter(pc.is_valid(batch["box_scores"])))
-        for counter in (self.phrases, self.heads, self.hosts):
+        counters: tuple[Counter[Any], ...] = (self.phrases, self.heads, self.kept_heads, self.hosts)
+        for counter in (*counters, *self.removed.values()):
             prune(counter)
 
     def add_manifest(self, manifest: Manifest) -> None:
@@ -117,6 +121,20 @@ class Totals:
         self.histograms["image_side"].add("longer", floats(pc.max_element_wise(width, height)))
         digits = "".join(value[:16] for value in batch["sha256"].drop_null().to_pylist())
         self._hashes.append(np.frombuffer(bytes.fromhex(digits), ">u8"))
+
+    def _count_chunks(self, batch: pa.RecordBatch) -> None:
+        """Count the head nouns of the chunks that were kept, and the texts of those that were removed, by reason."""
+        chunks = pc.list_flatten(batch["noun_chunks"])
+        rows = pc.list_parent_indices(batch["noun_chunks"]).to_numpy()
+        is_kept = chunks.field("removed").is_null().to_numpy(zero_copy_only=False)
+        roots = chunks.field("root").to_numpy()
+        has_head = is_kept & (roots >= 0)
+        heads = pa.array((first_items(batch["tokens"])[rows] + roots)[has_head])
+        self.kept_heads.update(pc.list_flatten(batch["tokens"]).field("lemma").take(heads).to_pylist())
+        removed, captions = chunks.filter(pa.array(~is_kept)), batch["caption"]
+        spans = zip(*(removed.field(name).to_pylist() for name in ("removed", "start", "end")), strict=True)
+        for row, (reason, start, end) in zip(rows[~is_kept].tolist(), spans, strict=True):
+            self.removed.setdefault(reason, Counter())[captions[row].as_py()[start:end].lower()] += 1
 
     def _count_boxes(self, batch: pa.RecordBatch) -> None:
         boxes, scores = pc.list_flatten(batch["boxes"]), pc.list_flatten(batch["box_scores"])

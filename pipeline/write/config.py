@@ -16,9 +16,9 @@ class WriteConfig:
     formats: tuple[str, ...] = ("train", "grit", "arrow")
     # also store the images in arrow/; grit/ always contains them
     image_bytes: bool = False
-    # referring expressions in train/ and grit/: all (as in the GRIT release), or maximal (only those that are not part
-    # of another one)
-    ref_exps: Literal["all", "maximal"] = "all"
+    # referring expressions in train/ and grit/: all (as in the GRIT release); maximal (only those that are not part of
+    # another one); or disjoint (no two overlap: the one with the most boxes first)
+    ref_exps: Literal["all", "maximal", "disjoint"] = "all"
     # JPEG quality of the 224-pixel images in train/, 1 to 100; HyCoCLIP uses 95
     jpeg_quality: int = 95
 

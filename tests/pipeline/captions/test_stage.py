@@ -2,6 +2,8 @@ import time
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipeline.captions.cleaning import clean, clean_as_redcaps
 from pipeline.captions.config import CaptionsConfig
@@ -29,15 +31,37 @@ def run_stage(*captions: str | None, config: CaptionsConfig | None = None) -> li
         (" a\tred \u00a0 bus\n", "a red bus"),
         ("two 🐕\u200d🦺 dogs", "two 🐕\u200d🦺 dogs"),
         ("nul\x00 byte", "nul byte"),
+        ("salt &amp;amp;amp;amp; pepper", "salt & pepper"),
+        ("a <b>red</b> dog<br/>on grass", "a red dog on grass"),
+        ('&lt;a href="x.html" class=y&gt;a dog&lt;/a&gt;', "a dog"),
+        ("<person> holds a dog, 3 < 5 > 2", "<person> holds a dog, 3 < 5 > 2"),
+        ('the ""big"" dog', 'the "big" dog'),
+        ("a\u200b do\u00adg \u202edna\u202c cat\ufeff\u200d", "a dog dna cat"),
+        ("\u0645\u06cc\u200c\u0631\u0648\u062f", "\u0645\u06cc\u200c\u0631\u0648\u062f"),
     ],
 )
 def test_entities_mojibake_and_white_space_are_cleaned(original: str, expected: str) -> None:
     assert clean(original) == expected
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    pieces=st.lists(
+        st.sampled_from(
+            ["&", "amp;", "lt;", "gt;", "quot;", "#60;", "<", ">", "b", "/", "br", '"', "\u200b", "\u200d", "\u202e",
+             " ",              "\t", "a", "é", "Ã©", "â€™", "ﬁ", "\x00", "\x1b[0m", "'", "🐶", "\ufeff", "\u0301", "&nbsp;", "x=", "ＡＢ"]
+        ),
+        max_size=25,
+    )
+)  # fmt: skip
+def test_cleaning_a_clean_caption_changes_nothing(pieces: list[str]) -> None:
+    cleaned = clean("".join(pieces))
+    assert clean(cleaned) == cleaned
+
+
 def test_original_caption_is_kept_beside_the_cleaned_one() -> None:
-    row = run_stage("  A &lt;b&gt; dog ")[0]
-    assert (row["caption"], row["caption_original"], row["status"]) == ("A <b> dog", "  A &lt;b&gt; dog ", "kept")
+    row = run_stage("  A &lt;3&gt; dog ")[0]
+    assert (row["caption"], row["caption_original"], row["status"]) == ("A <3> dog", "  A &lt;3&gt; dog ", "kept")
 
 
 @pytest.mark.parametrize("caption", [None, "", " \n ", "&nbsp;"])

@@ -55,6 +55,23 @@ def test_counts_of_boxes_and_phrases_equal_those_of_a_loop_over_the_rows(output:
     assert stats["top"]["phrases"] == [list(item) for item in sorted(texts.items(), key=lambda i: (-i[1], i[0]))[:30]]
 
 
+def test_kept_heads_and_removed_texts_equal_those_of_a_loop_over_the_rows(output: Path, tables: list[pa.Table]) -> None:
+    top = json.loads((output / "stats.json").read_text())["top"]
+    heads: Counter[str] = Counter()
+    removed: dict[str, Counter[str]] = {}
+    for row in rows_of(tables):
+        for chunk in row["noun_chunks"] or ():
+            if chunk["removed"] is None:
+                heads[row["tokens"][chunk["root"]]["lemma"]] += 1
+            else:
+                text = row["caption"][chunk["start"] : chunk["end"]].lower()
+                removed.setdefault(chunk["removed"], Counter())[text] += 1
+    assert heads
+    assert removed
+    assert dict(top["kept_heads"]) == dict(sorted(heads.items(), key=lambda i: (-i[1], i[0]))[:30])
+    assert {reason: dict(texts) for reason, texts in top["removed"].items()} == removed
+
+
 def test_box_area_histogram_counts_the_areas_of_kept_boxes(output: Path, tables: list[pa.Table]) -> None:
     histogram = json.loads((output / "stats.json").read_text())["histograms"]["box_area_ratio"]
     areas = [

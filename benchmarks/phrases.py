@@ -1,0 +1,234 @@
+"""Benchmark: noun phrases and referring expressions, compared with those that a person marked.
+
+    python -m benchmarks.phrases [--split dev|held-out|all] [--captions FILE] [--ablation] [--errors]
+
+The captions (tests/pipeline/parse/captions.jsonl) were written for this project and labelled before the program saw
+them. Intervals are 95 % bootstrap intervals over captions. `--ablation` repeats the measurement without each rule, and
+in GRIT's form. The last line is one JSON object; its `ratio` is the smallest quotient of figure and aim over the aims.
+"""
+
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from pipeline.parse.config import ParseConfig
+from pipeline.parse.parser import CaptionParser
+from pipeline.parse.types import CaptionParse
+
+CAPTIONS: Final = Path(__file__).resolve().parents[1] / "tests" / "pipeline" / "parse" / "captions.jsonl"
+RULES: Final = (
+    "merge_collectives",
+    "inner_conjuncts",
+    "split_at_separators",
+    "lower_titles",
+    "repair_heads",
+    "filter_by_context",
+)
+"""Options of the parse stage that GRIT's form switches off."""
+SEPARATOR: Final = re.compile(r"\||--| - |–|—|: ")
+LETTER: Final = re.compile(r"[^\W\d_]")
+ROUNDS: Final = 1000
+"""Bootstrap samples."""
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A share of two counts. `aim` is its least value, or its greatest value if `is_error` is set."""
+
+    title: str
+    part: str
+    total: str
+    aim: float | None = None
+    is_error: bool = False
+
+
+MEASURES: Final = {
+    "recall": Measure(title="marked phrases found exactly", part="found", total="marked", aim=0.9),
+    "head_recall": Measure(title="heads of marked phrases found", part="head_found", total="marked"),
+    "precision": Measure(title="kept phrases that were marked", part="found", total="kept"),
+    "head_precision": Measure(title="kept phrases with the head of a marked one", part="head_right", total="kept"),
+    "wrong_removals": Measure(
+        title="marked phrases removed by the filter", part="lost", total="marked", aim=0.02, is_error=True
+    ),
+    "expressions": Measure(title="expressions found exactly", part="expression_found", total="expression_marked"),
+    "cut": Measure(
+        title="expanded expressions cut at an inner conjunct", part="cut", total="expanded", aim=0.02, is_error=True
+    ),
+    "separator": Measure(
+        title="kept phrases across a separator", part="separated", total="kept", aim=0.005, is_error=True
+    ),
+    "no_letter": Measure(
+        title="kept phrases without a letter", part="letterless", total="kept", aim=0.0, is_error=True
+    ),
+    "malformed": Measure(
+        title="kept phrases that overlap a marked one but differ", part="malformed", total="kept", aim=0.15,
+        is_error=True,
+    ),
+}  # fmt: skip
+PHOTO_AIMS: Final = ("recall", "wrong_removals", "cut")
+WEB_AIMS: Final = ("separator", "no_letter", "malformed")
+
+
+def count(row: Mapping[str, Any], parse: CaptionParse) -> Counter[str]:
+    """Compare the parse of one caption with its labels."""
+    caption, counts = row["caption"], Counter[str]()
+    marked = {(p["start"], p["end"]): tuple(p["expression"] or ()) for p in row["phrases"]}
+    heads = {tuple(p["head"]) for p in row["phrases"]}
+    kept = {(c.start, c.end): n for n, c in enumerate(parse.chunks) if c.removed is None}
+    removed = {(c.start, c.end) for c in parse.chunks if c.removed is not None}
+    kept_heads = {(parse.tokens[c.root].start, parse.tokens[c.root].end) for c in parse.chunks if c.removed is None}
+    expressions = {e.chunk: (e.start, e.end) for e in parse.ref_exps}
+    counts["marked"], counts["kept"] = len(marked), len(kept)
+    counts["found"] = len(marked.keys() & kept.keys())
+    counts["lost"] = len((marked.keys() - kept.keys()) & removed)
+    counts["head_found"] = sum(any(_overlap(h, k) for k in kept_heads) for h in heads)
+    counts["head_right"] = sum(any(_overlap(h, k) for h in heads) for k in kept_heads)
+    described = {s for s in marked.keys() & kept.keys() if marked[s]}
+    counts["expression_marked"] = len(described)
+    counts["expression_found"] = sum(marked[s] == expressions[kept[s]] for s in described)
+    counts["separated"] = sum(bool(SEPARATOR.search(caption[a:b])) for a, b in kept)
+    counts["letterless"] = sum(not LETTER.search(caption[a:b]) for a, b in kept)
+    counts["malformed"] = sum(s not in marked and any(_overlap(s, m) for m in marked) for s in kept)
+    for span, number in kept.items():
+        if expressions[number] != span:
+            counts["expanded"] += 1
+            counts["cut"] += _is_cut(parse, expressions[number], parse.chunks[number].root)
+    return counts
+
+
+def _overlap(a: Span, b: Span) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
+
+
+def _is_cut(parse: CaptionParse, span: Span, root: int) -> bool:
+    """True if the token after the expression is a conjunction or conjunct of a word inside it other than its root."""
+    tokens = parse.tokens
+    inside = {i for i, t in enumerate(tokens) if t.start < span[1] and t.end > span[0]}
+    after = max(inside, default=-1) + 1
+    while after < len(tokens) and tokens[after].pos == "PUNCT":
+        after += 1
+    if after == len(tokens) or tokens[after].dep not in ("cc", "conj"):
+        return False
+    return tokens[after].head in inside and tokens[after].head != root
+
+
+def shares(counts: Iterable[Counter[str]]) -> dict[str, float]:
+    """Return the measures over captions."""
+    total: Counter[str] = Counter()
+    for part in counts:
+        total.update(part)
+    return {name: total[m.part] / total[m.total] if total[m.total] else 0.0 for name, m in MEASURES.items()}
+
+
+def intervals(counts: Sequence[Counter[str]]) -> dict[str, tuple[float, float]]:
+    """Return the 95 % bootstrap interval of each measure."""
+    rng = Random(0)
+    samples = [shares(rng.choices(counts, k=len(counts))) for _ in range(ROUNDS)]
+    low, high = int(0.025 * ROUNDS), int(0.975 * ROUNDS)
+    ordered = {name: sorted(sample[name] for sample in samples) for name in MEASURES}
+    return {name: (values[low], values[high]) for name, values in ordered.items()}
+
+
+def without(config: ParseConfig, *rules: str) -> ParseConfig:
+    """Return `config` with the `rules` switched off."""
+    return replace(config, **dict.fromkeys(rules, False))  # type: ignore[arg-type]
+
+
+def measure(rows: Sequence[Mapping[str, Any]], config: ParseConfig) -> list[Counter[str]]:
+    """Return the counts of each caption."""
+    parses = CaptionParser(config).parse([row["caption"] for row in rows])
+    return [count(row, parse) for row, parse in zip(rows, parses, strict=True)]
+
+
+def print_errors(rows: Sequence[Mapping[str, Any]], config: ParseConfig) -> None:
+    """Print each caption whose phrases differ from the marked ones: missed (-), extra (+), removed (~)."""
+    parses = CaptionParser(config).parse([row["caption"] for row in rows])
+    for row, parse in zip(rows, parses, strict=True):
+        caption = row["caption"]
+        marked = {(p["start"], p["end"]): tuple(p["expression"] or ()) for p in row["phrases"]}
+        kept = {(c.start, c.end): n for n, c in enumerate(parse.chunks) if c.removed is None}
+        removed = {(c.start, c.end): c.removed for c in parse.chunks if c.removed}
+        expressions = {e.chunk: (e.start, e.end) for e in parse.ref_exps}
+        lines = [
+            f"  - {caption[a:b]}" + (f" ~{removed[a, b]}" if (a, b) in removed else "")
+            for a, b in marked.keys() - kept.keys()
+        ]
+        lines += [f"  + {caption[a:b]}" for a, b in kept.keys() - marked.keys()]
+        lines += [
+            f"  e {caption[slice(*expressions[kept[s]])]!r} instead of {caption[slice(*marked[s])]!r}"
+            for s in marked.keys() & kept.keys()
+            if marked[s] and expressions[kept[s]] != marked[s]
+        ]
+        if lines:
+            print(f"[{row['kind']}] {caption}", *lines, sep="\n")
+
+
+def print_table(title: str, counts: Sequence[Counter[str]]) -> dict[str, float]:
+    """Print the measures with their intervals and return them."""
+    values, bounds = shares(counts), intervals(counts)
+    print(f"\n{title}: {len(counts)} captions")
+    for name, m in MEASURES.items():
+        low, high = bounds[name]
+        total = sum(part[m.total] for part in counts)
+        if total:
+            print(f"  {m.title:52}{values[name]:7.3f}  [{low:.3f}, {high:.3f}]  of {total}")
+    return values
+
+
+def aims(values: Mapping[str, float], names: Sequence[str]) -> list[float]:
+    """Return, for each measure with an aim, figure / aim (for errors: the share without the error)."""
+    quotients = []
+    for name in names:
+        m = MEASURES[name]
+        assert m.aim is not None
+        quotients.append((1 - values[name]) / (1 - m.aim) if m.is_error else values[name] / m.aim)
+    return quotients
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--split", choices=("dev", "held-out", "all"), default="held-out")
+    parser.add_argument("--captions", type=Path, default=CAPTIONS, help="JSONL file with labelled captions")
+    parser.add_argument("--ablation", action="store_true", help="also measure without each rule")
+    parser.add_argument("--errors", action="store_true", help="print the captions with differences")
+    arguments = parser.parse_args()
+    rows = [json.loads(line) for line in arguments.captions.read_text(encoding="utf-8").splitlines()]
+    rows = [row for row in rows if arguments.split in ("all", row["split"])]
+    config = ParseConfig()
+    if arguments.errors:
+        print_errors(rows, config)
+    is_photo: Callable[[Mapping[str, Any]], bool] = lambda row: row["kind"] == "photo"  # noqa: E731
+    photo, web = [row for row in rows if is_photo(row)], [row for row in rows if not is_photo(row)]
+    results = {"photo": print_table("photo captions", measure(photo, config))}
+    results["web"] = print_table("web texts", measure(web, config))
+    table: dict[str, Any] = {}
+    if arguments.ablation:
+        forms = {"all rules": config, **{f"without {rule}": without(config, rule) for rule in RULES}}
+        forms["GRIT's form"] = without(config, *RULES)
+        names = ("recall", "precision", "head_recall", "wrong_removals", "expressions", "cut", "separator")
+        print(f"\n{'':32}" + "".join(f"{name:>15}" for name in names))
+        for title, form in forms.items():
+            for kind, part in (("photo", photo), ("web", web)):
+                values = shares(measure(part, form))
+                table.setdefault(title, {})[kind] = {name: round(values[name], 4) for name in names}
+                print(f"{title:26}{kind:6}" + "".join(f"{values[name]:15.3f}" for name in names), flush=True)
+    ratio = min(aims(results["photo"], PHOTO_AIMS) + aims(results["web"], WEB_AIMS))
+    rounded = {kind: {name: round(value, 4) for name, value in values.items()} for kind, values in results.items()}
+    print(
+        json.dumps(
+            {"name": "phrases", "split": arguments.split, **rounded, "ablation": table, "ratio": round(ratio, 3)}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Tests of pipelines other than the default: a transformer, another language, and one without noun chunks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import spacy
+from spacy.language import Language
+
+from common.errors import UserError
+from pipeline.parse.config import ParseConfig
+from pipeline.parse.parser import CaptionParser
+from pipeline.parse.spacy_model import spacy_package
+from pipeline.parse.token_table import TokenTable
+
+TEXTS = ["a dog with a ball and a cat", "a group of people - a red bus", "Men's shoes can't be here"]
+
+
+def transformer_like(folder: Path) -> Language:
+    """Save a pipeline with the components of en_core_web_trf; its `transformer` is the tok2vec of the small model.
+
+    A real one needs the package spacy-curated-transformers; the other components listen to it in the same way.
+    """
+    nlp = spacy.load(spacy_package("en_core_web_sm"), exclude=["ner", "senter"])
+    config: dict[str, Any] = nlp.config.interpolate()
+    config["components"]["transformer"] = config["components"].pop("tok2vec")
+    config["nlp"]["pipeline"] = ["transformer", *config["nlp"]["pipeline"][1:]]
+    for name in ("tagger", "parser"):
+        config["components"][name]["model"]["tok2vec"]["upstream"] = "transformer"
+    renamed = spacy.util.load_model_from_config(config, auto_fill=True)
+    renamed.vocab.from_bytes(nlp.vocab.to_bytes())
+    renamed.tokenizer.from_bytes(nlp.tokenizer.to_bytes())
+    for old, new in zip(nlp.pipe_names, renamed.pipe_names, strict=True):
+        renamed.get_pipe(new).from_bytes(nlp.get_pipe(old).to_bytes())
+    renamed.to_disk(folder)
+    return nlp
+
+
+def test_pipeline_with_a_transformer_uses_the_token_table_and_gives_the_same_parse(tmp_path: Path) -> None:
+    original = transformer_like(tmp_path / "trf")
+    parser = CaptionParser(ParseConfig(model=str(tmp_path / "trf")))
+    assert parser.nlp.component_names[0] == "transformer"
+    assert parser.token_table is not None
+    assert TokenTable.fits(original)
+    assert list(parser.parse(TEXTS)) == list(CaptionParser(ParseConfig()).parse(TEXTS))
+
+
+def french(folder: Path) -> str:
+    """Save a small French pipeline whose parser has learned one sentence."""
+    from spacy.training import Example
+
+    nlp = spacy.blank("fr")
+    nlp.add_pipe("morphologizer", config={"model": {"@architectures": "spacy.Tagger.v2", "tok2vec": TOK2VEC}})
+    nlp.add_pipe("parser", config={"min_action_freq": 1, "model": {**PARSER, "tok2vec": TOK2VEC}})
+    words = ["un", "chien", "avec", "une", "balle", "rouge"]
+    labels = {
+        "heads": [1, 1, 4, 4, 1, 4],
+        "deps": ["det", "ROOT", "case", "det", "nmod", "amod"],
+        "pos": ["DET", "NOUN", "ADP", "DET", "NOUN", "ADJ"],
+    }
+    example = Example.from_dict(spacy.tokens.Doc(nlp.vocab, words=words), {"words": words, **labels})
+    spacy.util.fix_random_seed(0)
+    nlp.initialize(lambda: [example])
+    for _ in range(60):
+        nlp.update([example])
+    nlp.to_disk(folder)
+    return str(folder)
+
+
+TOK2VEC = {
+    "@architectures": "spacy.HashEmbedCNN.v2", "width": 16, "depth": 1, "embed_size": 100, "window_size": 1,
+    "maxout_pieces": 2, "subword_features": True, "pretrained_vectors": None,
+}  # fmt: skip
+PARSER = {
+    "@architectures": "spacy.TransitionBasedParser.v2", "state_type": "parser", "extra_state_tokens": False,
+    "hidden_width": 16, "maxout_pieces": 2, "use_upper": True,
+}  # fmt: skip
+
+
+def test_pipeline_of_another_language_gives_chunks_whose_root_is_the_noun(tmp_path: Path) -> None:
+    parser = CaptionParser(ParseConfig(model=french(tmp_path / "fr")))
+    caption = "un chien avec une balle rouge"
+    (parse,) = parser.parse([caption])
+    assert [caption[c.start : c.end] for c in parse.chunks] == ["un chien", "une balle rouge"]
+    assert [caption[slice(*parse.tokens[c.root][:2])] for c in parse.chunks] == ["chien", "balle"]
+    assert [caption[e.start : e.end] for e in parse.ref_exps] == [caption, "une balle rouge"]
+
+
+def test_language_without_noun_chunks_is_an_error(tmp_path: Path) -> None:
+    nlp = spacy.blank("cs")
+    nlp.add_pipe("parser", config={"model": {**PARSER, "tok2vec": TOK2VEC}}).add_label("dep")
+    nlp.initialize()
+    nlp.to_disk(tmp_path / "cs")
+    with pytest.raises(UserError, match="no noun chunks for the language 'cs'"):
+        CaptionParser(ParseConfig(model=str(tmp_path / "cs")))
