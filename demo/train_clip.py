@@ -130,7 +130,7 @@ def average_gradients(parameters: list[torch.nn.Parameter]) -> None:
         p.grad = grad.view_as(p)
 
 
-def learning_rate(step: int, config: TrainClipConfig) -> float:
+def clip_learning_rate(step: int, config: TrainClipConfig) -> float:
     """Return the learning rate of a step: linear warm-up times a cosine decay from the first step to 1 % of `lr`."""
     return config.lr * warmup_cosine(
         step, steps=config.steps, warmup_steps=config.warmup_steps, final_ratio=0.01, first_step=1, decay_start=0
@@ -153,7 +153,7 @@ def train(rank: int, rendezvous: str, config: TrainClipConfig, out: Path) -> Non
     log = progress_logger(config)
     for step in range(config.steps):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, config)
+            group["lr"] = clip_learning_rate(step, config)
         loss = loss_of(model, tokenizer, next(stream), config, noise)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -8,7 +8,7 @@ from common.errors import UserError
 from common.json_file import read_object
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_model_config(folder: Path) -> dict[str, Any]:
     """Read the config.json of a model folder, {} if it has none. Raises UserError if the file is damaged."""
     try:
         return read_object(folder / "config.json")

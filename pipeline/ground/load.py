@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 from common.devices import Precision, pick_device
 from pipeline.ground.grounder import Grounder
 from pipeline.ground.hub import HubName, fetch, parse_hub_name
-from pipeline.model_folder import calibrated_threshold, read_config
+from pipeline.model_folder import calibrated_threshold, read_model_config
 
 MINIATURE: Final = Path(__file__).parents[2] / "demo" / "weights" / "glip"
 CALIBRATED: Final = (("thresholds", "score"), ("detect", "score_threshold"))
@@ -48,7 +48,7 @@ def is_transformers(grounder: str) -> bool:
     """
     path = Path(grounder)
     if path.exists():
-        return "model_type" in read_config(path)
+        return "model_type" in read_model_config(path)
     if "@" not in grounder:
         return True
     name = parse_hub_name(grounder)
@@ -57,7 +57,7 @@ def is_transformers(grounder: str) -> bool:
 
 def hub_config(name: HubName) -> dict[str, Any]:
     """Return the config.json of a hub repository, or {} if it has none."""
-    return read_config(fetch(name, ["config.json"]))
+    return read_model_config(fetch(name, ["config.json"]))
 
 
 def score_threshold(grounder: str) -> float:
@@ -67,7 +67,7 @@ def score_threshold(grounder: str) -> float:
     """
     path = grounder_path(grounder)
     name = parse_hub_name(path) if "@" in path and not Path(path).exists() else None
-    config = hub_config(name) if name else read_config(Path(path))
+    config = hub_config(name) if name else read_model_config(Path(path))
     return calibrated_threshold(config, CALIBRATED, otherwise=SCORE_THRESHOLD, most=1, model=f"grounder {grounder!r}")
 
 

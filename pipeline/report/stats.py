@@ -51,7 +51,7 @@ def build_stats(output: str, truth: dict[str, Any] | None = None, shards: Collec
         "stages": sum_timings(store, manifests),
         "run": json.loads(store.read(RUN_TIMINGS_FILE) or b"{}"),
         "provenance": manifests[0]["provenance"],
-        "config": read_config(store),
+        "config": read_job_config(store),
     }
     if truth is not None:
         stats["truth"] = truth
@@ -59,7 +59,7 @@ def build_stats(output: str, truth: dict[str, Any] | None = None, shards: Collec
     return stats
 
 
-def read_config(store: Store) -> dict[str, Any]:
+def read_job_config(store: Store) -> dict[str, Any]:
     """Return the resolved configuration of the job, {} if its file does not exist."""
     text = (store.read(RESOLVED_FILE) or b"{}").decode()
     return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(text)))

@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.files import check_folder_files
 from common.images import Image
 from common.weights import read_tensors
-from pipeline.model_folder import calibrated_threshold, read_config
+from pipeline.model_folder import calibrated_threshold, read_model_config
 from pipeline.score.config import CLIP_SCORE_WEIGHT
 
 MINIATURE: Final = Path(__file__).parents[2] / "demo" / "weights" / "clip"
@@ -61,7 +61,7 @@ def clip_score_threshold(scorer: str) -> float:
 
     Raises UserError if the threshold in its config.json is not a number from 0 to 2.5.
     """
-    config, keys = read_config(Path(scorer_path(scorer))), [("thresholds", "clip_score")]
+    config, keys = read_model_config(Path(scorer_path(scorer))), [("thresholds", "clip_score")]
     return calibrated_threshold(
         config, keys, otherwise=CLIP_SCORE_THRESHOLD, most=CLIP_SCORE_WEIGHT, model=f"scorer {scorer!r}"
     )
@@ -76,7 +76,7 @@ def load_scorer(scorer: str, device: str, batch_size: int) -> Scorer:
     path = scorer_path(scorer)
     if scorer.startswith(OPEN_CLIP):
         images, texts = _load_open_clip(scorer.removeprefix(OPEN_CLIP), torch_device)
-    elif "format" in read_config(Path(path)) or scorer == "miniature":
+    elif "format" in read_model_config(Path(path)) or scorer == "miniature":
         images, texts = _load_trainer_checkpoint(path, torch_device)
     else:
         images, texts = _load_transformers(path, torch_device)

@@ -20,7 +20,7 @@ import torch
 
 from common.image_header import JPEG_START, SIMPLE_FRAMES, CostlyImageError, JpegHeader, read_jpeg_header
 from common.images import Image, ImageLimits, ImageRejected, check_header, decode, decode_jpeg
-from trainer.data.preprocess import resize
+from trainer.data.preprocess import resize_tensor
 
 WHITE: Final = 255
 # Reduction factor -> flags of cv2.imdecode. OpenCV names the flags for 1/2, 1/4 and 1/8 only for BGR.
@@ -147,7 +147,7 @@ def render_crop(image: Image, factor: int, crop: Crop, out: Image) -> None:
     source = image[top : top + rows, left : left + columns]
     if source.shape[0] > height or source.shape[1] > width:
         pixels = torch.from_numpy(source).permute(2, 0, 1)
-        target[:] = resize(pixels, height, width).permute(1, 2, 0).numpy()
+        target[:] = resize_tensor(pixels, height, width).permute(1, 2, 0).numpy()
     else:
         cv2.resize(source, (width, height), dst=target, interpolation=cv2.INTER_CUBIC)
 

@@ -23,7 +23,7 @@ class PreprocessConfig:
         check_positive(self, "size_px")
 
 
-def resize(image: Tensor, height: int, width: int) -> Tensor:
+def resize_tensor(image: Tensor, height: int, width: int) -> Tensor:
     """Resize uint8 [3 h w] to uint8 [3 height width], equal to torchvision's `resize(..., BICUBIC, antialias=True)`."""
     return F.interpolate(image[None], (height, width), mode="bicubic", antialias=True)[0]
 
@@ -38,12 +38,12 @@ def fit(image: NDArray[np.uint8], config: PreprocessConfig) -> Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
     size = config.size_px
     if config.mode == "squash":
-        return resize(tensor, size, size)
+        return resize_tensor(tensor, size, size)
     height, width = tensor.shape[1:]
     scale = size / min(height, width)
     height, width = max(round(height * scale), size), max(round(width * scale), size)
     top, left = (height - size) // 2, (width - size) // 2
-    return resize(tensor, height, width)[:, top : top + size, left : left + size]
+    return resize_tensor(tensor, height, width)[:, top : top + size, left : left + size]
 
 
 def to_pixels(images: Tensor) -> Tensor:

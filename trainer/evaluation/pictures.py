@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.images import ImageRejected, decode
 from trainer.data.crops import LIMITS
-from trainer.data.preprocess import PreprocessConfig, resize
+from trainer.data.preprocess import PreprocessConfig, resize_tensor
 from trainer.data.preprocess import fit as fit_config
 from trainer.evaluation.tasks.base import Fit, ImageSource
 
@@ -70,5 +70,5 @@ def to_square(pixels: NDArray[np.uint8], fit: Fit, size_px: int) -> Tensor:
     image = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
     square = torch.full((3, size_px, size_px), 255, dtype=torch.uint8)
     top, left = (size_px - height) // 2, (size_px - width) // 2
-    square[:, top : top + height, left : left + width] = resize(image, height, width)
+    square[:, top : top + height, left : left + width] = resize_tensor(image, height, width)
     return square
