@@ -35,8 +35,8 @@ END_OF_IMAGE: Final = 0xD9
 WITHOUT_LENGTH: Final = (0x01, *range(0xD0, 0xD8))
 APP1: Final = 0xE1
 FILL: Final = re.compile(rb"\xff+")
-MARKER: Final = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
-"""A marker within or after entropy-coded data, without restart markers."""
+MARKER: Final = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")
+"""A marker with a length within or after entropy-coded data: not TEM and not a restart marker."""
 
 BMP_RUN_LENGTH: Final = (1, 2)
 TIFF_ORDER: Final = {b"II*\0": "<", b"MM\0*": ">"}

@@ -12,8 +12,12 @@ UNPRINTABLE: Final = re.compile(
     r"\ud800-\udfff"  # lone surrogates, which UTF-8 cannot encode
     "]"
 )
-USER_INFO: Final = re.compile(r"(?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)://[^/?#\s]*@")
-"""User name and password of a URL within a text; a password may contain an @. In Azure's URLs it is a container."""
+USER_INFO: Final = re.compile(
+    r"(?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)(?P<start>:[/\\]+|(?<![:/\\\w])//)"
+    r"(?:[^/\\?#\s]*@|[^/\\?#\s:@\[]{0,200}:(?!\d)[^\n@\"<>]{0,300}@)"
+)
+"""User name and password of a URL within a text, after a scheme or two slashes; a password may contain an @, and in a
+malformed URL any character. In Azure's URLs it is a container."""
 MAX_CHARS: Final = 4000
 """Maximum length of a message: a hostile name must not fill a terminal or a log."""
 
@@ -33,15 +37,16 @@ def redact(text: str) -> str:
     >>> redact("cannot read https://ann:secret@example.org/a.csv")
     'cannot read https://***@example.org/a.csv'
     """
-    return USER_INFO.sub("://***@", text)
+    return USER_INFO.sub(r"\g<start>***@", text)
 
 
 def message(text: str) -> str:
     """Return a text as one line for a terminal or a log: redacted, printable, and at most `MAX_CHARS` long."""
+    text = redact(text)
     if len(text) > MAX_CHARS:
         half = MAX_CHARS // 2
         text = f"{text[:half]} [{len(text) - 2 * half} characters omitted] {text[-half:]}"
-    return printable(redact(text))
+    return printable(text)
 
 
 def message_lines(text: str) -> str:

@@ -8,7 +8,13 @@ from common.text import USER_INFO
 
 SCHEME_AND_USER: Final = re.compile(r"^(?!abfss?:|wasbs?:)([^/?#]*/[\x00-\x20]*/)[^/?#]*@")
 """Scheme and user info at the start of a URL. URL parsers ignore control characters, also between the slashes."""
-QUERY: Final = re.compile(r"(?<=://)([^\s?#]*)\?[^\s#]*")
+ODD_USER: Final = re.compile(
+    r"^(?!abfss?:|wasbs?:)((?:[A-Za-z][\w+.-]*:(?=[\x00-\x20]*[/\\]))?[/\\\x00-\x20]*)"
+    r"(?:[^/\\?#]*@|[^/\\?#@\[\]]*:(?!\d{0,5}(?:[/\\?#]|$)).*@)",
+    re.DOTALL,
+)
+"""The same for malformed URLs: other slashes, no scheme, or a password with characters that end a host name."""
+QUERY: Final = re.compile(r"(?<=//)([^\s?#]*)\?[^\s#]*")
 
 
 def without_user(url: str) -> str:
@@ -17,7 +23,7 @@ def without_user(url: str) -> str:
     >>> without_user("s3://KEY:SECRET@bucket/pairs.parquet")
     's3://bucket/pairs.parquet'
     """
-    return SCHEME_AND_USER.sub(r"\1", url) if "@" in url else url
+    return ODD_USER.sub(r"\1", SCHEME_AND_USER.sub(r"\1", url)) if "@" in url else url
 
 
 def without_secrets(url: str, *, strip_query: bool) -> str:
@@ -35,15 +41,13 @@ def without_secrets(url: str, *, strip_query: bool) -> str:
 
 def text_without_secrets(text: str, *, strip_query: bool) -> str:
     """Remove the same parts from each URL within a text."""
-    if "://" not in text:
-        return text
-    text = USER_INFO.sub("://", text)
+    text = USER_INFO.sub(r"\g<start>", text) if "@" in text else text
     return QUERY.sub(r"\1", text) if strip_query else text
 
 
 def json_without_secrets(text: str, *, strip_query: bool) -> str:
     """Remove the same parts from each URL in the texts of a JSON document; unchanged without such URLs."""
-    if "://" not in text:
+    if "//" not in text and "@" not in text:
         return text
     value = json.loads(text)
     cleaned = _clean(value, strip_query)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from common.config import RESOLVED_FILE, to_yaml
 from common.config_help import print_text
+from common.text import message
 from pipeline.compute import compute
 from pipeline.config import PipelineConfig
 from pipeline.lease import hold_lease
@@ -50,14 +51,10 @@ def run(config: PipelineConfig) -> int:
             output.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
             n_failed = compute(work.unfinished, config, provenance, output, lease)
         lease.check()
-        if n_failed < n_shards:
-            report(config, work.plans)
+        report(config, work.plans)
     if n_failed:
-        print(
-            f"{n_failed} of {n_shards} shards failed, see {config.output}/{FAILED_FOLDER}/; "
-            "run the same command again to try them again",
-            file=sys.stderr,
-        )
+        text = f"{n_failed} of {n_shards} shards failed, see {config.output}/{FAILED_FOLDER}/"
+        print(message(f"{text}; run the same command again to try them again"), file=sys.stderr)
     return n_failed
 
 

@@ -14,6 +14,7 @@ def remove_url_secrets(row: Row, *, strip_query: bool) -> dict[str, Any]:
     """
     cleaned = dict(row)
     for name, clean in (
+        ("id", text_without_secrets),
         ("url", without_secrets),
         ("source", text_without_secrets),
         ("detail", text_without_secrets),

@@ -165,3 +165,13 @@ def leave_a_child(queue: "multiprocessing.Queue[int]") -> None:
     queue.close()
     queue.join_thread()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_markers_without_length_hide_no_scans() -> None:
+    stream = io.BytesIO()
+    PIL.Image.new("L", (2800, 2800), 90).save(stream, "JPEG", progressive=True, quality=50)
+    data = stream.getvalue()
+    scan = data[data.rfind(b"\xff\xda") : -2]
+    for hiding in (b"\xff\x01", b"\xff\xd0\xff\x01\xff\xff"):
+        with pytest.raises(ImageRejected, match="too_costly"):
+            decode(data[:-2] + hiding + scan * 2000 + data[-2:])

@@ -7,6 +7,7 @@ import pytest
 from common.config import to_yaml
 from common.urls import json_without_secrets, text_without_secrets, without_secrets, without_user
 from pipeline.config import load_config
+from pipeline.write.secrets import remove_url_secrets
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,27 @@ def test_the_saved_configuration_has_no_passwords() -> None:
     saved = to_yaml(config)
     assert "secret" not in saved.lower()
     assert "input: https://h/a.csv\noutput: s3://bucket/out\n" in saved
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http:/ann:S3CRET@127.0.0.1/1.jpg", "http:\\\\ann:S3CRET@h/x", "ann:S3CRET@h/x", "http://ann:S3CRET/x@h/y",
+        "http://ann:S3CRET#x@h", "//ann:S3CRET@h/x", "http://ann:S3CRET word@h/1",
+    ],
+)  # fmt: skip
+def test_passwords_of_malformed_urls_are_removed(url: str) -> None:
+    assert "S3CRET" not in without_user(url)
+    row = remove_url_secrets({"url": url, "id": "see http://ann:S3CRET@h/1"}, strip_query=False)
+    assert "S3CRET" not in str(row)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://medium.com/@user/a.jpg", "http://h:8080/a@b.jpg", "http://h/a:b@c.jpg", "https://h/p?x=a:b@c",
+        "http://[::1]:80/a@b", "/data/a@b.csv", "data/a:b@c.csv", "http://h/x y@z",
+    ],
+)  # fmt: skip
+def test_an_at_sign_in_a_path_or_query_is_no_user(url: str) -> None:
+    assert without_user(url) == text_without_secrets(url, strip_query=False) == url
