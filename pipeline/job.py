@@ -51,7 +51,8 @@ def run(config: PipelineConfig) -> int:
             output.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
             n_failed = compute(work.unfinished, config, provenance, output, lease)
         lease.check()
-        report(config, work.plans)
+        if n_failed < n_shards:  # a report needs at least one finished shard
+            report(config, work.plans)
     if n_failed:
         text = f"{n_failed} of {n_shards} shards failed, see {config.output}/{FAILED_FOLDER}/"
         print(message(f"{text}; run the same command again to try them again"), file=sys.stderr)
