@@ -79,10 +79,10 @@ def test_five_killed_workers_and_a_lost_node_change_no_byte(
         lost = cluster.add_node(num_cpus=2)
         n_killed = 0
         for n, _ in enumerate(make_driver(config, *SLOW).run()):
-            if n in (1, 3, 5, 6, 8):
-                n_killed += kill_worker(n)
             if n == 4:
                 cluster.remove_node(lost, allow_graceful=False)
+            elif n >= 1 and n_killed < 5:  # at some results, no worker is alive yet after the last kill
+                n_killed += kill_worker(n)
     assert n_killed == 5
     assert digests(tmp_path / "out") == expected
 
