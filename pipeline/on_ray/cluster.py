@@ -38,6 +38,11 @@ class Cluster:
         """Return the amount of a resource in the cluster, used or not."""
         return sum(node.get(resource, 0.0) for node in self._nodes.values())
 
+    def free(self) -> str:
+        """Describe the unused resources of the cluster: `0.5 CPU and 1 GPU`."""
+        free = ray.available_resources()
+        return text({name: free.get(name, 0.0) for name in ("CPU", "GPU")})
+
     def warn(self, requests: Iterable[Resources]) -> None:
         """Log requests that no node can meet, once a minute: an autoscaler may add such a node, or never."""
         unmet = [request for request in requests if not any(fits(request, node) for node in self._nodes.values())]

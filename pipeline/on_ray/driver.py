@@ -27,6 +27,8 @@ SETTLE_S: Final = 5.0
 """Time from the death of a worker to the verdict: by then it is known if its node has died too."""
 RELEASE_S: Final = 5.0
 """Time without progress after which an idle model worker is released, so that tasks get its resources."""
+STALL_S: Final = 300.0
+"""Time without progress after which requests that wait for resources are logged and made again."""
 MAX_LOSSES: Final = 50
 """Losses of machines after which a shard has failed nevertheless."""
 NEXT: Final[dict[Step, Step]] = {"prepare": "infer", "infer": "write"}
@@ -212,7 +214,10 @@ class Driver:
         if self.models.starting:
             requests.append(self.models.request(self.cluster))
         self.cluster.warn(requests)
-        self._release_for(pending)
+        if time.monotonic() - self.progressed > STALL_S and requests and not self._is_computing():
+            self._request_again(pending, requests)
+        else:
+            self._release_for(pending)
 
     def _stop(self, call: Call) -> None:
         """Kill the worker of a call that exceeded its time limit, which counts as a crash of the shard."""
@@ -222,9 +227,30 @@ class Driver:
             self.models.discard(call.model)
         self._count(call, StepTimeoutError(f"no result within {call.timeout_s:g} s"), is_crash=True)
 
+    def _is_computing(self) -> bool:
+        return any(call.node for call in self.running.values())
+
+    def _request_again(self, pending: Sequence[Call], requests: Sequence[Resources]) -> None:
+        """Withdraw all requests that Ray has not met, so that they are made again: one that Ray lost would wait forever.
+
+        Usually, another job uses the cluster, and the log line is what a user needs.
+        """
+        logger.warning(
+            "no progress for %.0f s: %d requests wait for resources, and %s of the cluster are free",
+            time.monotonic() - self.progressed,
+            len(requests),
+            self.cluster.free(),
+        )
+        for call in pending:
+            call.stop()
+            self._end(call)
+            self.waiting[call.shard.step].appendleft(call.shard)
+        self.models.withdraw()
+        self.progressed = time.monotonic()
+
     def _release_for(self, pending: Sequence[Call]) -> None:
         """End an idle model worker if tasks wait for resources and nothing runs that would free some."""
-        is_stuck = time.monotonic() - self.progressed > RELEASE_S and not any(c.node for c in self.running.values())
+        is_stuck = time.monotonic() - self.progressed > RELEASE_S and not self._is_computing()
         idle: list[Model] = self.models.idle()
         if pending and is_stuck and idle:
             logger.info("an idle model worker is released, since tasks wait for CPUs")

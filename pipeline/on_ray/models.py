@@ -105,6 +105,11 @@ class Models:
             raise UserError(f"a worker cannot start: {str(error).strip().splitlines()[-1]}") from error
         logger.warning("a model worker died while it started: %s", message_of(error))
 
+    def withdraw(self) -> None:
+        """End the workers that have not started."""
+        while self.starting:
+            self.starting.popitem()[1].kill()
+
     def discard(self, model: Model) -> None:
         """Remove a worker that died, or end it."""
         if model in self.ready:

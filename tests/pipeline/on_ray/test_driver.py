@@ -139,12 +139,27 @@ class OtherJob:
 def test_a_job_shares_the_cluster_with_another_that_leaves_half_a_cpu(
     tar: Path, tmp_path: Path, expected: dict[str, str]
 ) -> None:
-    config = make_job(tar, tmp_path / "out")
+    config = make_job(tar, tmp_path / "out", "limit=16")
     with cluster_of({"num_cpus": 2}):
         other = OtherJob.remote()
         ray.get(other.ready.remote())
-        list(make_driver(config).run())
-    assert digests(tmp_path / "out") == expected
+        assert len(list(make_driver(config).run())) == 4
+    assert digests(tmp_path / "out").items() <= expected.items()
+
+
+def test_requests_that_wait_for_another_job_are_logged_and_made_again(
+    tar: Path, tmp_path: Path, expected: dict[str, str], caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(driver_module, "STALL_S", 3.0)
+    config = make_job(tar, tmp_path / "out", "limit=16")
+    with cluster_of({"num_cpus": 1}), caplog.at_level(logging.WARNING):
+        other = OtherJob.options(num_cpus=1).remote()
+        ray.get(other.ready.remote())
+        at_poll(6, monkeypatch, lambda: ray.kill(other))
+        assert len(list(make_driver(config).run())) == 4
+    assert "requests wait for resources, and neither CPUs nor GPUs of the cluster are free" in caplog.text
+    assert digests(tmp_path / "out").items() <= expected.items()
 
 
 def test_a_frozen_worker_is_killed_at_the_deadline(
