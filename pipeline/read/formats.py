@@ -57,9 +57,16 @@ def format_of(path: str) -> Format | None:
     return None
 
 
+class DamagedFileError(UserError):
+    """An input file whose content is not of its format, from some byte on."""
+
+
 @contextmanager
 def open_input(path: str) -> Iterator[IO[bytes]]:
-    """Open a file as decompressed bytes. Raises UserError, naming the file, if opening or reading it fails."""
+    """Open a file as decompressed bytes. Raises UserError, naming the file, if opening or reading it fails.
+
+    The error is a DamagedFileError if the file can be read, but not parsed.
+    """
     try:
         with open_file(path) as file:
             if not path.lower().endswith(".gz"):
@@ -68,8 +75,9 @@ def open_input(path: str) -> Iterator[IO[bytes]]:
             with io.BufferedReader(gzip.open(file), BUFFER) as decompressed:
                 yield decompressed
     except store_errors(*UNREADABLE) as error:
+        kind = DamagedFileError if isinstance(error, UNREADABLE) else UserError
         fix = "replace the file, or remove it from the input"
-        raise UserError(f"cannot read input file {path}: {one_line(error)}; {fix}") from error
+        raise kind(f"cannot read input file {path}: {one_line(error)}; {fix}") from error
 
 
 def raw_rows(
