@@ -57,6 +57,31 @@ def format_of(path: str) -> Format | None:
     return None
 
 
+class Decompressed(io.RawIOBase):
+    """The content of a gzip file, without losing what precedes a damage: a read returns what there is, as of a socket."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self._gzip = gzip.GzipFile(fileobj=file)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._gzip.read1(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._gzip.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._gzip.tell()
+
+
 class DamagedFileError(UserError):
     """An input file whose content is not of its format, from some byte on."""
 
@@ -72,7 +97,7 @@ def open_input(path: str) -> Iterator[IO[bytes]]:
             if not path.lower().endswith(".gz"):
                 yield file
                 return
-            with io.BufferedReader(gzip.open(file), BUFFER) as decompressed:
+            with io.BufferedReader(Decompressed(file), BUFFER) as decompressed:
                 yield decompressed
     except store_errors(*UNREADABLE) as error:
         kind = DamagedFileError if isinstance(error, UNREADABLE) else UserError

@@ -156,7 +156,9 @@ def csv_problem(error: csv.Error) -> str:
     """Describe an error of the CSV parser, with the fix where its message has none."""
     text = str(error)
     if text.startswith("new-line character"):
-        return "a carriage return (\\r) that is not part of a line end; end lines with \\n or \\r\\n, or quote the field"
+        return (
+            "a carriage return (\\r) that is not part of a line end; end lines with \\n or \\r\\n, or quote the field"
+        )
     return text
 
 

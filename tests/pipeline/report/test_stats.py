@@ -9,11 +9,13 @@ import pyarrow as pa
 import pytest
 
 from common.errors import UserError
+from pipeline.report.html import write_report
 from pipeline.report.shards import read_batches
 from pipeline.report.stats import build_stats
 from pipeline.report.summary import summary_table
 from pipeline.report.totals import COLUMNS, Histogram, host_of
 from pipeline.write.config import WriteConfig
+from pipeline.write.failed import write_failed
 from pipeline.write.store import Store
 from schemas.rows import VERSION
 from tests.pipeline.report.make_output import write_output
