@@ -63,7 +63,7 @@ def test_a_truncated_object_of_a_finished_shard_is_found(config: PipelineConfig)
     plans = plan(config).plans
     assert find_damaged(store, plans) == []
     store.fs.pipe_file(store.path("train/00002.tar"), b"short")
-    store.remove(["arrow/00004.arrow"])
+    store.remove(["train/00004.tar"])
     assert [shard.index for shard in find_damaged(store, plans)] == [2, 4]
 
 

@@ -132,6 +132,7 @@ def test_a_moved_input_is_named(config: PipelineConfig, folder: Path, tmp_path: 
 def test_a_damaged_file_is_recorded_and_read_up_to_its_damage(
     config: PipelineConfig, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = dataclasses.replace(config, rows_per_shard=1000)
     data = gzip.compress("".join(f'{{"url": "http://a/{i}", "caption": "{i**9}"}}\n' for i in range(5000)).encode())
     (folder / "c.jsonl.gz").write_bytes(data[: len(data) // 2])
     (error,) = plan(config).damaged
