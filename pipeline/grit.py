@@ -27,7 +27,8 @@ stopped, run the same command again.
   ray job submit --working-dir . -- python pipeline/grit.py jobs/demo.yaml input=/data/pairs output=/data/shards
 
 {EXIT_CODES}
-3 done, but some shards failed: OUTPUT/_failed/ has their errors, and the next run tries them again.
+3 done, but some shards failed: OUTPUT/_failed/ has their errors, and the next run tries them again; or input files
+  are damaged, and only the rows before the damage were read.
 """
 
 

@@ -10,7 +10,7 @@ from common.config_help import print_text
 from common.text import message
 from pipeline.compute import compute
 from pipeline.config import PipelineConfig
-from pipeline.lease import hold_lease
+from pipeline.lease import Lease, hold_lease
 from pipeline.paths import check_output_outside_input, check_writable, with_absolute_paths
 from pipeline.provenance import make_provenance
 from pipeline.read.plan import list_files
@@ -18,16 +18,20 @@ from pipeline.read.types import ShardPlan
 from pipeline.report.html import write_report
 from pipeline.report.stats import build_stats
 from pipeline.report.summary import summary_table
-from pipeline.resume.plan import plan_work
+from pipeline.resume.finished import find_damaged
+from pipeline.resume.plan import Work, plan_work
 from pipeline.write.store import Store
 from pipeline.write.temporary import remove_abandoned
-from schemas.files import FAILED_FOLDER, OUTPUT_FOLDERS, REPORT_FILE
+from schemas.files import FAILED_FOLDER, MANIFEST_FILE, OUTPUT_FOLDERS, REPORT_FILE, STATS_FILE
+from schemas.manifest import Provenance
 
 logger = logging.getLogger("hypergrit")
 
 
 def run(config: PipelineConfig) -> int:
-    """Plan the shards, compute those that are not finished, write the report; return the number of failed shards.
+    """Plan the shards, compute those that are not finished, write the report; return the number of failures.
+
+    A failure is a shard that failed or an input file that is damaged.
 
     Raises UserError for errors that the user can fix, if possible before anything is computed.
     """
@@ -51,12 +55,31 @@ def run(config: PipelineConfig) -> int:
             output.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
             n_failed = compute(work.unfinished, config, provenance, output, lease)
         lease.check()
-        if n_failed < n_shards:  # a report needs at least one finished shard
-            report(config, work.plans)
+        if not output.is_local:
+            n_failed += mend(work, config, provenance, output, lease)
+        report(config, work.plans)
+    n_damaged = len(work.damaged)
+    if n_damaged:
+        text = f"{n_damaged} input files are damaged, and only the rows before the damage were read, see {STATS_FILE}"
+        print(message(f"{text}; the first: {work.damaged[0]}"), file=sys.stderr)
     if n_failed:
         text = f"{n_failed} of {n_shards} shards failed, see {config.output}/{FAILED_FOLDER}/"
         print(message(f"{text}; run the same command again to try them again"), file=sys.stderr)
-    return n_failed
+    return n_failed + n_damaged
+
+
+def mend(work: Work, config: PipelineConfig, provenance: Provenance, output: Store, lease: Lease) -> int:
+    """Compute the shards again whose files do not have the sizes of their manifests; return the number that failed.
+
+    An object store is resumed from a listing alone. The report reads all manifests anyway, so that now is the time to
+    compare them.
+    """
+    damaged = find_damaged(output, work.plans)
+    if not damaged:
+        return 0
+    logger.warning("%d finished shards have files that are missing or truncated; computed again", len(damaged))
+    output.remove_many(MANIFEST_FILE.format(plan.index) for plan in damaged)
+    return compute(damaged, config, provenance, output, lease)
 
 
 def report(config: PipelineConfig, plans: Sequence[ShardPlan]) -> None:

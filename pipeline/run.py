@@ -1,6 +1,6 @@
 """The order of the stages, and the three steps that compute one shard.
 
-    prepare: read -> download -> captions -> parse     CPU, waits for the network
+    prepare: read -> download -> captions -> parse     CPU, waits for the network; images of tars in parts
     infer:   ground -> score                           models
     write:   write                                     CPU
 
@@ -11,7 +11,7 @@ import dataclasses
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Final, Literal
@@ -21,15 +21,15 @@ import pyarrow as pa
 from common.errors import UserError
 from pipeline.config import PipelineConfig, runtime_settings
 from pipeline.download.permits import PermitAddress
-from pipeline.faults.fault import Fault, ShardError
+from pipeline.faults.fault import Fault, ShardError, check_limit
 from pipeline.faults.stage import Stage, run_isolated
-from pipeline.read.stage import read_shard
+from pipeline.read.stage import read_parts
 from pipeline.read.types import ShardPlan
 from pipeline.stored_images import StoredImages
 from pipeline.write.stage import write_shard
 from pipeline.write.store import Store
 from schemas.files import TIMINGS_FILE
-from schemas.manifest import Manifest, Provenance, Timings
+from schemas.manifest import Manifest, Provenance, StageTiming, Timings
 from schemas.rows import BOUNDARIES
 from schemas.table import kept_indices
 
@@ -47,6 +47,18 @@ class Notes:
 
     timings: Timings
     faults: tuple[Fault, ...] = ()
+
+    def __add__(self, other: "Notes") -> "Notes":
+        """Join the notes on two parts of a shard, or of two stages."""
+        timings: Timings = dict(self.timings)
+        for name, new in other.timings.items():
+            old = timings.get(name, {"seconds": 0.0, "rows": 0.0})
+            timings[name] = {"seconds": old["seconds"] + new["seconds"], "rows": old["rows"] + new["rows"]}
+        return Notes(timings, self.faults + other.faults)
+
+
+Part = tuple[pa.Table, Notes]
+"""Rows of a shard, one after another, with the notes on them."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,7 @@ class Steps:
         if name == "download":
             from pipeline.download.stage import Download
 
-            return Download(config.download, self.permits)
+            return Download(config.download, self.permits).prepare
         if name == "captions":
             from pipeline.captions.stage import clean_captions
 
@@ -124,8 +136,7 @@ class Steps:
 
     def prepare(self, plan: ShardPlan) -> tuple[pa.Table, Notes]:
         """Read, download and parse the rows of a shard."""
-        table, notes = self.read(plan)
-        return self.run_stages("prepare", plan, table, notes)
+        return self.run_stages("prepare", plan, *self.download(plan, self.read(plan)))
 
     def infer(self, plan: ShardPlan, table: pa.Table, notes: Notes) -> tuple[pa.Table, Notes]:
         """Find boxes for the phrases, and scores for the boxes."""
@@ -144,14 +155,34 @@ class Steps:
         Store(self.config.output).write(TIMINGS_FILE.format(plan.index), json.dumps(timings, sort_keys=True))
         return Done(manifest, (*notes.faults, *faults))
 
-    def read(self, plan: ShardPlan) -> tuple[pa.Table, Notes]:
-        """Read the rows of a shard. Raises ShardError if the input cannot be read."""
-        start = time.perf_counter()
-        try:
-            table = read_shard(plan, self.config.read)
-        except UserError as error:
-            raise ShardError(str(error)) from error
-        return table, Notes({"read": {"seconds": time.perf_counter() - start, "rows": float(table.num_rows)}})
+    def read(self, plan: ShardPlan, rows: pa.Table | None = None) -> Iterator[Part]:
+        """Yield the rows of a shard in parts of bounded size; `rows` as in `read_parts`.
+
+        Raises ShardError if the input cannot be read.
+        """
+        parts, found = read_parts(plan, self.config.read, rows), list[Fault]()
+        while True:
+            start = time.perf_counter()
+            try:
+                table, faults = next(parts)
+            except StopIteration:
+                return
+            except UserError as error:
+                raise ShardError(str(error)) from error
+            found += faults
+            check_limit(found, self.config.max_internal_errors)
+            timing: StageTiming = {"seconds": time.perf_counter() - start, "rows": float(table.num_rows)}
+            yield table, Notes({"read": timing}, tuple(faults))
+
+    def download(self, plan: ShardPlan, parts: Iterable[Part]) -> Part:
+        """Download the images of a shard part by part, and drop duplicates: the result does not depend on the parts."""
+        from pipeline.download.stage import drop_duplicates
+
+        stages = [("download", self.stage("download"))]
+        limit = self.config.max_internal_errors
+        table, notes = join([run_stages(stages, table, notes, plan, limit) for table, notes in parts])
+        check_limit(notes.faults, limit)
+        return drop_duplicates(table), notes
 
     def commit(self, plan: ShardPlan, table: pa.Table) -> Manifest:
         """Write the files of a shard to the output."""
@@ -166,8 +197,8 @@ class Steps:
             )
 
     def run_stages(self, step: Step, plan: ShardPlan, table: pa.Table, notes: Notes) -> tuple[pa.Table, Notes]:
-        """Apply the stages of a step to a table."""
-        stages = [(name, self.stage(name)) for name in STAGES_OF[step] if name != "read"]
+        """Apply the stages of a step to a table, except those that work in parts."""
+        stages = [(name, self.stage(name)) for name in STAGES_OF[step] if name not in ("read", "download")]
         return run_stages(stages, table, notes, plan, self.config.max_internal_errors)
 
 
@@ -195,6 +226,11 @@ def run_stages(
         timings[name] = {"seconds": time.perf_counter() - start, "rows": float(n_kept)}
         faults += found
     return table, Notes(timings, tuple(faults))
+
+
+def join(parts: Sequence[Part]) -> Part:
+    """Join the parts of a shard."""
+    return pa.concat_tables([table for table, _ in parts]), sum((notes for _, notes in parts), Notes({}))
 
 
 def compute_shard(plan: ShardPlan, steps: Steps) -> Done:

@@ -23,6 +23,7 @@ class InputFile(TypedDict):
     mtime_ns: NotRequired[Annotated[int, "time of modification of a local file; while it, `size` and `inode` are equal, "
                                          "the file is not hashed again"]]  # fmt: skip
     inode: NotRequired[Annotated[int, "inode number of a local file"]]
+    damage: NotRequired[Annotated[str, "the error at which the rows of a damaged file end"]]
     cuts: Annotated[list[list[int]], "[row, byte, line] at which a shard starts, and the end of the file"]
 
 

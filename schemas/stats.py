@@ -46,6 +46,14 @@ class MostFrequent(TypedDict):
     ]
 
 
+class DamagedFile(TypedDict):
+    """An input file that is damaged; only the rows before the damage are read."""
+
+    path: Annotated[str, "path or URL"]
+    rows: Annotated[int, "rows before the damage"]
+    error: Annotated[str, "the error at which reading ended"]
+
+
 class HostFailures(TypedDict):
     """A host whose images could not be downloaded."""
 
@@ -93,6 +101,7 @@ class Statistics(RowStatistics):
     run: Annotated[RunTimings, "time of the last run; empty if unknown"]
     provenance: Annotated[Provenance, "provenance of the first shard"]
     config: Annotated[dict[str, Any], "the resolved configuration"]
+    damaged: NotRequired[Annotated[list[DamagedFile], "damaged input files; the rows after the damage are not counted"]]
     truth: NotRequired[
         Annotated[dict[str, Any], "precision and recall of the boxes, if the ground truth is known (demo)"]
     ]

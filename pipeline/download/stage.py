@@ -26,6 +26,9 @@ from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
 POPULAR: Final = 16
 """Number of rows in a table above which a host is tried with several rows at once."""
+PIXEL_BYTES: Final = 4
+METADATA_BYTES: Final = 1 << 17
+"""A stored JPEG has at most PIXEL_BYTES per pixel and METADATA_BYTES besides, so that a shard of them is bounded."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +67,16 @@ class Download:
         self._worker = Worker(config, permits)
 
     def __call__(self, table: pa.Table) -> pa.Table:
+        return drop_duplicates(self.prepare(table))
+
+    def prepare(self, table: pa.Table) -> pa.Table:
+        """Fetch, verify, resize and encode images, without looking for duplicates."""
         kept = kept_indices(table)
-        urls, images, captions = (table[name].to_pylist() for name in ("url", "image", "caption_original"))
-        keys = table["key"].to_pylist()
+        urls, images = (table[name].to_pylist() for name in ("url", "image"))
         rows = [(urls[i], images[i]) for i in kept]
         found = self._worker.run(lambda client: self._prepare_all(rows, client))
         outcomes = dict(zip(kept, found, strict=True))
         drops = {i: outcome.drop for i, outcome in outcomes.items() if outcome.drop is not None}
-        drops |= find_duplicates({i: outcomes[i] for i in kept if i not in drops}, captions, keys)
         table = add_columns(table, DOWNLOADED, {i: outcome.fields for i, outcome in outcomes.items()})
         stored = [outcomes[i].image if i in outcomes else None for i in range(table.num_rows)]
         return drop_rows(set_column(table, "image", pa.array(stored, pa.binary())), "download", drops)
@@ -138,7 +143,10 @@ def by_host(requests: Sequence[Request | bytes | FetchError]) -> list[int]:
 
 
 def prepare_image(data: bytes, config: DownloadConfig) -> Outcome:
-    """Verify, rotate, resize and encode one image; an upright RGB JPEG of the right size keeps its bytes."""
+    """Verify, rotate, resize and encode one image; an upright RGB JPEG of the right size keeps its bytes.
+
+    It is encoded again only if its bytes exceed what its pixels and metadata explain.
+    """
     fields: dict[str, Any] = {"sha256": hashlib.sha256(data).hexdigest()}
     if len(data) > config.max_bytes:
         return Outcome(fields, drop=Drop("too_many_bytes", f"more than {config.max_bytes}"))
@@ -159,17 +167,21 @@ def prepare_image(data: bytes, config: DownloadConfig) -> Outcome:
         "original_format": decoded.original_format,
     }
     is_unchanged = decoded.is_plain and (width, height) == (decoded.original_width, decoded.original_height)
-    return Outcome(fields, data if is_unchanged else encode_jpeg(pixels, config.resize.jpeg_quality))
+    is_lean = len(data) <= PIXEL_BYTES * height * width + METADATA_BYTES
+    return Outcome(fields, data if is_unchanged and is_lean else encode_jpeg(pixels, config.resize.jpeg_quality))
 
 
-def find_duplicates(outcomes: dict[int, Outcome], captions: list[str | None], keys: list[str]) -> dict[int, Drop]:
-    """Drop rows (by position) that repeat image and caption of an earlier row, whose key becomes the detail."""
+def drop_duplicates(table: pa.Table) -> pa.Table:
+    """Drop the rows of a DOWNLOADED table that repeat image and caption of an earlier row; its key becomes the detail."""
+    hashes, captions, keys = (table[name].to_pylist() for name in ("sha256", "caption_original", "key"))
     first: dict[tuple[str, str | None], str] = {}
     drops: dict[int, Drop] = {}
-    for i, outcome in sorted(outcomes.items()):
-        content = (outcome.fields["sha256"], captions[i])
+    for i in kept_indices(table):
+        if hashes[i] is None:
+            continue
+        content = (hashes[i], captions[i])
         if content in first:
             drops[i] = Drop("duplicate", first[content])
         else:
             first[content] = keys[i]
-    return drops
+    return drop_rows(table, "download", drops)

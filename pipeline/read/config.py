@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from common.config import check_range
+from common.config import check_range, runtime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,8 @@ class ReadConfig:
     max_image_bytes: int = 64_000_000
     # longest URL, in characters; rows with a longer one are dropped
     max_url_characters: int = 8192
+    # leave out input files of which no row can be read, instead of stopping; the job then ends with exit code 3
+    skip_damaged: bool = runtime(False)
     # largest number of boxes in each of GRIT's columns; rows with more are dropped
     max_boxes: int = 1000
 

@@ -4,10 +4,11 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
-from typing import IO, Any, Final, Literal
+from typing import IO, Any, Final, Literal, TypeVar
 
 import pyarrow as pa
 
@@ -15,11 +16,14 @@ from common.errors import UserError
 from common.remote import BUFFER, one_line, open_file, store_errors
 from common.tar import TarError
 from pipeline.read.config import ReadConfig
+from pipeline.read.isolate import RowFault, isolated
 from pipeline.read.json_rows import parse_json
-from pipeline.read.lines import csv_rows, jsonl_rows
-from pipeline.read.parquet import TextColumns, parquet_records
+from pipeline.read.lines import BlankLinesError, csv_problem, csv_rows, jsonl_rows
+from pipeline.read.parquet import TextColumns, parquet_rows
 from pipeline.read.samples import parse_sample, tar_rows
-from pipeline.read.types import BadRecord, Piece, RawRow, Record
+from pipeline.read.types import BadRecord, Load, Piece, RawRow, Record
+
+Result = TypeVar("Result")
 
 Format = Literal["parquet", "jsonl", "csv", "tsv", "tar"]
 SUFFIXES: Final[dict[str, Format]] = {
@@ -32,6 +36,8 @@ SUFFIXES: Final[dict[str, Format]] = {
 }
 UNREADABLE: Final[tuple[type[Exception], ...]] = (
     EOFError,
+    gzip.BadGzipFile,
+    BlankLinesError,
     zlib.error,
     TarError,
     pa.ArrowException,
@@ -51,19 +57,52 @@ def format_of(path: str) -> Format | None:
     return None
 
 
+class Decompressed(io.RawIOBase):
+    """The content of a gzip file, without losing what precedes a damage: a read returns what there is, as of a socket."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self._gzip = gzip.GzipFile(fileobj=file)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._gzip.read1(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._gzip.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._gzip.tell()
+
+
+class DamagedFileError(UserError):
+    """An input file whose content is not of its format, from some byte on."""
+
+
 @contextmanager
 def open_input(path: str) -> Iterator[IO[bytes]]:
-    """Open a file as decompressed bytes. Raises UserError, naming the file, if opening or reading it fails."""
+    """Open a file as decompressed bytes. Raises UserError, naming the file, if opening or reading it fails.
+
+    The error is a DamagedFileError if the file can be read, but not parsed.
+    """
     try:
         with open_file(path) as file:
             if not path.lower().endswith(".gz"):
                 yield file
                 return
-            with io.BufferedReader(gzip.open(file), BUFFER) as decompressed:
+            with io.BufferedReader(Decompressed(file), BUFFER) as decompressed:
                 yield decompressed
     except store_errors(*UNREADABLE) as error:
+        kind = DamagedFileError if isinstance(error, UNREADABLE) else UserError
         fix = "replace the file, or remove it from the input"
-        raise UserError(f"cannot read input file {path}: {one_line(error)}; {fix}") from error
+        raise kind(f"cannot read input file {path}: {one_line(error)}; {fix}") from error
 
 
 def raw_rows(
@@ -84,24 +123,41 @@ def raw_rows(
             return tar_rows(file, offset)
 
 
-def read_records(
-    piece: Piece, text_columns: TextColumns, config: ReadConfig
-) -> Iterator[tuple[int, Record | BadRecord]]:
-    """Read the rows of a piece as (line, record); line is 0 for formats without lines.
+def read_rows(
+    piece: Piece,
+    text_columns: TextColumns,
+    config: ReadConfig,
+    convert: Callable[[Record | BadRecord], Result],
+    is_wanted: Callable[[int], bool] = lambda _: True,
+) -> Iterator[tuple[int, Result | RowFault | None]]:
+    """Read the rows of a piece as (line, converted record); line is 0 for formats without lines.
 
-    Binary columns of a parquet file are skipped, except `text_columns`: some writers store text in binary columns.
-    Raises UserError if the file cannot be read.
+    A row whose parser or conversion raises becomes a RowFault; a row whose index in the file is not wanted is neither
+    parsed nor converted, and becomes None. Binary columns of a parquet file are skipped, except `text_columns`: some
+    writers store text in binary columns. Raises UserError if the file cannot be read.
     """
+    with open_input(piece.path) as file:
+        for i, (line, load) in enumerate(_loads(piece, file, text_columns, config, is_wanted), piece.first_row):
+            yield line, isolated(partial(_converted, convert, load)) if load and is_wanted(i) else None
+
+
+def _converted(convert: Callable[[Record | BadRecord], Result], load: Load) -> Result:
+    return convert(load())
+
+
+def _loads(
+    piece: Piece, file: IO[bytes], text_columns: TextColumns, config: ReadConfig, is_wanted: Callable[[int], bool]
+) -> Iterator[tuple[int, Load | None]]:
     format_ = format_of(piece.path)
     assert format_ is not None, "plan_shards uses only files of known formats"
-    with open_input(piece.path) as file:
-        if format_ == "parquet":
-            yield from ((0, record) for record in parquet_records(file, piece.first_row, piece.n_rows, text_columns))
-            return
-        header = csv_header(file, format_, config) if format_ in ("csv", "tsv") else []
-        rows = raw_rows(format_, file, config, piece.offset, piece.line, len(header))
-        for raw in islice(rows, piece.n_rows):
-            yield raw.line, _parse(format_, raw.payload, header, file, config)
+    if format_ == "parquet":
+        loads = parquet_rows(file, piece.first_row, piece.n_rows, text_columns, config, is_wanted)
+        yield from ((0, load) for load in loads)
+        return
+    header = csv_header(file, format_, config) if format_ in ("csv", "tsv") else []
+    rows = raw_rows(format_, file, config, piece.offset, piece.line, len(header))
+    for raw in islice(rows, piece.n_rows):
+        yield raw.line, partial(_parse, format_, raw.payload, header, file, config)
 
 
 def column_names(file: IO[bytes], format_: Format, config: ReadConfig) -> list[str] | None:
@@ -124,7 +180,10 @@ def csv_header(file: IO[bytes], format_: Format, config: ReadConfig) -> list[str
     first = file.readline(config.max_row_bytes + 1)
     if len(first) > config.max_row_bytes:
         raise csv.Error(f"the header has more than read.max_row_bytes={config.max_row_bytes} bytes")
-    return next(csv.reader(io.StringIO(first.decode("utf-8-sig")), delimiter=_delimiter(format_)), [])
+    try:
+        return next(csv.reader(io.StringIO(first.decode("utf-8-sig")), delimiter=_delimiter(format_)), [])
+    except csv.Error as error:
+        raise csv.Error(f"line 1: {csv_problem(error)}") from error
 
 
 def _delimiter(format_: Format) -> str:

@@ -9,6 +9,10 @@ from pipeline.read.config import ReadConfig
 from pipeline.read.types import BadRecord, RawRow
 
 SKIP_BYTES: Final = 1 << 20
+BLANK_LINES: Final = 16
+"""Blank lines in a row after which the next ones are skipped in blocks, which is slower for a few lines."""
+WHITE_SPACE: Final = b" \t\n\r\v\f"
+LINE_ENDS: Final = b"\r\n"
 
 
 class Line(NamedTuple):
@@ -27,29 +31,69 @@ class UnclosedQuoteError(Exception):
     """A quoted field does not end within the limits of a row."""
 
 
-def read_lines(file: IO[bytes], offset: int, number: int, max_bytes: int) -> Iterator[Line]:
-    """Yield the lines from the position of `file`. Lines that are too long are skipped, never held in memory."""
-    read_line = file.readline
-    while text := read_line(max_bytes + 1):
+class BlankLinesError(Exception):
+    """Blank lines without end, as in a small gzip file of them, which expands to gigabytes."""
+
+
+class Lines:
+    """The lines of a file from its position on. Lines that are too long are skipped, never held in memory."""
+
+    def __init__(self, file: IO[bytes], offset: int, number: int, config: ReadConfig) -> None:
+        self._file, self._max_bytes = file, config.max_row_bytes
+        self.offset, self.number = offset, number
+        self._run_lines = self._run_bytes = 0  # of blank lines in a row
+        self._run_end = -1  # number of the line after them
+
+    def next(self) -> Line | None:
+        """Return the next line; None at the end of the file."""
+        read_line, max_bytes, n_bytes = self._file.readline, self._max_bytes, 0
+        text: bytes | None = read_line(max_bytes + 1)
+        if not text:
+            return None
         n_bytes = len(text)
         if n_bytes > max_bytes and not text.endswith(b"\n"):
+            text = None
             while rest := read_line(SKIP_BYTES):
                 n_bytes += len(rest)
                 if rest.endswith(b"\n"):
                     break
-            yield Line(offset, number, n_bytes, None)
-        else:
-            yield Line(offset, number, n_bytes, text)
-        offset += n_bytes
-        number += 1
+        line = Line(self.offset, self.number, n_bytes, text)
+        self.offset += n_bytes
+        self.number += 1
+        return line
+
+    def skip_blank(self, line: Line, blanks: bytes) -> None:
+        """Count a blank line, the last that was read; skip those after it in blocks if there are many.
+
+        Lines of the characters `blanks` are blank. Raises BlankLinesError for a run of more than `read.max_row_bytes`.
+        """
+        if line.number != self._run_end:
+            self._run_lines = self._run_bytes = 0
+        self._run_lines, self._run_bytes = self._run_lines + 1, self._run_bytes + line.n_bytes
+        while self._run_lines >= BLANK_LINES and self._run_bytes <= self._max_bytes:
+            block: bytes = self._file.peek()  # type: ignore[attr-defined]
+            end = block.rfind(b"\n", 0, len(block) - len(block.lstrip(blanks))) + 1
+            if not end:  # a line that is not blank, or continues in the next block
+                break
+            self._file.read(end)
+            self.offset, self._run_bytes = self.offset + end, self._run_bytes + end
+            self.number += block.count(b"\n", 0, end)
+        if self._run_bytes > self._max_bytes:
+            raise BlankLinesError(
+                f"more than read.max_row_bytes={self._max_bytes} bytes of blank lines before line {self.number}"
+            )
+        self._run_end = self.number
 
 
 def jsonl_rows(file: IO[bytes], offset: int, number: int, config: ReadConfig) -> Iterator[RawRow]:
-    """Yield a row for each line that is not blank."""
-    for line in read_lines(file, offset, number, config.max_row_bytes):
+    """Yield a row for each line that is not blank. Raises BlankLinesError."""
+    lines = Lines(file, offset, number, config)
+    while line := lines.next():
         if line.text is None:
             yield RawRow(line.offset, line.number, line.too_long(config))
-        elif not line.text.isspace():
+        elif line.text.isspace():
+            lines.skip_blank(line, WHITE_SPACE)
+        else:
             yield RawRow(line.offset, line.number, line.text)
 
 
@@ -59,9 +103,9 @@ def csv_rows(
     """Yield the rows of a CSV file; a row may span lines. Invalid UTF-8 becomes surrogates; `read` drops such rows.
 
     If a row spans lines, it must have `n_fields` fields and correct quotes. Otherwise its first line holds a quote that
-    is not closed: this line is a bad row, and reading continues with the next line.
+    is not closed: this line is a bad row, and reading continues with the next line. Raises BlankLinesError.
     """
-    source = read_lines(file, offset, number, config.max_row_bytes)
+    lines = Lines(file, offset, number, config)
     again = deque[Line]()  # lines to read once more
     taken: list[Line] = []  # lines of the current row
     is_at_end = False
@@ -69,7 +113,7 @@ def csv_rows(
     def feed() -> Iterator[str]:
         nonlocal is_at_end
         while True:
-            line = again.popleft() if again else next(source, None)
+            line = again.popleft() if again else lines.next()
             if line is None:
                 is_at_end = True
                 return
@@ -93,7 +137,7 @@ def csv_rows(
         except UnclosedQuoteError:
             problem = f"a quoted field does not end within {len(taken)} lines (read.max_row_lines)"
         except csv.Error as error:
-            problem = str(error)
+            problem = csv_problem(error)
         first = taken[0]
         if first.text is None:
             yield RawRow(first.offset, first.number, first.too_long(config))
@@ -104,6 +148,18 @@ def csv_rows(
             reader = csv.reader(feed(), delimiter=delimiter)
         elif values:
             yield RawRow(first.offset, first.number, values)
+        elif not again:
+            lines.skip_blank(first, LINE_ENDS)
+
+
+def csv_problem(error: csv.Error) -> str:
+    """Describe an error of the CSV parser, with the fix where its message has none."""
+    text = str(error)
+    if text.startswith("new-line character"):
+        return (
+            "a carriage return (\\r) that is not part of a line end; end lines with \\n or \\r\\n, or quote the field"
+        )
+    return text
 
 
 def _decode(line: Line) -> str:

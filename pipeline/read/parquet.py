@@ -1,68 +1,144 @@
-"""Read parquet files as records, without binary columns such as images."""
+"""Read parquet files as records, without binary columns such as images, and without converting huge values."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import IO, Final
+from functools import partial
+from typing import IO, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.read.types import BadRecord, Record
+from pipeline.faults.fault import is_fault
+from pipeline.read.config import ReadConfig
+from pipeline.read.sizes import Sizes, batch_sizes
+from pipeline.read.types import BadRecord, Load, Record
 
 TextColumns = Callable[[Sequence[str]], Collection[str]]
 """Maps the column names of a file to those that hold text, even if their type is binary."""
 VALUE_ERRORS: Final = (OverflowError, ValueError, KeyError)
 """Exceptions of pyarrow for a value that no Python object can represent; KeyError for an unknown time zone."""
+BATCH_ROWS: Final = 4096
+BATCH_BYTES: Final = 1 << 24
+"""Bytes of values that are converted to Python at a time."""
+ROW_FACTOR: Final = 16
+"""A row above `read.max_row_bytes` by this factor is not converted. The limits of `read` for its values, which count
+characters and JSON, are all below it."""
 
 
-def parquet_records(file: IO[bytes], first: int, n: int, text_columns: TextColumns) -> Iterator[Record | BadRecord]:
-    """Read rows [first, first + n) in batches; only the row groups that contain them are read.
+def parquet_rows(
+    file: IO[bytes],
+    first: int,
+    n: int,
+    text_columns: TextColumns,
+    config: ReadConfig,
+    is_wanted: Callable[[int], bool],
+) -> Iterator[Load | None]:
+    """Read rows [first, first + n) in batches of bounded size; only the row groups that contain them are read.
 
-    Raises pyarrow.ArrowException for a damaged file.
+    Yields None for the rows whose index in the file is not wanted. Values in the dictionary of a column are not
+    repeated in memory. Raises pyarrow.ArrowException for a damaged file.
     """
     parquet = pq.ParquetFile(file)
+    metadata = parquet.metadata
+    parquet = pq.ParquetFile(file, metadata=metadata, read_dictionary=_coded_columns(metadata))
     texts = text_columns(parquet.schema_arrow.names)
     names = [item.name for item in parquet.schema_arrow if item.name in texts or not has_bytes(item.type)]
-    groups, skip = _row_groups(parquet.metadata, first, n)
-    for batch in parquet.iter_batches(batch_size=4096, row_groups=groups, columns=names):
-        rows = batch.slice(min(skip, batch.num_rows), n)
-        skip, n = max(skip - batch.num_rows, 0), n - rows.num_rows
-        yield from as_records(rows)
-        if not n:
+    row = 0  # of the file
+    for group in range(metadata.num_row_groups):
+        n_rows = metadata.row_group(group).num_rows
+        if row >= first + n:
             return
+        if row + n_rows <= first:
+            row += n_rows
+            continue
+        size = _batch_rows(metadata.row_group(group), names)
+        for batch in parquet.iter_batches(batch_size=size, row_groups=[group], columns=names):
+            start, end = (min(max(bound - row, 0), batch.num_rows) for bound in (first, first + n))
+            wanted = [is_wanted(row + i) for i in range(start, end)]
+            row += batch.num_rows
+            if all(wanted):
+                yield from _loads(batch.slice(start, end - start), config)
+            else:
+                loads = _loads(batch.slice(start, end - start).filter(pa.array(wanted, pa.bool_())), config)
+                yield from (next(loads) if is_one else None for is_one in wanted)
 
 
-def _row_groups(metadata: pq.FileMetaData, first: int, n: int) -> tuple[list[int], int]:
-    """The row groups that contain rows [first, first + n), and the number of rows to skip in the first of them."""
-    groups, skip, start = list[int](), 0, 0
-    for i in range(metadata.num_row_groups):
-        n_rows = metadata.row_group(i).num_rows
-        if start < first + n and start + n_rows > first:
-            skip = skip if groups else first - start
-            groups.append(i)
-        start += n_rows
-    return groups, skip
+def _coded_columns(metadata: pq.FileMetaData) -> list[str]:
+    """The text columns that are stored as codes of a dictionary: a value of a megabyte may occur in every row."""
+    columns = (
+        metadata.row_group(group).column(i)
+        for group in range(metadata.num_row_groups)
+        for i in range(metadata.num_columns)
+    )
+    return sorted(
+        {
+            column.path_in_schema
+            for column in columns
+            if column.physical_type == "BYTE_ARRAY" and any("DICTIONARY" in name for name in column.encodings)
+        }
+    )
 
 
-def as_records(batch: pa.RecordBatch) -> Iterator[Record | BadRecord]:
+def _batch_rows(group: pq.RowGroupMetaData, names: Collection[str]) -> int:
+    """The number of rows of a batch with BATCH_BYTES, on average."""
+    columns = (group.column(i) for i in range(group.num_columns))
+    n_bytes = sum(item.total_uncompressed_size for item in columns if item.path_in_schema.split(".")[0] in names)
+    return int(max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(n_bytes, 1))))
+
+
+def _loads(batch: pa.RecordBatch, config: ReadConfig) -> Iterator[Load]:
+    """Yield the rows of a batch; those that are too long become a BadRecord and are not converted."""
+    sizes, most = batch_sizes(batch), max(ROW_FACTOR * config.max_row_bytes, BATCH_BYTES)
+    for start, end in _ranges(sizes):
+        if end - start == 1 and sizes[start] > most:
+            message = f"the row has {sizes[start]} bytes, more than {ROW_FACTOR} times read.max_row_bytes"
+            yield partial(BadRecord, message)
+        else:
+            yield from as_records(batch.slice(start, end - start))
+
+
+def _ranges(sizes: Sizes) -> Iterator[tuple[int, int]]:
+    """Divide rows with these sizes into ranges (start, end) of up to BATCH_BYTES; a larger row is one of its own."""
+    ends, start = np.cumsum(sizes), 0
+    while start < len(sizes):
+        before = ends[start - 1] if start else 0
+        end = max(int(np.searchsorted(ends, before + BATCH_BYTES, side="right")), start + 1)
+        yield start, end
+        start = end
+
+
+def as_records(batch: pa.RecordBatch) -> Iterator[Load]:
     """Convert a batch to records; a row with a value that Python cannot represent becomes a BadRecord.
 
     Examples are a date in the year 50,000 and text in Latin-1.
     """
     try:
-        yield from batch.to_pylist()
+        plain = [item.dictionary_decode() if pa.types.is_dictionary(item.type) else item for item in batch.columns]
+        records = pa.RecordBatch.from_arrays(plain, names=batch.schema.names).to_pylist()
+    except BaseException as error:
+        if not is_fault(error):
+            raise
+        yield from (partial(_record, batch, i) for i in range(batch.num_rows))  # one by one, to find the bad row
         return
-    except VALUE_ERRORS:
-        pass  # convert the values one by one to find the bad row
-    for i in range(batch.num_rows):
-        record: Record = {}
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            try:
-                record[name] = column[i].as_py()
-            except VALUE_ERRORS as error:
-                yield BadRecord(f"the {column.type} in column {name} cannot be read: {error}")
-                break
-        else:
-            yield record
+    yield from (partial(_same, record) for record in records)
+
+
+def _same(record: Record) -> Record:
+    return record
+
+
+def _record(batch: pa.RecordBatch, i: int) -> Record | BadRecord:
+    record: Record = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            record[name] = column[i].as_py()
+        except VALUE_ERRORS as error:
+            return BadRecord(f"the {_plain_type(column.type)} in column {name} cannot be read: {error}")
+    return record
+
+
+def _plain_type(type_: Any) -> pa.DataType:
+    return type_.value_type if pa.types.is_dictionary(type_) else type_
 
 
 def has_bytes(type_: pa.DataType) -> bool:

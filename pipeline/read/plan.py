@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.remote import map_concurrently, one_line, open_store, store_errors
 from common.time_limits import reported
 from pipeline.read.config import ReadConfig
-from pipeline.read.formats import SUFFIXES, column_names, format_of, open_input, raw_rows
+from pipeline.read.formats import SUFFIXES, DamagedFileError, column_names, format_of, open_input, raw_rows
 from pipeline.read.stage import check_columns
 from pipeline.read.types import Piece, ShardPlan
 
@@ -39,6 +39,11 @@ class CutFile(NamedTuple):
     size: int
     cuts: tuple[Cut, ...]
     version: str = ""  # Piece.version
+    damage: str = ""  # the error at which the rows of a damaged file end
+
+
+Known = Mapping[str, tuple[int, Sequence[Cut], str]]
+"""Cuts of an earlier run: path -> (number of rows before the file, cuts, damage)."""
 
 
 def plan_shards(input: str, rows_per_shard: int, limit: int | None, config: ReadConfig) -> list[ShardPlan]:
@@ -70,13 +75,13 @@ def cut_files(
     rows_per_shard: int,
     limit: int | None,
     config: ReadConfig,
-    known: Mapping[str, tuple[int, Sequence[Cut]]] = MappingProxyType({}),
+    known: Known = MappingProxyType({}),
 ) -> list[CutFile]:
     """Find the rows of `files`, pairs (path, size), at which shards start; files after the first `limit` rows are left out.
 
-    `known` has results of an earlier run, path -> (number of rows before the file, cuts); these files are not opened if
-    the number is the same, and parquet files never. Raises UserError for a file that is unreadable or lacks a required
-    column.
+    The files of `known` are not opened if the number of rows before them is the same, and parquet files never. Of a
+    damaged file, the rows before the damage are planned; if there are none, `read.skip_damaged` decides. Raises
+    UserError for a file that is unreadable or lacks a required column.
     """
     parquets = [path for path, _ in files if format_of(path) == "parquet" and path not in known]
     cut: list[CutFile] = []
@@ -88,13 +93,15 @@ def cut_files(
             if total == limit:
                 break
             max_rows = None if limit is None else limit - total
-            n_before, cuts = known.get(path, (None, []))
+            n_before, cuts, damage = known.get(path, (None, [], ""))
             if format_of(path) == "parquet":
-                n_rows = cuts[-1].row if cuts else next(parquet_rows)
+                n_rows, damage = (cuts[-1].row, damage) if cuts else next(parquet_rows)
                 cuts = _cut_parquet(n_rows, total, rows_per_shard, max_rows)
             elif n_before != total:
-                cuts = _cut_text(path, config, total, rows_per_shard, max_rows)
-            cut.append(CutFile(path, size, tuple(cuts)))
+                cuts, damage = _cut_text(path, config, total, rows_per_shard, max_rows)
+            if damage:
+                logger.warning("only the first %d rows of a damaged file are read: %s", cuts[-1].row, damage)
+            cut.append(CutFile(path, size, tuple(cuts), damage=damage))
             total += cuts[-1].row
     return cut
 
@@ -188,12 +195,22 @@ def _is_hidden(path: str) -> bool:
     return any(part.startswith((".", "_")) for part in path.split("/"))
 
 
-def _parquet_rows(path: str, config: ReadConfig) -> int:
-    """The number of rows of a parquet file. Raises UserError if it lacks a required column."""
-    with open_input(path) as file:
-        parquet = pq.ParquetFile(file)
-        check_columns(path, parquet.schema_arrow.names, config)
-        return int(parquet.metadata.num_rows)
+def _parquet_rows(path: str, config: ReadConfig) -> tuple[int, str]:
+    """The number of rows of a parquet file, and its damage. Raises UserError if it lacks a required column."""
+    try:
+        with open_input(path) as file:
+            parquet = pq.ParquetFile(file)
+            check_columns(path, parquet.schema_arrow.names, config)
+            return int(parquet.metadata.num_rows), ""
+    except DamagedFileError as error:
+        return 0, _damage(error, 0, config)
+
+
+def _damage(error: DamagedFileError, n_rows: int, config: ReadConfig) -> str:
+    """The description of a damaged file. Raises `error` if it has no rows and such files are not left out."""
+    if n_rows == 0 and not config.skip_damaged:
+        raise DamagedFileError(f"{error}, or leave such files out with read.skip_damaged=true") from error
+    return str(error)
 
 
 def _cut_parquet(n_rows: int, n_before: int, rows_per_shard: int, max_rows: int | None) -> list[Cut]:
@@ -203,23 +220,28 @@ def _cut_parquet(n_rows: int, n_before: int, rows_per_shard: int, max_rows: int 
     return [Cut(row) for row in sorted({0, *starts, n})]
 
 
-def _cut_text(path: str, config: ReadConfig, n_before: int, rows_per_shard: int, max_rows: int | None) -> list[Cut]:
-    """The cuts of a text file or tar: its first row, the rows at which shards start, and its end.
+def _cut_text(
+    path: str, config: ReadConfig, n_before: int, rows_per_shard: int, max_rows: int | None
+) -> tuple[list[Cut], str]:
+    """The cuts of a text file or tar, and its damage: its first row, the rows at which shards start, and its end.
 
     The input has `n_before` rows in previous files; rows after the first `max_rows` of this file are ignored.
     """
     format_ = format_of(path)
     assert format_ is not None, "list_files returns only files of known formats"
     cuts: list[Cut] = []
-    n = 0
-    with open_input(path) as file:
-        names = column_names(file, format_, config)
-        check_columns(path, names, config)
-        offset = file.tell() if format_ in ("csv", "tsv") else 0  # the end of the header
-        for raw in raw_rows(format_, file, config, offset, 2 if offset else 1, len(names or ())):
-            if n == max_rows:
-                break
-            if n == 0 or (n_before + n) % rows_per_shard == 0:
-                cuts.append(Cut(n, raw.offset, raw.line))
-            n += 1
-    return [*cuts, Cut(n)]
+    n, damage = 0, ""
+    try:
+        with open_input(path) as file:
+            names = column_names(file, format_, config)
+            check_columns(path, names, config)
+            offset = file.tell() if format_ in ("csv", "tsv") else 0  # the end of the header
+            for raw in raw_rows(format_, file, config, offset, 2 if offset else 1, len(names or ())):
+                if n == max_rows:
+                    break
+                if n == 0 or (n_before + n) % rows_per_shard == 0:
+                    cuts.append(Cut(n, raw.offset, raw.line))
+                n += 1
+    except DamagedFileError as error:
+        damage = _damage(error, n, config)
+    return [*cuts, Cut(n)], damage

@@ -2,19 +2,20 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 
 from common.errors import UserError
+from pipeline.faults.fault import Fault
 from pipeline.read.config import ReadConfig
-from pipeline.read.formats import read_records
-from pipeline.read.types import IMAGE, BadRecord, Record, ShardPlan
+from pipeline.read.formats import read_rows
+from pipeline.read.types import IMAGE, BadRecord, Piece, Record, ShardPlan
 from pipeline.read.unchanged import changed, check_unchanged
 from schemas.rows import GIVEN_BOX, READ
-from schemas.status import DROPPED, KEPT
+from schemas.status import DROPPED, INTERNAL_ERROR, KEPT
 from schemas.table import conform
 
 URL_NAMES: Final = ("url", "image_url", "link")
@@ -22,13 +23,15 @@ CAPTION_NAMES: Final = ("caption", "text", "alt_text", "alt", "title")
 ID_NAMES: Final = ("id", "uid", "sample_id", "image_id", "key")
 BOX_FIELDS: Final = tuple(item.name for item in GIVEN_BOX)
 GRIT_COLUMNS: Final = ("noun_chunks", "ref_exps")
+PART_BYTES: Final = 64_000_000
+"""Bytes of images after which the rows that have been read are handed on."""
 
 
 def read_shard(plan: ShardPlan, config: ReadConfig) -> pa.Table:
     r"""Read the rows of a shard; a row that cannot be read is in the table as a dropped row.
 
-    The key of a row is its index in the input. Raises UserError if a file no longer exists, cannot be read, or has
-    fewer rows than when it was planned.
+    The key of a row is its index in the input. All images of a tar are in the table; `read_parts` bounds the memory.
+    Raises UserError if a file no longer exists, cannot be read, or has fewer rows than when it was planned.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
@@ -41,25 +44,89 @@ def read_shard(plan: ShardPlan, config: ReadConfig) -> pa.Table:
     >>> [(row["key"], row["status"], row["reason"]) for row in table.to_pylist()]
     [('000000000000', 'kept', None), ('000000000001', 'dropped', 'missing_url')]
     """
-    rows: list[dict[str, Any]] = []
+    return pa.concat_tables([table for table, _ in read_parts(plan, config)])
+
+
+def planned_rows(plan: ShardPlan) -> pa.Table:
+    """Return the rows of a shard before they are read: a READ table with nothing but their origin."""
+    positions = ((piece, i) for piece in plan.pieces for i in range(piece.n_rows))
+    return _to_table([_origin(plan, row, piece, i) for row, (piece, i) in enumerate(positions)])
+
+
+def read_parts(
+    plan: ShardPlan, config: ReadConfig, rows: pa.Table | None = None
+) -> Iterator[tuple[pa.Table, list[Fault]]]:
+    """Read the rows of a shard like `read_shard`, as tables with PART_BYTES of images, and the rows that raised.
+
+    `rows` are the `planned_rows` to read, all by default; those that are dropped already are left as they are.
+    """
+    given = None if rows is None else {row["key"]: row for row in rows.to_pylist()}
+    part: list[dict[str, Any]] = []
+    faults: list[Fault] = []
+    n_bytes = n_parts = 0
+    for row in _read_rows(plan, config, given, faults):
+        part.append(row)
+        n_bytes += len(row.get("image") or b"")
+        if n_bytes >= PART_BYTES:
+            found = _to_table(part), faults.copy()
+            part.clear()
+            faults.clear()
+            n_bytes, n_parts = 0, n_parts + 1
+            yield found
+    if part or not n_parts:
+        yield _to_table(part), faults
+
+
+def _to_table(rows: list[dict[str, Any]]) -> pa.Table:
+    return conform(pa.Table.from_pylist(rows, schema=READ), READ)
+
+
+def _origin(plan: ShardPlan, row: int, piece: Piece, i: int) -> dict[str, Any]:
+    key = f"{plan.first_row + row:012d}"
+    return {"key": key, "source": piece.path, "source_row": piece.first_row + i, "status": KEPT}
+
+
+def _read_rows(
+    plan: ShardPlan, config: ReadConfig, given: Mapping[str, dict[str, Any]] | None, faults: list[Fault]
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a shard, all or those with a key in `given`; add the rows that raised to `faults`."""
+    n_before = 0
     for piece in plan.pieces:
-        n_before = len(rows)
+        first_key = plan.first_row + n_before - piece.first_row  # key of row 0 of the file, which may be negative
+
+        def is_wanted(row: int, first_key: int = first_key) -> bool:
+            return given is None or given.get(f"{first_key + row:012d}", {}).get("status") == KEPT
+
+        n = 0
         try:
-            for i, (line, record) in enumerate(read_records(piece, partial(text_columns, config=config), config)):
-                key = f"{plan.first_row + len(rows):012d}"
-                origin = {"key": key, "source": piece.path, "source_row": piece.first_row + i, "status": KEPT}
-                try:
-                    rows.append(origin | _to_row(record, config))
-                except BadRowError as error:
-                    location = f"{piece.path}, line {line}" if line else f"{piece.path}, row {piece.first_row + i}"
-                    rows.append(origin | _dropped("bad_row", f"{location}: {error}"))
+            names, convert = partial(text_columns, config=config), partial(_convert, config=config)
+            for line, found in read_rows(piece, names, config, convert, is_wanted):
+                origin = _origin(plan, n_before + n, piece, n)
+                n += 1
+                if isinstance(found, dict):
+                    yield origin | found
+                elif isinstance(found, BadRecord):
+                    location = f"line {line}" if line else f"row {origin['source_row']}"
+                    yield origin | _dropped("bad_row", f"{piece.path}, {location}: {found.message}")
+                elif found is not None:
+                    faults.append(Fault(origin["key"], "read", found.detail, found.traceback))
+                    yield origin | _dropped(INTERNAL_ERROR, found.detail)
+                elif given and origin["key"] in given:
+                    yield given[origin["key"]]
         except UserError:
             check_unchanged(piece)  # a change of the file explains the error
             raise
-        if len(rows) - n_before != piece.n_rows:
+        if n != piece.n_rows:
             raise changed(piece.path)
         check_unchanged(piece)
-    return conform(pa.Table.from_pylist(rows, schema=READ), READ)
+        n_before += n
+
+
+def _convert(record: Record | BadRecord, config: ReadConfig) -> dict[str, Any] | BadRecord:
+    try:
+        return to_row(record, config)
+    except BadRowError as error:
+        return BadRecord(str(error))
 
 
 class BadRowError(ValueError):
@@ -104,7 +171,8 @@ def check_columns(path: str, names: list[str] | None, config: ReadConfig) -> Non
             )
 
 
-def _to_row(record: Record | BadRecord, config: ReadConfig) -> dict[str, Any]:
+def to_row(record: Record | BadRecord, config: ReadConfig) -> dict[str, Any]:
+    """Convert a record to a row of READ, without its origin. Raises BadRowError for one that cannot become a row."""
     if isinstance(record, BadRecord):
         raise BadRowError(record.message)
     image = record.pop(IMAGE, None)

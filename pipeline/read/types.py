@@ -1,5 +1,6 @@
 """Types shared by planning and reading: records, pieces of files, and the plan of a shard."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -49,6 +50,10 @@ class BadRecord:
     """A row that cannot be read, with the reason."""
 
     message: str
+
+
+Load = Callable[[], Record | BadRecord]
+"""Parses one row."""
 
 
 @dataclass(frozen=True)

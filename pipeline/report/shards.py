@@ -18,8 +18,8 @@ from schemas.rows import VERSION
 def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Manifest]:
     """Return the manifests of the finished shards, or of those with an index in `only`, in order.
 
-    Shards of earlier versions with the same major schema version are read too. Raises UserError if no shard is
-    finished, or if one has another major schema version.
+    Shards of earlier versions with the same major schema version are read too. Raises UserError if one has another
+    major schema version.
     """
     files = [f"{MANIFEST_FOLDER}/{name}" for name in store.names(MANIFEST_FOLDER) if name.endswith(".json")]
     if only is not None:
@@ -27,8 +27,6 @@ def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Ma
         files = [file for file in files if file in selected]
     contents = map_concurrently(store.read, files)
     manifests: list[Manifest] = [json.loads(content) for content in contents if content is not None]
-    if not manifests:
-        raise UserError(f"no finished shard in {store.root}; run the job with this output first")
     major = VERSION.partition(".")[0]
     old = next((manifest for manifest in manifests if manifest["schema"].partition(".")[0] != major), None)
     if old:

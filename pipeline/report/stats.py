@@ -8,15 +8,16 @@ from typing import Any, Final, cast
 from omegaconf import OmegaConf
 
 from common.config import RESOLVED_FILE
+from common.errors import UserError
 from common.remote import map_concurrently
 from pipeline.report.shards import read_batches, read_manifests
 from pipeline.report.totals import COLUMNS, Totals
 from pipeline.write.failed import read_failed
 from pipeline.write.store import Store
-from schemas.files import RUN_TIMINGS_FILE, STATS_FILE, TIMINGS_FILE
+from schemas.files import JOB_FILE, RUN_TIMINGS_FILE, STATS_FILE, TIMINGS_FILE
 from schemas.manifest import Counts, FailedShard, Manifest, Timings
 from schemas.rows import VERSION
-from schemas.stats import HostFailures, RowStatistics, StageSpeed, Statistics
+from schemas.stats import DamagedFile, HostFailures, RowStatistics, StageSpeed, Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, STAGES
 
 TOP: Final = 30
@@ -29,7 +30,7 @@ def build_stats(output: str, truth: dict[str, Any] | None = None, shards: Collec
     `shards` limits the count to shards with these indices. `truth` is stored unchanged: the precision and recall of the
     boxes, if they are known.
 
-    Raises UserError if no shard is finished, ValueError if the counts of a shard do not add up.
+    Raises UserError if no shard is finished or failed, ValueError if the counts of a shard do not add up.
 
     >>> from tempfile import TemporaryDirectory
     >>> from pipeline import ShardPlan, WriteConfig, build_stats, write_shard
@@ -42,17 +43,23 @@ def build_stats(output: str, truth: dict[str, Any] | None = None, shards: Collec
     """
     store = Store(output)
     manifests = read_manifests(store, shards)
+    failed = read_failed(store, [manifest["shard"] for manifest in manifests], shards)
+    if not manifests and not failed:
+        raise UserError(f"no finished shard in {store.root}; run the job with this output first")
+    job = json.loads(store.read(JOB_FILE) or b"{}")
     stats: Statistics = {
         "schema": VERSION,
         "shards": [manifest["shard"] for manifest in manifests],
         "without_rows": sum("arrow" not in manifest["formats"] for manifest in manifests),
-        "rows": sum_rows(manifests, read_failed(store, [manifest["shard"] for manifest in manifests], shards)),
+        "rows": sum_rows(manifests, failed),
         **row_statistics(count_shards(store, manifests)),
         "stages": sum_timings(store, manifests),
         "run": json.loads(store.read(RUN_TIMINGS_FILE) or b"{}"),
-        "provenance": manifests[0]["provenance"],
+        "provenance": manifests[0]["provenance"] if manifests else job.get("provenance", {}),
         "config": read_job_config(store),
     }
+    if damaged := damaged_files(job):
+        stats["damaged"] = damaged
     if truth is not None:
         stats["truth"] = truth
     store.write(STATS_FILE, json.dumps(stats, ensure_ascii=False, indent=1))  # not sorted: stages keep their order
@@ -63,6 +70,12 @@ def read_job_config(store: Store) -> dict[str, Any]:
     """Return the resolved configuration of the job, {} if its file does not exist."""
     text = (store.read(RESOLVED_FILE) or b"{}").decode()
     return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(text)))
+
+
+def damaged_files(job: Mapping[str, Any]) -> list[DamagedFile]:
+    """Return the damaged input files of a job, of which only the rows before the damage are read."""
+    files = [file for batch in job.get("batches", ()) for file in batch["files"] if "damage" in file]
+    return [{"path": file["path"], "rows": file["cuts"][-1][0], "error": file["damage"]} for file in files]
 
 
 def row_statistics(totals: Totals) -> RowStatistics:

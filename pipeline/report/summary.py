@@ -33,6 +33,7 @@ def summary_table(stats: Statistics) -> str:
     if "wall_seconds" in stats["run"]:
         run = stats["run"]
         lines.append(f"last run: {run['shards']} of {len(stats['shards'])} shards in {run['wall_seconds']:,.1f} s")
+    lines += [f"damaged input file, {file['rows']:,} rows read: {file['path']}" for file in stats.get("damaged", ())]
     if "truth" in stats:
         known = [f"{name} {stats['truth'][name]:.3f}" for name in ("precision", "recall") if name in stats["truth"]]
         lines += ["", f"boxes compared with the ground truth: {', '.join(known)}"]

@@ -3,7 +3,7 @@
 import os
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,8 @@ import pyarrow as pa
 from pipeline.faults.fault import is_fault
 from pipeline.faults.stage import check_process
 from pipeline.read.types import ShardPlan
-from pipeline.run import Notes, Steps, run_stages
+from pipeline.run import Notes, Part, Steps, run_stages
+from schemas.rows import READ
 
 MEMORY_SHARE: Final = 0.8
 """Share of the free memory that a stage may use: beyond it, an allocation fails in this process and in no other."""
@@ -40,9 +41,12 @@ class Bench:
         `write` commits the shard and returns a `Done`.
         """
         if stage == "read":
-            table, notes = self.steps.read(plan)
-        elif stage == "write":
+            return save_parts(self.steps.read(plan, load_table(source)), notes, target)
+        if stage == "write":
             return self.steps.write(plan, load_table(source), notes)
+        if stage == "download":
+            table, more = self.steps.download(plan, ((part, Notes({})) for part in load_parts(source)))
+            notes += more
         else:
             limit = self.steps.config.max_internal_errors
             table, notes = run_stages([(stage, self.steps.stage(stage))], load_table(source), notes, plan, limit)
@@ -51,20 +55,55 @@ class Bench:
 
     def probe(self, stage: str, plan: ShardPlan, source: str, rows: Sequence[int]) -> None:
         """Run a stage on some rows; the result is thrown away. Exceptions are left to `run`, which finds their rows."""
-        part = load_table(source).take(pa.array(rows, pa.int64()))
-        apply = partial(self.steps.rehearse, plan) if stage == "write" else self.steps.stage(stage)
         try:
-            apply(part)
+            if stage == "read":
+                for _ in self.steps.read(plan, take(load_table(source), rows)):
+                    pass
+            elif stage == "download":
+                self.probe_parts(source, rows)
+            else:
+                apply = partial(self.steps.rehearse, plan) if stage == "write" else self.steps.stage(stage)
+                apply(take(load_table(source), rows))
         except BaseException as error:
             if not is_fault(error):
                 raise
             check_process(error)
+
+    def probe_parts(self, source: str, rows: Sequence[int]) -> None:
+        """Download some rows, part by part: all at once may not fit into memory."""
+        start = 0
+        for part in load_parts(source):
+            inside = [row - start for row in rows if start <= row < start + part.num_rows]
+            if inside:
+                self.steps.stage("download")(take(part, inside))
+            start += part.num_rows
+
+
+def take(table: pa.Table, rows: Sequence[int]) -> pa.Table:
+    """Return some rows of a table."""
+    return table.take(pa.array(rows, pa.int64()))
+
+
+def save_parts(parts: Iterable[Part], notes: Notes, path: str) -> Notes:
+    """Write the parts of a shard to an Arrow file, each as a batch; return `notes` and theirs."""
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, READ) as writer:
+        for table, more in parts:
+            writer.write_table(table.combine_chunks())
+            notes += more
+    return notes
 
 
 def save_table(table: pa.Table, path: str) -> None:
     """Write a table to an Arrow file."""
     with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
+
+
+def load_parts(path: str) -> Iterator[pa.Table]:
+    """Yield the batches of an Arrow file, mapped into memory, as tables."""
+    reader = pa.ipc.open_file(pa.memory_map(path))
+    for i in range(reader.num_record_batches):
+        yield pa.Table.from_batches([reader.get_batch(i)])
 
 
 def load_table(path: str) -> pa.Table:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pipeline.faults.fault import Fault, check_limit, describe
 from pipeline.faults.search import find_faulty
 from pipeline.faults.stage import drop_faulty
+from pipeline.read.stage import planned_rows
 from pipeline.read.types import ShardPlan
 from pipeline.rescue.bench import Bench, load_table, save_table
 from pipeline.rescue.child import START_S, Child, ProcessDiedError, StepTimeoutError
@@ -44,8 +45,7 @@ class Rescue:
         result: Any = notes or Notes({})
         with tempfile.TemporaryDirectory() as folder, Child(partial(Bench, self.make_steps)) as child:
             source = Path(folder) / "input.arrow"
-            if table is not None:
-                save_table(table, str(source))
+            save_table(planned_rows(plan) if table is None else table, str(source))
             for stage in STAGES_OF[step]:
                 target = source.with_name(f"{stage}.arrow")
                 result = self._run_stage(child, stage, plan, result, str(source), str(target))
@@ -58,9 +58,9 @@ class Rescue:
                 return self._call(child, self.timeout_s, "run", stage, plan, notes, source, target)
             except (ProcessDiedError, StepTimeoutError) as death:
                 logger.warning("shard %d: %s in stage %r; searching for the rows", plan.index, describe(death), stage)
-                table = None if stage == "read" else load_table(source)
-                faults = self._search(child, stage, plan, source, table) if table is not None else {}
-                if table is None or not faults:
+                table = load_table(source)
+                faults = self._search(child, stage, plan, source, table)
+                if not faults:
                     raise
                 notes = dataclasses.replace(notes, faults=(*notes.faults, *faults.values()))
                 check_limit(notes.faults, self.limit)
@@ -76,9 +76,11 @@ class Rescue:
             try:
                 self._call(child, limit_s, "probe", stage, plan, source, list(rows))
             except (ProcessDiedError, StepTimeoutError) as death:
-                return Fault(keys[rows[0]].as_py(), stage, describe(death))
+                return Fault(keys[rows[0]].as_py() if rows else "", stage, describe(death))
             return None
 
+        if stage == "read" and probe([]) is not None:
+            return {}  # the file itself, not one of its rows
         return find_faulty(kept, probe, self.limit)
 
     def _call(self, child: Child, timeout_s: float, method: str, stage: str, *arguments: Any) -> Any:

@@ -74,6 +74,20 @@ def find_finished(
     }
 
 
+def find_damaged(store: Store, plans: Sequence[ShardPlan]) -> list[ShardPlan]:
+    """Return the `plans` whose manifest is damaged or names a file that is missing or has another size now."""
+    listing = list_output(store)
+    committed = set(listing.committed())
+    finished = [plan for plan in plans if plan.index in committed]
+    manifests = map_concurrently(lambda plan: read_manifest(store, plan.index), finished)
+    return [
+        plan
+        for plan, manifest in zip(finished, manifests, strict=True)
+        if manifest is None
+        or any(listing.sizes.get(name) != facts["bytes"] for name, facts in manifest["files"].items())
+    ]
+
+
 def equal_provenances(config: PipelineConfig, provenance: Provenance) -> list[Provenance]:
     """Return the provenances that differ from `provenance` only by the formats that were written."""
     orders = (formats for n in range(1, len(FILES) + 1) for formats in permutations(FILES, n))

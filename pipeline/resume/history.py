@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from common.errors import UserError
 from pipeline.config import PipelineConfig
-from pipeline.read.plan import Cut, cut_files
+from pipeline.read.plan import Cut, CutFile, Known, cut_files
 from pipeline.resume.inputs import identify_files
 from schemas.job import InputBatch, InputFile, JobRecord
 
@@ -32,7 +32,7 @@ def plan_history(files: Files, record: JobRecord | None, config: PipelineConfig)
     sizes = dict(files)
     recorded = {file["path"]: file for batch in record["batches"] for file in batch["files"]}
     present = {file["path"]: file for file in identify_files([item for item in files if item[0] in recorded], recorded)}
-    changes = describe_changes(recorded, present)
+    changes = describe_changes(recorded, present, files)
     if any(record["settings"].get(key) != getattr(config, key) for key in ("limit", "rows_per_shard")):
         return History(check_rows(plan_batches([files], present, {}, config), config), changes, 0)
     old = [[(file["path"], sizes[file["path"]]) for file in batch["files"] if file["path"] in sizes]
@@ -54,7 +54,7 @@ def check_rows(batches: list[InputBatch], config: PipelineConfig) -> list[InputB
 def plan_batches(
     groups: Sequence[Files],
     identified: Mapping[str, InputFile],
-    known: Mapping[str, tuple[int, Sequence[Cut]]],
+    known: Known,
     config: PipelineConfig,
 ) -> list[InputBatch]:
     """Divide groups of files into shards; each group begins a new shard, and groups without rows are left out.
@@ -81,33 +81,46 @@ def plan_batches(
                 "first_row": n_rows,
                 "shards": shards,
                 "rows": rows,
-                "files": [{**by_path[file.path], "cuts": [list(cut) for cut in file.cuts]} for file in cut],
+                "files": [with_cuts(by_path[file.path], file) for file in cut],
             }
         )
         n_shards, n_rows = n_shards + shards, n_rows + rows
     return batches
 
 
-def known_cuts(record: JobRecord, changes: Mapping[str, str]) -> dict[str, tuple[int, list[Cut]]]:
+def with_cuts(identity: InputFile, file: CutFile) -> InputFile:
+    """Return the record of an input file."""
+    found: InputFile = {**identity, "cuts": [list(cut) for cut in file.cuts]}
+    return {**found, "damage": file.damage} if file.damage else found
+
+
+def known_cuts(record: JobRecord, changes: Mapping[str, str]) -> Known:
     """Return the cuts of the unchanged files of a record, each with the number of rows before it in its batch."""
-    known: dict[str, tuple[int, list[Cut]]] = {}
+    known: dict[str, tuple[int, list[Cut], str]] = {}
     for batch in record["batches"]:
         n_before = 0
         for file in batch["files"]:
             if file["path"] not in changes:
-                known[file["path"]] = n_before, [Cut(*cut) for cut in file["cuts"]]
+                known[file["path"]] = n_before, [Cut(*cut) for cut in file["cuts"]], file.get("damage", "")
             n_before += file["cuts"][-1][0]
     return known
 
 
-def describe_changes(recorded: Mapping[str, InputFile], present: Mapping[str, InputFile]) -> dict[str, str]:
-    """Describe the recorded files that are missing now or have another content, by path."""
+def describe_changes(
+    recorded: Mapping[str, InputFile], present: Mapping[str, InputFile], files: Files
+) -> dict[str, str]:
+    """Describe the recorded files that are missing now or have another content, by path.
+
+    `files` is the present input, in which a missing file may have another folder now.
+    """
+    moved = {(path.rpartition("/")[2], size): path for path, size in files if path not in recorded}
     paths = {content_of(file): path for path, file in recorded.items()}
     changes: dict[str, str] = {}
     for path, old in recorded.items():
         new = present.get(path)
         if new is None:
-            changes[path] = "removed"
+            other_path = moved.get((path.rpartition("/")[2], old["size"]))
+            changes[path] = f"moved to {other_path}, but shards hold the paths" if other_path else "removed"
         elif content_of(new) != content_of(old):
             if other := paths.get(content_of(new)):
                 changes[path] = f"reordered: it has the content of {other} now"

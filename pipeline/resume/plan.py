@@ -15,7 +15,7 @@ from pipeline.resume.history import Files, History, plan_history
 from pipeline.resume.record import make_record, plans_of, read_record, recorded_plans, settings_of, write_record
 from pipeline.write.stage import plan_json
 from pipeline.write.store import Store
-from schemas.files import FILES, MANIFEST_FILE
+from schemas.files import FILES, MANIFEST_FILE, REPORT_FILE, STATS_FILE
 from schemas.job import JobRecord
 from schemas.manifest import Manifest, Provenance
 
@@ -32,6 +32,11 @@ class Work(NamedTuple):
     outdated: list[int]  # shards with a manifest that are computed again, or belong to another job
     stale: list[str]  # records of failures of shards that are finished
 
+    @property
+    def damaged(self) -> list[str]:
+        """The errors of the damaged input files."""
+        return [file["damage"] for batch in self.record["batches"] for file in batch["files"] if "damage" in file]
+
     def begin(self, store: Store) -> None:
         """Prepare the output: remove the manifests of outdated shards, then write the record.
 
@@ -42,6 +47,8 @@ class Work(NamedTuple):
         gone = [index for index in self.outdated if index not in planned]
         store.remove_many(name.format(index) for index in gone for names in FILES.values() for name in names)
         store.remove_many(self.stale)
+        if self.outdated:
+            store.remove([STATS_FILE, REPORT_FILE])  # of the shards that are discarded
         if self.record != self.old_record:
             write_record(store, self.record)
 

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,9 @@ import pyarrow as pa
 from common.errors import UserError
 from pipeline.config import PipelineConfig
 from pipeline.faults.stage import Stage
+from pipeline.read.stage import planned_rows
 from pipeline.read.types import ShardPlan
-from pipeline.run import Steps
+from pipeline.run import Part, Steps
 from schemas.manifest import Manifest, Provenance
 from schemas.rows import BOUNDARIES
 from schemas.table import add_columns, kept_indices
@@ -89,6 +90,11 @@ class PoisonedSteps(Steps):
         for poison in self.poisons:
             poison.apply(name, table)
         return stage(table)
+
+    def read(self, plan: ShardPlan, rows: pa.Table | None = None) -> Iterator[Part]:
+        for poison in self.poisons:
+            poison.apply("read", planned_rows(plan) if rows is None else rows)
+        yield from super().read(plan, rows)
 
     def commit(self, plan: ShardPlan, table: pa.Table) -> Manifest:
         for poison in self.poisons:

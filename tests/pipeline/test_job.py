@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,9 +19,12 @@ import pytest
 from pipeline.config import PipelineConfig, load_config, repository_root, runtime_settings
 from pipeline.paths import with_absolute_paths
 from pipeline.provenance import make_provenance
-from pipeline.read.plan import list_files
+from pipeline.read.plan import list_files, plan_shards
+from pipeline.read.types import ShardPlan
 from pipeline.resume.plan import plan_work
+from pipeline.run import Steps
 from pipeline.write.store import Store
+from schemas.manifest import FailedShard
 from tests.pipeline.jobs import N_SCENES, hash_output, run_job
 
 
@@ -75,6 +79,48 @@ def test_a_shard_without_a_manifest_is_computed_again_and_the_others_are_kept(
     assert "2 of them already finished" in caplog.text
     assert hash_output(output) == hash_output(finished)
     assert (output / "train" / "00000.tar").stat().st_mtime_ns == modified
+
+
+def test_a_job_whose_shards_all_fail_ends_with_code_3_and_a_report_of_its_own(
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "stats.json").write_text('{"rows": "of an earlier run"}')
+
+    def fail(plans: list[ShardPlan], *_: object) -> Iterator[FailedShard]:
+        for plan in plans:
+            error: FailedShard = {
+                "shard": plan.index, "rows": plan.n_rows, "step": "prepare", "error": "x", "traceback": "", "attempts": 1
+            }  # fmt: skip
+            yield error
+
+    monkeypatch.setattr("pipeline.compute.compute_local", fail)
+    assert run_job(tars, output) == 3
+    stats = json.loads((output / "stats.json").read_text())
+    assert stats["rows"] == {"read": N_SCENES + 1, "kept": 0, "dropped": {}, "unfinished": N_SCENES + 1}
+    assert stats["provenance"]["hypergrit"]
+    assert (output / "report.html").exists()
+
+
+def test_images_in_many_parts_give_the_same_table_and_the_same_duplicates(
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = (tars / "00000.tar").read_bytes()
+    for name in ("a", "b"):  # all rows of the second tar are duplicates
+        (tmp_path / f"{name}.tar").write_bytes(data)
+    config = load(tmp_path, tmp_path / "out")
+    (plan,) = plan_shards(str(tmp_path), 100, None, config.read)
+    steps = Steps(config, make_provenance(config))
+    whole, notes = steps.download(plan, steps.read(plan))
+    monkeypatch.setattr("pipeline.read.stage.PART_BYTES", 1)
+    parts, more = steps.download(plan, steps.read(plan))
+    assert parts["image"].num_chunks == 2 * (N_SCENES + 1)
+    assert parts.to_pylist() == whole.to_pylist()
+    assert whole["reason"].to_pylist().count("duplicate") == N_SCENES
+    assert {name: timing["rows"] for name, timing in more.timings.items()} == {
+        name: timing["rows"] for name, timing in notes.timings.items()
+    }
 
 
 def test_a_change_of_other_settings_is_refused_without_overwrite(

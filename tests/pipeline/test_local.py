@@ -55,6 +55,19 @@ def test_a_bad_row_is_dropped_by_name_and_its_neighbours_are_kept(
     assert (fault.key, fault.stage, fault.detail) == ("000000000005", stage, detail)
 
 
+@pytest.mark.parametrize(("kind", "detail"), [("segfault", "killed by SIGSEGV"), ("hang", "no result within 3 s")])
+def test_a_row_that_ends_the_process_while_it_is_read_is_dropped_alone(
+    tars: Path, tmp_path: Path, kind: str, detail: str
+) -> None:
+    config, plans = job(tars, tmp_path / "out", "ray.step_timeout_s=3" if kind == "hang" else "ray.retries=0")
+    results = list(compute_local(plans[1:2], config, light_steps(config, Poison("read", 5, kind))))
+    (done,) = [result for result in results if isinstance(result, Done)]
+    assert (done.manifest["counts"]["kept"], dropped(done.manifest)) == (3, {"read": {"internal_error": 1}})
+    assert [(fault.key, fault.stage, fault.detail.split(": ")[1]) for fault in done.faults] == [
+        ("000000000005", "read", detail)
+    ]
+
+
 def test_the_bytes_depend_on_the_bad_rows_alone_and_not_on_how_they_were_found(tars: Path, tmp_path: Path) -> None:
     """A crash that happens once changes nothing; rows that crash and rows that raise give the same shards."""
     outputs = {}

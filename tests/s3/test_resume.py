@@ -12,6 +12,7 @@ from s3fs import S3FileSystem
 
 from common.errors import UserError
 from pipeline.config import PipelineConfig
+from pipeline.resume.finished import find_damaged
 from pipeline.write.store import Store
 from tests.pipeline.resume.jobs import compute, configure, overwriting, plan, provenance_of, run
 
@@ -54,6 +55,16 @@ def test_finished_shards_are_found_without_a_request_per_shard(
     monkeypatch.setattr(S3FileSystem, "_call_s3", count)
     assert [shard.index for shard in plan(config).unfinished] == [3, 5]
     assert requests.total() < 20, requests
+
+
+def test_a_truncated_object_of_a_finished_shard_is_found(config: PipelineConfig) -> None:
+    run(config)
+    store = Store(config.output)
+    plans = plan(config).plans
+    assert find_damaged(store, plans) == []
+    store.fs.pipe_file(store.path("train/00002.tar"), b"short")
+    store.remove(["train/00004.tar"])
+    assert [shard.index for shard in find_damaged(store, plans)] == [2, 4]
 
 
 def test_a_changed_object_is_named_and_a_new_one_becomes_new_shards(

@@ -55,6 +55,14 @@ def download(*rows: str | bytes, captions: list[str] | None = None, **settings: 
     return result.to_pylist()
 
 
+def test_a_jpeg_with_far_more_bytes_than_pixels_is_encoded_again() -> None:
+    lean = jpeg(0, 32, 32)
+    fat = lean[:2] + (b"\xff\xee\xff\xff" + bytes(65533)) * 10 + lean[2:]
+    first, second = download(lean, fat)
+    assert first["image"] == lean
+    assert (second["reason"], len(second["image"]) < 10_000) == (None, True)
+
+
 def outcome(*rows: str | bytes, **settings: Any) -> tuple[str | None, str | None]:
     """Reason and detail of the first row; checks that a dropped row has no image."""
     row = download(*rows, **settings)[0]

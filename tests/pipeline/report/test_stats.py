@@ -9,11 +9,13 @@ import pyarrow as pa
 import pytest
 
 from common.errors import UserError
+from pipeline.report.html import write_report
 from pipeline.report.shards import read_batches
 from pipeline.report.stats import build_stats
 from pipeline.report.summary import summary_table
 from pipeline.report.totals import COLUMNS, Histogram, host_of
 from pipeline.write.config import WriteConfig
+from pipeline.write.failed import write_failed
 from pipeline.write.store import Store
 from schemas.rows import VERSION
 from tests.pipeline.report.make_output import write_output
@@ -131,6 +133,18 @@ def test_counts_of_rows_phrases_and_boxes_are_the_same_without_arrow_files(
 def test_output_without_a_finished_shard_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no finished shard"):
         build_stats(str(tmp_path))
+
+
+def test_if_all_shards_failed_the_report_counts_their_rows_as_unfinished(tmp_path: Path) -> None:
+    write_failed(
+        Store(str(tmp_path)),
+        {"shard": 0, "rows": 7, "step": "prepare", "error": "x", "traceback": "", "attempts": 1},
+    )
+    stats = build_stats(str(tmp_path), shards=[0])
+    assert stats["rows"] == {"read": 7, "kept": 0, "dropped": {}, "unfinished": 7}
+    write_report(str(tmp_path))
+    assert (tmp_path / "report.html").stat().st_size > 1000
+    assert "rows unfinished, in failed shards" in summary_table(stats)
 
 
 def test_seconds_of_a_stage_are_added_up_over_the_shards(output: Path) -> None:

@@ -1,5 +1,7 @@
 """A job that is run again: what differs, what is kept, what is discarded."""
 
+import dataclasses
+import gzip
 import json
 import os
 import time
@@ -9,6 +11,9 @@ import pytest
 
 from common.errors import UserError
 from pipeline.config import PipelineConfig
+from pipeline.read import plan as read_plan
+from pipeline.report.stats import build_stats
+from pipeline.write.store import Store
 from schemas.files import FAILED_FILE, JOB_FILE
 from tests.pipeline.resume.jobs import configure, digests, overwriting, plan, provenance_of, run, write_rows
 
@@ -116,6 +121,31 @@ def test_removed_and_reordered_files_are_named(config: PipelineConfig, folder: P
     assert run(overwriting(config)) == [0, 1, 2]
     assert sorted(path.name for path in Path(config.output, "arrow").iterdir()) == [f"{i:05d}.arrow" for i in range(3)]
     assert run(config) == []
+
+
+def test_a_moved_input_is_named(config: PipelineConfig, folder: Path, tmp_path: Path) -> None:
+    run(config)
+    moved = dataclasses.replace(config, input=str(folder.rename(tmp_path / "elsewhere")))
+    assert_refused(moved, f"moved to {tmp_path / 'elsewhere' / 'b.jsonl'}, but shards hold the paths", n=4)
+
+
+def test_a_damaged_file_is_recorded_and_read_up_to_its_damage(
+    config: PipelineConfig, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(config, rows_per_shard=1000)
+    data = gzip.compress("".join(f'{{"url": "http://a/{i}", "caption": "{i**9}"}}\n' for i in range(5000)).encode())
+    (folder / "c.jsonl.gz").write_bytes(data[: len(data) // 2])
+    (error,) = plan(config).damaged
+    assert "c.jsonl.gz" in error
+    run(config)
+    store = Store(config.output)
+    n = sum(shard.n_rows for shard in plan(config).plans)
+    (damaged,) = build_stats(config.output)["damaged"]
+    assert 0 < damaged["rows"] < 5000
+    assert build_stats(config.output)["rows"]["read"] == n
+    monkeypatch.setattr(read_plan, "_cut_text", None)  # the record is enough
+    assert plan(config).damaged == [error]
+    assert store.read("_job.json")
 
 
 def test_a_removed_file_at_the_end_keeps_the_shards_before_it(config: PipelineConfig, folder: Path) -> None:

@@ -1,0 +1,175 @@
+"""Reading in bounded memory and time: huge values of parquet, large images of tars, blank lines, rows that raise."""
+
+import gzip
+import logging
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from common.errors import UserError
+from pipeline.read import stage
+from pipeline.read.config import ReadConfig
+from pipeline.read.plan import plan_shards
+from pipeline.read.sizes import row_sizes
+from pipeline.read.stage import planned_rows, read_parts, read_shard
+from tests.pipeline.poison import RustPanic
+from tests.pipeline.read.test_stage import read_all, write_tar
+
+MB = 1_000_000
+HUGE = "x" * 20 * MB
+
+
+@pytest.mark.parametrize(
+    ("value", "small"),
+    [(HUGE, "a"), ([HUGE[: 5 * MB]] * 4, ["a"]), ({"a": {"b": HUGE}}, {"a": {"b": "a"}}), ([[("k", HUGE)]], [[]])],
+    ids=["text", "list", "struct", "map"],
+)
+@pytest.mark.parametrize("is_coded", [True, False], ids=["dictionary", "plain"])
+def test_huge_values_of_a_parquet_file_are_dropped_before_they_are_converted(
+    tmp_path: Path, value: Any, small: Any, is_coded: bool
+) -> None:
+    n = 40 if is_coded else 2
+    names, captions = [f"http://a/{i}" for i in range(n + 1)], ["a dog"] * (n + 1)
+    kind = pa.list_(pa.map_(pa.string(), pa.string())) if isinstance(small, list) and small == [[]] else None
+    values = pa.array([small] + [value] * n, kind)
+    table = pa.table({"url": names, "caption": captions, "more": values})
+    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=is_coded, dictionary_pagesize_limit=1 << 30)
+    del table, values
+    tracemalloc.start()
+    rows = read_all(tmp_path / "a.parquet", rows_per_shard=1000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [row["reason"] for row in rows] == [None] + ["bad_row"] * n
+    assert "more than 16 times read.max_row_bytes" in rows[1]["detail"]
+    assert peak < 30 * MB
+
+
+def test_sizes_count_what_each_row_holds() -> None:
+    texts = pa.array(["größe", None, "", "abc"])
+    assert row_sizes(texts).tolist() == [7, 0, 0, 3]
+    assert row_sizes(texts.slice(2)).tolist() == [0, 3]
+    assert row_sizes(texts.dictionary_encode().slice(2)).tolist() == [0, 3]
+    assert row_sizes(texts.cast(pa.large_string()).dictionary_encode()).tolist() == [7, 0, 0, 3]
+    assert row_sizes(pa.array([["a", "bb"], None, []])).tolist() == [7, 0, 0]
+    assert row_sizes(pa.array([["a", "bb"], ["ccc"]], pa.list_(pa.string())).slice(1)).tolist() == [5]
+    pairs = pa.array([["a", "bb"], ["c", "d"]], pa.list_(pa.string(), 2))
+    assert row_sizes(pairs).tolist() == [7, 6]
+    assert row_sizes(pairs.slice(1)).tolist() == [6]
+    assert row_sizes(pa.array([{"a": "x", "b": 1}, {"a": "yy", "b": 2}]).slice(1)).tolist() == [4]
+    assert row_sizes(pa.array([[("k", "vv")]], pa.map_(pa.string(), pa.string()))).tolist() == [5]
+
+
+def test_many_rows_in_small_batches_are_the_rows_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"url": f"http://a/{i}", "caption": f"{i}" * (i % 50), "n": i} for i in range(3000)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=700)
+    whole = read_all(tmp_path / "a.parquet", rows_per_shard=999)
+    monkeypatch.setattr("pipeline.read.parquet.BATCH_BYTES", 1000)
+    assert read_all(tmp_path / "a.parquet", rows_per_shard=999) == whole
+    assert [row["url"] for row in whole] == [row["url"] for row in rows]
+
+
+def test_images_of_a_tar_are_handed_on_in_parts_of_bounded_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tar(tmp_path / "a.tar", {f"{i}.jpg": bytes([i]) * 1000 for i in range(10)})
+    (plan,) = plan_shards(str(path), 100, None, ReadConfig())
+    whole = read_shard(plan, ReadConfig())
+    monkeypatch.setattr(stage, "PART_BYTES", 2500)
+    parts = [table for table, _ in read_parts(plan, ReadConfig())]
+    assert [table.num_rows for table in parts] == [3, 3, 3, 1]
+    assert pa.concat_tables(parts).to_pylist() == whole.to_pylist()
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("x"), MemoryError(), RustPanic("panic")])
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+def test_a_row_that_raises_while_it_is_read_is_dropped_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException
+) -> None:
+    path, rows = tmp_path / name, [{"url": f"http://a/{i}", "caption": "x"} for i in range(5)]
+    if name == "a.parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(f'{{"url": "http://a/{i}", "caption": "x"}}\n' for i in range(5)))
+    to_row, calls = stage.to_row, list[str]()
+
+    def poisoned(record: Any, config: ReadConfig) -> dict[str, Any]:
+        calls.append(record["url"])
+        if record["url"] == "http://a/3" or calls == ["http://a/0"]:  # the first call fails once
+            raise error
+        return to_row(record, config)
+
+    monkeypatch.setattr(stage, "to_row", poisoned)
+    (plan,) = plan_shards(str(path), 100, None, ReadConfig())
+    ((table, faults),) = list(read_parts(plan, ReadConfig()))
+    assert table["reason"].to_pylist() == [None, None, None, "internal_error", None]
+    assert table["url"].to_pylist()[0] == "http://a/0"
+    assert [(fault.key, fault.stage) for fault in faults] == [("000000000003", "read")]
+    assert type(error).__name__ in faults[0].detail
+    assert "poisoned" in faults[0].traceback
+
+
+def test_only_the_planned_rows_that_are_kept_are_parsed(tmp_path: Path) -> None:
+    rows = [{"url": f"http://a/{i}", "caption": "x"} for i in range(9)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=2)
+    plan = plan_shards(str(tmp_path), 7, None, ReadConfig())[0]
+    ((table, _),) = read_parts(plan, ReadConfig(), planned_rows(plan).take(pa.array([2, 5])))
+    assert table["url"].to_pylist() == ["http://a/2", "http://a/5"]
+
+
+@pytest.mark.parametrize("blank", [b"\n", b"\r\n", b" " * 999 + b"\n"])
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz"])
+def test_blank_lines_without_end_are_damage(tmp_path: Path, name: str, blank: bytes) -> None:
+    if blank[:1] == b" " and "csv" in name:
+        return  # a row with one field
+    path = tmp_path / name
+    row = b'{"url": "http://a", "caption": "x"}\n' if "jsonl" in name else b"url,caption\nhttp://a,x\n"
+    with gzip.open(path, "wb", 1) as file:
+        file.write(row)
+        for _ in range(200):
+            file.write(blank * (MB // len(blank)))
+    started = time.process_time()
+    assert len(read_all(path)) == 1
+    assert time.process_time() - started < 3
+
+
+def test_blank_lines_within_the_limit_change_nothing(tmp_path: Path) -> None:
+    path, row = tmp_path / "a.jsonl", '{"url": "http://a/%d", "caption": "x"}\n'
+    path.write_text("".join(row % i + "\n" * (i * 1000) + " \n" for i in range(20)))
+    assert [row["url"] for row in read_all(path, 3)] == [f"http://a/{i}" for i in range(20)]
+
+
+def test_of_a_damaged_file_the_rows_before_the_damage_are_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = write_tar(tmp_path / "b.tar", {f"{i}.jpg": bytes([i]) * 1000 for i in range(5)}).read_bytes()
+    (tmp_path / "b.tar").write_bytes(whole[:4000])
+    write_tar(tmp_path / "c.tar", {"9.jpg": b"other"})
+    with caplog.at_level(logging.WARNING):
+        rows = read_all(tmp_path)
+    assert [row["image"] for row in rows] == [bytes([0]) * 1000, b"other"]
+    assert "only the first 1 rows of a damaged file are read" in caplog.text
+    assert f"{tmp_path}/b.tar: truncated inside" in caplog.text
+
+
+def test_a_file_without_a_readable_row_is_left_out_only_on_request(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"url": ["http://a"], "caption": ["x"]}), tmp_path / "a.parquet")
+    (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-8])
+    with pytest.raises(UserError, match=r"b\.parquet.*read\.skip_damaged=true"):
+        read_all(tmp_path)
+    assert len(read_all(tmp_path, skip_damaged=True)) == 1
+
+
+def test_a_carriage_return_in_a_csv_row_is_named_with_its_fix(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"url,caption\nhttp://a/0,a\rb\nhttp://a/1,x\n")
+    rows = read_all(path)
+    assert [row["reason"] for row in rows] == ["bad_row", None]
+    assert f"{path}, line 2: a carriage return (\\r)" in rows[0]["detail"]
+    path.write_bytes(b"url,caption\rhttp://a/0,a\r")
+    with pytest.raises(UserError, match=r"a\.csv: line 1: a carriage return .*end lines with"):
+        read_all(path)
