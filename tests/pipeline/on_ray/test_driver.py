@@ -18,7 +18,7 @@ from pipeline.run import Done
 from tests.pipeline.on_ray.jobs import cluster_of, digests, kill_worker, make_driver, make_job, make_tar
 from tests.pipeline.poison import Poison
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 N_ROWS = 48
 SLOW = (Poison("parse", -1, "slow"), Poison("ground", -1, "slow"))
 
