@@ -90,6 +90,12 @@ def test_a_model_accepts_its_settings_and_no_others() -> None:
         ("ray.workers=-2", "ray.workers is -2"),
         ("save.keep=0", "save.keep is 0; give 1 or more"),
         ("steps=0", "optim.steps is 0"),
+        ("steps=4000", "optim.warmup_steps is 4000 and steps is 4000, so the learning rate never reaches lr"),
+        ("init_skip=[curv]", "init_skip is set without init"),
+        ("model.contrast_terms.boxes=0", "model.contrast_terms: 'boxes' is not a term of the loss; give one of image"),
+        ("model.entail_terms.cross_text=-1", "model.entail_terms.cross_text is -1"),
+        ("model_name=phyclip model.logits=inner", "model.logits is inner, but this model compares points by distance"),
+        ("model_name=poinclip model.logits=inner", "model.logits is inner, but this model compares points by distance"),
         ("data.crop_scale=[0.5,2]", "data.crop_scale is 0.5, 2.0"),
     ],
 )
