@@ -68,18 +68,23 @@ def read_sample(data: bytes, layout: Layout, needs: frozenset[str]) -> Sample:
 def read_train(files: SampleFiles, needs: frozenset[str]) -> Sample:
     """Read a sample of the layouts train and hycoclip."""
     caption = check_caption(files.text(TRAIN_CAPTION))
-    annotations = files[TRAIN_ANNOTATIONS] if TRAIN_ANNOTATIONS in files else b""
-    has_parse = "parse" in needs and TRAIN_ANNOTATIONS in files
-    # The JSON is parsed only if something in it is used.
-    has_subreddit = not has_parse and b'"subreddit"' in annotations
+    fields = read_annotations(files, needs_parse="parse" in needs)
     return Sample(
         key=files.key,
         image=open_image(files[TRAIN_IMAGE]),
         caption=caption,
         boxes=tuple(train_boxes(files)) if "boxes" in needs else (),
-        words=read_parse(files.json(TRAIN_ANNOTATIONS), caption) if has_parse else None,
-        subreddit=read_subreddit(files.json(TRAIN_ANNOTATIONS)) if has_subreddit else None,
+        words=read_parse(fields, caption) if "parse" in needs else None,
+        subreddit=read_subreddit(fields),
     )
+
+
+def read_annotations(files: SampleFiles, needs_parse: bool) -> dict[str, Any]:
+    """Return the JSON of a sample in the layout train, if something in it is used: the parse, or a subreddit."""
+    if TRAIN_ANNOTATIONS not in files:
+        return {}
+    is_used = needs_parse or b'"subreddit"' in files[TRAIN_ANNOTATIONS]
+    return files.json(TRAIN_ANNOTATIONS) if is_used else {}
 
 
 def train_boxes(files: SampleFiles) -> Iterator[Box]:
