@@ -5,7 +5,7 @@ declared in `schemas.manifest` and `schemas.stats`.
 """
 
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, TypedDict
+from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 
 import pyarrow as pa
 
@@ -105,6 +105,11 @@ class TrainAnnotations(TypedDict):
     width: Annotated[int, "width in pixels of the stored image, to which the box fractions refer"]
     height: Annotated[int, "height in pixels of the stored image"]
     provenance: Annotated[SampleProvenance, "origin of the sample"]
+    subreddit: NotRequired[
+        Annotated[
+            str, "column `subreddit` of the input, if it has one (RedCaps); the trainer puts it in front of captions"
+        ]
+    ]
 
 
 _SPAN: Final = pa.list_(pa.list_(pa.float64()))

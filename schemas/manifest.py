@@ -81,7 +81,7 @@ class ThresholdValues(TypedDict):
     """The thresholds that a box had to reach: configured, or calibrated for the model."""
 
     min_side_px: Annotated[int, "smallest allowed box, in pixels of the stored image"]
-    size_rule: Annotated[Literal["area", "side"], "measure that min_side_px applies to"]
+    size_rule: Annotated[Literal["area", "side", "released"], "measure that min_side_px applies to"]
     min_score: Annotated[float, "lowest grounding score"]
     min_clip_score: Annotated[float, "lowest CLIPScore"]
 

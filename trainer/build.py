@@ -121,7 +121,7 @@ def new_model(config: TrainConfig) -> DualEncoder:
     check_image_size(model)
     if config.init:  # contains the weights of the towers too
         try:
-            load_state(model, read_weights(Path(config.init)), Path(config.init))
+            load_state(model, read_weights(Path(config.init)), Path(config.init), config.init_skip)
         except (OSError, ValueError) as error:
             raise UserError(f"init: {error}") from error
     else:

@@ -40,14 +40,26 @@ KEYS: Final = Keys(
 )
 """Short names of keys, and the names of version 0.1 with their replacements."""
 
+ADDED: Final = {
+    "init_skip": [],
+    "model.logits": "distance",
+    "model.contrast_terms": {},
+    "model.entail_terms": {},
+    "model.alpha_init": "released",
+    "model.order": "entropy",
+}
+"""Keys added since version 0.3 that may not change on resume, with their value in runs saved without them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW and the learning rate schedule. The defaults are MERU's, which HyCoCLIP and PHyCLIP use too.
+    """AdamW and the learning rate schedule. The defaults are HyCoCLIP's; MERU's differ in the number of steps.
 
-    `decay` selects the parameters with weight decay. "paper": all except gains, biases and learned scalars. "released":
-    all except the four scalars of MERU, because the authors' code ignores the weight decay of 0 that it sets for gains
-    and biases. PHyCLIP's curvatures and alphas, which are vectors, decay too.
+    `decay` selects the parameters with weight decay. "paper": all except gains, biases and learned scalars (MERU, section
+    4.1; PoinCLIP, section 5). "all_but_scalars": all except learned scalars (HyCoCLIP, appendix B; PHyCLIP, appendix
+    C.3), that is the temperature, and the curvatures and alphas of all factors. "released": all except the four scalars
+    of MERU, because the authors' code ignores the weight decay of 0 that it sets for gains and biases. PHyCLIP's
+    curvatures and alphas, which are vectors, decay too.
     """
 
     # peak learning rate, reached after the warm-up
@@ -60,17 +72,23 @@ class OptimConfig:
     eps: float = 1e-8
     # AdamW's decoupled weight decay: each step multiplies a weight by 1 - learning rate * weight_decay
     weight_decay: float = 0.2
-    # parameters with weight decay: paper, only matrices; released, all that decay in the authors' code
-    decay: Literal["paper", "released"] = "paper"
+    # parameters with weight decay: paper, only matrices, the rule of MERU and PoinCLIP; all_but_scalars, gains and biases
+    # too, the rule of HyCoCLIP and PHyCLIP; released, all that decay in the authors' code
+    decay: Literal["paper", "all_but_scalars", "released"] = "paper"
     # steps in which the learning rate rises linearly from 0 to lr
     warmup_steps: int = 4000
     # optimizer steps of the run; the learning rate falls to 0 at its end
-    steps: int = 120_000
+    steps: int = 500_000
 
     def __post_init__(self) -> None:
         check_range(self, "lr", "eps", "weight_decay", "warmup_steps", least=0, below=math.inf)
         check_range(self, "steps", least=1)
         check_range(self, "beta1", "beta2", least=0, below=1)
+        if self.warmup_steps >= self.steps:
+            raise UserError(
+                f"warmup_steps is {self.warmup_steps} and steps is {self.steps}, so the learning rate never reaches lr; "
+                "give fewer optim.warmup_steps"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +120,9 @@ class TrainConfig:
     # initial weights: a folder written by the trainer, or a released .pth file; null: random weights, or those of
     # model.image.weights and model.text.weights
     init: str | None = None
+    # parts of the model that keep their random weights: names of modules or parameters, such as visual_proj and curv; all
+    # others are those of init
+    init_skip: tuple[str, ...] = ()
     # tokenizer: openai for that of OpenAI's CLIP, or the path of a merges.txt in the same format
     tokenizer: str = "openai"
     # image-text pairs per step, over all processes
@@ -139,6 +160,10 @@ class TrainConfig:
             raise UserError(f"output={self.output} is a URL; give a folder that every machine can reach")
         if not self.data.shards:
             raise UserError("data.shards is not set; give shards=FOLDER with the training shards")
+        if self.init_skip and not self.init:
+            raise UserError(
+                "init_skip is set without init; give init=PATH of the weights that the other parts start from"
+            )
         check_range(self, "batch_size", "micro_batch_size", least=1)
         check_range(self, "seed", least=0, below=2**63)
         check_device(self)
@@ -222,7 +247,8 @@ def _differences(saved: dict[str, Any], config: dict[str, Any], free: set[str], 
     found = []
     # Compare plain values before groups: if model_name differs, the keys of the group `model` differ too.
     for key in sorted(saved.keys() | config.keys(), key=lambda key: (isinstance(saved.get(key), dict), key)):
-        name, before, after = prefix + key, saved.get(key), config.get(key)
+        name = prefix + key
+        before, after = saved.get(key, ADDED.get(name)), config.get(key)
         if name in free or before == after:
             continue
         if isinstance(before, dict) and isinstance(after, dict):

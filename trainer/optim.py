@@ -19,6 +19,8 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
         match config.decay:
             case "paper":
                 return is_matrix(name, parameter)
+            case "all_but_scalars":
+                return name not in MERU_SCALARS and parameter.ndim > 0
             case "released":
                 return name not in MERU_SCALARS or parameter.ndim > 0
 

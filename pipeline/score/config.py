@@ -23,8 +23,9 @@ class ScoreConfig:
     # minimum size of a box, in pixels of the stored image; size_rule defines what is compared with it
     min_side_px: int = 32
     # area: the area of a box must be at least min_side_px squared; side: its width and its height must be at least
-    # min_side_px
-    size_rule: Literal["area", "side"] = "area"
+    # min_side_px; released: with corners rounded down to pixels, its area must be above min_side_px squared, as in
+    # HyCoCLIP's conversion of GRIT
+    size_rule: Literal["area", "side", "released"] = "area"
     # minimum grounding score of a kept box, 0 to 1; null: the calibrated threshold of the grounder, or 0.65 if it has
     # none
     min_score: float | None = None

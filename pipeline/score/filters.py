@@ -26,11 +26,17 @@ def measure_box(box: dict[str, Any], width: int, height: int, thresholds: Thresh
     """
     box_width, box_height = (box["x_max"] - box["x_min"]) * width, (box["y_max"] - box["y_min"]) * height
     side = thresholds.min_side_px
-    is_small = box_width * box_height < side**2 if thresholds.size_rule == "area" else min(box_width, box_height) < side
     # The corners of crops are truncated to whole pixels, so the crop of a thin box may be empty.
-    is_empty = any(int(box[f"{a}_max"] * n) <= int(box[f"{a}_min"] * n) for a, n in (("x", width), ("y", height)))
+    columns, rows = (int(box[f"{a}_max"] * n) - int(box[f"{a}_min"] * n) for a, n in (("x", width), ("y", height)))
+    match thresholds.size_rule:
+        case "area":
+            is_small = box_width * box_height < side**2
+        case "side":
+            is_small = min(box_width, box_height) < side
+        case "released":
+            is_small = columns * rows <= side**2
     removed = None
-    if is_small or is_empty:
+    if is_small or columns <= 0 or rows <= 0:
         removed = "box_too_small"
     elif box["score"] < float(np.float32(thresholds.min_score)):  # scores are stored as float32
         removed = "low_score"

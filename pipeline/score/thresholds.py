@@ -13,7 +13,7 @@ class Thresholds:
     """The thresholds of ScoreConfig, with null replaced by the calibrated threshold of the grounder or scorer."""
 
     min_side_px: int
-    size_rule: Literal["area", "side"]
+    size_rule: Literal["area", "side", "released"]
     min_score: float
     min_clip_score: float
 

@@ -4,6 +4,7 @@ HyCoCLIP's loader expects 224 x 224 JPEGs, padded to a square with white, and at
 The parents are the noun chunks, then the referring expressions. Each distinct text is written once, with its best box.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Final
 
@@ -72,7 +73,7 @@ def annotations(row: Row, phrases: list[GroundedPhrase], config_hash: str) -> Tr
     boxes = [shorten_floats(row["boxes"][i] | row["box_scores"][i]) for i in kept]
     for box in boxes:
         del box["removed"]
-    return {
+    fields: TrainAnnotations = {
         "key": row["key"],
         "caption": row["caption"],
         "parents": [{"kind": p.kind, "start": p.start, "end": p.end, "box": number[p.box]} for p in phrases],
@@ -92,3 +93,15 @@ def annotations(row: Row, phrases: list[GroundedPhrase], config_hash: str) -> Tr
             "sha256": row["sha256"],
         },
     }
+    if subreddit := read_subreddit(row["extra"]):
+        fields["subreddit"] = subreddit
+    return fields
+
+
+def read_subreddit(extra: str | None) -> str | None:
+    """Return the column `subreddit` of the input (RedCaps), which `extra` holds; None if it has none.
+
+    Most inputs have none, so the JSON is parsed only if the name occurs in it.
+    """
+    value = json.loads(extra).get("subreddit") if extra and '"subreddit"' in extra else None
+    return value if isinstance(value, str) and value else None

@@ -71,8 +71,9 @@ def test_documented_command_is_accepted(arguments: list[str], monkeypatch: pytes
     assert config.output.startswith("/data/")
 
 
-def test_grit_job_uses_grits_score_threshold_and_redcaps_job_cleans_captions() -> None:
-    assert load_pipeline([str(JOBS / "pipeline" / "grit.yaml")]).score.min_score == 0.65
+def test_grit_job_filters_by_size_only_and_redcaps_job_cleans_captions() -> None:
+    score = load_pipeline([str(JOBS / "pipeline" / "grit.yaml")]).score
+    assert (score.size_rule, score.min_side_px, score.min_score, score.min_clip_score) == ("released", 32, 0, 0)
     redcaps = load_pipeline([str(JOBS / "pipeline" / "redcaps.yaml")])
     assert redcaps.captions.redcaps
     assert redcaps.read.caption_column == "raw_caption"

@@ -42,6 +42,29 @@ def test_weights_of_another_size_are_an_error_that_names_a_tensor(tmp_path: Path
         new_model(small_config(tmp_path / "run", f"init={tmp_path / 'wide.pth'}", "model.embed_dim=32"))
 
 
+@pytest.mark.parametrize("layout", ["folder", "released.pth"])
+def test_init_skip_keeps_random_weights_so_that_the_width_may_differ(tmp_path: Path, layout: str) -> None:
+    config, path = small_config(tmp_path / "run"), tmp_path / layout
+    source = new_model(config)
+    with torch.no_grad():
+        source.curv.fill_(0.7)  # type: ignore[operator, union-attr]
+    if layout == "folder":
+        save_model(path, source, tokenizer=build_tokenizer(config), preprocess=PreprocessConfig(size_px=16), record={})
+    else:
+        write_released(path, source)
+    skip = "init_skip=[visual_proj,textual_proj,curv]"
+    loaded = new_model(small_config(tmp_path / "run", f"init={path}", skip, "model.embed_dim=4"))
+    assert (loaded.visual_proj.weight.shape, loaded.curv) == ((4, 32), 0.0)
+    equal = {key: torch.equal(value, source.state_dict()[key]) for key, value in loaded.state_dict().items()}
+    assert {key for key, same in equal.items() if not same} == {"visual_proj.weight", "textual_proj.weight", "curv"}
+
+
+def test_init_skip_of_an_unknown_part_is_an_error_that_lists_the_parts(tmp_path: Path) -> None:
+    write_released(tmp_path / "a.pth", new_model(small_config(tmp_path / "run")))
+    with pytest.raises(UserError, match=r"^init: 'proj' cannot be skipped: a hycoclip model has .*visual_proj"):
+        new_model(small_config(tmp_path / "run", f"init={tmp_path / 'a.pth'}", "init_skip=[proj]"))
+
+
 def test_weights_that_contain_code_are_not_executed(tmp_path: Path) -> None:
     (tmp_path / "evil.pth").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
     with pytest.raises(
@@ -92,5 +115,5 @@ def test_blocks_are_compiled_with_activation_checkpointing_too(monkeypatch: pyte
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch.compiler.reset()
     counters.clear()
-    assert run(tmp_path / "run", "steps=1", "compile=true", "checkpoint_activations=true") == 0
+    assert run(tmp_path / "run", "steps=3", "compile=true", "checkpoint_activations=true") == 0
     assert counters["stats"]["unique_graphs"] >= 2  # blocks of both towers

@@ -8,7 +8,7 @@ import pytest
 from common.config_help import list_keys
 from common.errors import UserError
 from tests.trainer.small_run import small_config
-from trainer.config import TrainConfig, as_dict, differences, help_text, load_config
+from trainer.config import ADDED, TrainConfig, as_dict, differences, help_text, load_config
 from trainer.models.registry import MODELS
 from trainer.train import main
 
@@ -90,6 +90,12 @@ def test_a_model_accepts_its_settings_and_no_others() -> None:
         ("ray.workers=-2", "ray.workers is -2"),
         ("save.keep=0", "save.keep is 0; give 1 or more"),
         ("steps=0", "optim.steps is 0"),
+        ("steps=4000", "optim.warmup_steps is 4000 and steps is 4000, so the learning rate never reaches lr"),
+        ("init_skip=[curv]", "init_skip is set without init"),
+        ("model.contrast_terms.boxes=0", "model.contrast_terms: 'boxes' is not a term of the loss; give one of image"),
+        ("model.entail_terms.cross_text=-1", "model.entail_terms.cross_text is -1"),
+        ("model_name=phyclip model.logits=inner", "model.logits is inner, but this model compares points by distance"),
+        ("model_name=poinclip model.logits=inner", "model.logits is inner, but this model compares points by distance"),
         ("data.crop_scale=[0.5,2]", "data.crop_scale is 0.5, 2.0"),
     ],
 )
@@ -114,6 +120,19 @@ def test_only_runtime_settings_may_differ_from_a_checkpoint(tmp_path: Path) -> N
     assert not differences(first, replace(runtime_only, tokenizer=first["tokenizer"]))
     fixed = small_config(tmp_path / "a", "data.crop_scale=[0.4,1]", "steps=13")
     assert differences(first, fixed) == ["data.crop_scale was [0.5, 1.0], is [0.4, 1.0]", "optim.steps was 12, is 13"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_run_saved_without_the_keys_of_this_version_resumes_unless_they_are_set(tmp_path: Path, name: str) -> None:
+    config = small_config(tmp_path / "a", f"model_name={name}")
+    saved = as_dict(config)
+    for key in ADDED:
+        group, _, field = key.rpartition(".")
+        (saved[group] if group else saved).pop(field, None)
+    assert not differences(saved, config)
+    if name == "meru":
+        changed = small_config(tmp_path / "a", "model_name=meru", "model.logits=inner")
+        assert differences(saved, changed) == ["model.logits was 'distance', is 'inner'"]
 
 
 def test_help_lists_the_settings_of_a_model_and_an_error_exits_with_2(

@@ -4,7 +4,7 @@ A folder holds config.json, model.safetensors and, unless the tokenizer is OpenA
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -167,9 +167,20 @@ def parse_config(name: str, values: dict[str, Any], source: Path) -> ModelConfig
         raise ValueError(f"{source}: {error}") from error
 
 
-def load_state(model: DualEncoder, state: Mapping[str, Tensor], source: Path) -> None:
-    """Copy a state dict into a model. Raises ValueError, naming `source`, unless names and shapes are equal."""
-    copy_state(model, state, f"{source} does not fit a {model_name(model)} model")
+def load_state(model: DualEncoder, state: Mapping[str, Tensor], source: Path, skip: Sequence[str] = ()) -> None:
+    """Copy a state dict into a model, except the entries `skip` and those of the modules `skip`, which keep their values.
+
+    Raises ValueError, naming `source`, unless all other names and shapes are equal, or if a name of `skip` is unknown.
+    """
+    current = model.state_dict()
+    skipped = {name: [key for key in current if f"{key}.".startswith(f"{name}.")] for name in skip}
+    unknown = [name for name, keys in skipped.items() if not keys]
+    if unknown:
+        parts = ", ".join(dict.fromkeys(key.partition(".")[0] for key in current))
+        raise ValueError(f"{unknown[0]!r} cannot be skipped: a {model_name(model)} model has {parts}")
+    kept = {key: current[key] for keys in skipped.values() for key in keys}
+    state = {key: value for key, value in state.items() if not any(f"{key}.".startswith(f"{name}.") for name in skip)}
+    copy_state(model, state | kept, f"{source} does not fit a {model_name(model)} model")
 
 
 def copy_state(module: nn.Module, state: Mapping[str, Tensor], message: str) -> None:

@@ -69,7 +69,7 @@ class BatchBuilder:
     reader: ByteRangeReader = field(default_factory=ByteRangeReader)
 
     def __post_init__(self) -> None:
-        self.segmenter = Segmenter(self.tokenizer) if self.layout == "pairs" else None
+        self.segmenter = Segmenter(self.tokenizer) if self.layout != "hycoclip" else None
 
     def build(self, position: int, samples: NDArray[np.int64]) -> tuple[dict[str, Any], BatchReport]:
         """Return the fields of a `trainer.batch.Batch` of `samples`, and a report.

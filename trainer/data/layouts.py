@@ -1,7 +1,7 @@
 """Read samples of the supported layouts.
 
-train      child.jpg, child.txt, numparents.txt, parent000.jpg, parent000.txt, ... and a JSON with the parse: the
-           pipeline's train/ shards
+train      child.jpg, child.txt, numparents.txt, parent000.jpg, parent000.txt, ... and a JSON with the parse and, for
+           RedCaps, the `subreddit`: the pipeline's train/ shards
 hycoclip   the same without JSON: HyCoCLIP's processed GRIT
 grit       jpg and a JSON with `caption`, `noun_chunks` and `ref_exps`; the last two are lists of
            [start, end, x_min, y_min, x_max, y_max, score] with corners as fractions of the image
@@ -68,14 +68,23 @@ def read_sample(data: bytes, layout: Layout, needs: frozenset[str]) -> Sample:
 def read_train(files: SampleFiles, needs: frozenset[str]) -> Sample:
     """Read a sample of the layouts train and hycoclip."""
     caption = check_caption(files.text(TRAIN_CAPTION))
-    has_parse = "parse" in needs and TRAIN_ANNOTATIONS in files
+    fields = read_annotations(files, needs_parse="parse" in needs)
     return Sample(
         key=files.key,
         image=open_image(files[TRAIN_IMAGE]),
         caption=caption,
         boxes=tuple(train_boxes(files)) if "boxes" in needs else (),
-        words=read_parse(files.json(TRAIN_ANNOTATIONS), caption) if has_parse else None,
+        words=read_parse(fields, caption) if "parse" in needs else None,
+        subreddit=read_subreddit(fields),
     )
+
+
+def read_annotations(files: SampleFiles, needs_parse: bool) -> dict[str, Any]:
+    """Return the JSON of a sample in the layout train, if something in it is used: the parse, or a subreddit."""
+    if TRAIN_ANNOTATIONS not in files:
+        return {}
+    is_used = needs_parse or b'"subreddit"' in files[TRAIN_ANNOTATIONS]
+    return files.json(TRAIN_ANNOTATIONS) if is_used else {}
 
 
 def train_boxes(files: SampleFiles) -> Iterator[Box]:
@@ -121,6 +130,7 @@ def read_grit(files: SampleFiles, needs: frozenset[str]) -> Sample:
         caption=caption,
         boxes=tuple(grit_boxes(fields, caption, image)) if "boxes" in needs else (),
         words=read_parse(fields, caption) if "parse" in needs else None,
+        subreddit=read_subreddit(fields),
         pad_to_square=True,
     )
 
@@ -155,14 +165,19 @@ def read_pair(files: SampleFiles, needs: frozenset[str]) -> Sample:
     """Read a sample of the layout pairs."""
     fields = files.json(GRIT_JSON) if GRIT_JSON in files else {}
     caption = check_caption(files.text(GRIT_CAPTION) if GRIT_CAPTION in files else fields.get("caption"))
-    subreddit = fields.get("subreddit")
     return Sample(
         key=files.key,
         image=open_image(read_image_file(files)),
         caption=caption,
         words=read_parse(fields, caption) if "parse" in needs else None,
-        subreddit=subreddit if isinstance(subreddit, str) and subreddit else None,
+        subreddit=read_subreddit(fields),
     )
+
+
+def read_subreddit(fields: dict[str, Any]) -> str | None:
+    """Return the subreddit of a sample of RedCaps; None if the JSON has none."""
+    subreddit = fields.get("subreddit")
+    return subreddit if isinstance(subreddit, str) and subreddit else None
 
 
 def read_image_file(files: SampleFiles) -> bytes:

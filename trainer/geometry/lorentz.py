@@ -80,6 +80,14 @@ def pairwise_inner(x: Tensor, y: Tensor, curvature: Tensor) -> Tensor:
     return x @ y.mT - time(x, curvature)[..., None] * time(y, curvature)[..., None, :]
 
 
+def inner_coordinates(x: Tensor, curvature: Tensor, sign: int) -> Tensor:
+    """Coordinates [* d+1] of points [* d]: the space components and `sign` times the time component.
+
+    The Euclidean inner product of coordinates with sign -1 and coordinates with sign 1 is the Lorentzian one.
+    """
+    return torch.cat([x, sign * time(x, curvature)[..., None]], -1)
+
+
 def time(x: Tensor, curvature: Tensor) -> Tensor:
     """Time components [*] of points [* d]."""
     return (1 / curvature + x.square().sum(-1)).sqrt()

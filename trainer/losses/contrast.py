@@ -9,7 +9,7 @@ All of them compute the same loss. Shapes: b queries of this rank, n candidates 
 points are [b d], or [k b d/k] in a product of k factors; [*k b d] stands for both.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -62,15 +62,43 @@ class ContrastiveLoss:
             targets = torch.arange(queries.shape[-2], device=queries.device) + rank() * queries.shape[-2]
         return self.implementation(queries, candidates).one_way(scale, targets)
 
-    def symmetric(self, image: Tensor, text: Tensor, all_images: Tensor, all_texts: Tensor, scale: Tensor) -> Tensor:
-        """Mean of the losses of images against texts and of texts against images.
+    def symmetric(
+        self,
+        image: Tensor,
+        text: Tensor,
+        all_images: Tensor,
+        all_texts: Tensor,
+        scale: Tensor,
+        weights: tuple[float, float] = (1.0, 1.0),
+    ) -> Tensor:
+        """Mean of the losses of images against texts and of texts against images, each times its weight.
 
         `image` and `text` [*k b d] are the points of this rank, `all_images` and `all_texts` [*k n d] those of all
         ranks.
         """
+        if weights != (1.0, 1.0):
+            return self.weighted(((image, all_texts), (text, all_images)), scale, weights)
         if world_size() == 1 and (symmetric := self.implementation(all_images, all_texts).symmetric):
             return symmetric(scale)
         return (self.one_way(image, all_texts, scale) + self.one_way(text, all_images, scale)) / 2
+
+    def weighted(
+        self,
+        sides: Sequence[tuple[Tensor, Tensor]],
+        scale: Tensor,
+        weights: Sequence[float],
+        targets: Tensor | None = None,
+    ) -> Tensor:
+        """Mean of the losses `one_way` of pairs of queries and candidates, each times its weight.
+
+        Losses of weight 0 are not computed; without any, the result is 0.
+        """
+        terms = [
+            weight * self.one_way(queries, candidates, scale, targets)
+            for (queries, candidates), weight in zip(sides, weights, strict=True)
+            if weight
+        ]
+        return torch.stack(terms).sum() / len(weights) if terms else 0 * scale
 
     def implementation(self, queries: Tensor, candidates: Tensor) -> Implementation:
         """Select the implementation for queries [*k b d] and candidates [*k n d]."""

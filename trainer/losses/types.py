@@ -4,6 +4,10 @@ from typing import Literal
 
 LossKernel = Literal["auto", "chunked", "triton"]
 """Implementation of the contrastive loss; `trainer.losses.contrast` selects it."""
+Logits = Literal["distance", "inner"]
+"""Similarity in the contrastive loss: minus the geodesic distance, or the Lorentzian inner product."""
+Order = Literal["entropy", "text"]
+"""Apex of the entailment cone of a pair: the point of lower entropy, or the text."""
 Entropy = Literal["abs", "normalised", "softmax"]
 """Conversion of a point's coordinates to the probabilities of which the entropy is computed."""
 Reduction = Literal["mean", "sum"]

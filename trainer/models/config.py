@@ -1,6 +1,7 @@
 """Settings of the models: the dataclasses behind the `model.*` keys. Does not import torch."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -8,11 +9,14 @@ from common.config import check_positive, check_range, runtime
 from common.errors import UserError
 from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.geometry.types import EPS, Lift, Metric
-from trainer.losses.types import Entropy, LossKernel, Reduction
+from trainer.losses.types import Entropy, Logits, LossKernel, Order, Reduction
 from trainer.text.relations import RELATIONS
 
 Ranking = Literal["released", "metric"]
 """Score by which the evaluation ranks. released: as in the authors' code; metric: the similarity used in training."""
+
+CONTRAST_TERMS: Final = ("image", "text", "box_image", "box_text")
+ENTAIL_TERMS: Final = ("text_image", "box_text_image", "cross_image", "cross_text")
 
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
@@ -69,6 +73,9 @@ class HyperbolicConfig(ModelConfig):
     entail_weight: float = 0.2
     # K in the half-aperture of an entailment cone, arcsin(2 K / (sqrt(c) |apex|))
     min_radius: float = 0.1
+    # similarity in the contrastive loss. distance: minus the geodesic distance; inner: the Lorentzian inner product, an
+    # ablation of MERU (table 4), for all models but phyclip and poinclip
+    logits: Logits = "distance"
     # small number that keeps roots and logarithms finite
     eps: float = EPS
 
@@ -94,6 +101,12 @@ class HyCoCLIPConfig(HyperbolicConfig):
     eta_inter: float = 0.7
     # factor on the half-apertures of cones within a modality: a box entails its image, a phrase its caption
     eta_intra: float = 1.2
+    # weights of the four terms of the contrastive loss, by what is compared with all candidates: image, text, box_image,
+    # box_text; terms without a value have weight 1, and the sum is divided by 4 in any case
+    contrast_terms: dict[str, float] = field(default_factory=dict)
+    # weights of the four terms of the entailment loss: text_image, box_text_image (a phrase entails its box), cross_image
+    # (a box entails its image), cross_text (a phrase entails its caption); terms without a value have weight 1
+    entail_terms: dict[str, float] = field(default_factory=dict)
     # candidates in the contrastive loss of boxes and phrases. released: the captions and images of the batch, as in
     # HyCoCLIP eq. 6 and in the code of both papers; paper: the phrases and boxes of the batch, as in PHyCLIP eq. 4
     box_candidates: Literal["released", "paper"] = "released"
@@ -101,6 +114,8 @@ class HyCoCLIPConfig(HyperbolicConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "eta_inter", "eta_intra", least=0, below=math.inf)
+        check_weights("contrast_terms", self.contrast_terms, CONTRAST_TERMS)
+        check_weights("entail_terms", self.entail_terms, ENTAIL_TERMS)
         if self.use_boxes and self.boxes_as_pairs:
             raise UserError(
                 "use_boxes and boxes_as_pairs are both true, but a box is used either as a general concept of its image "
@@ -116,12 +131,16 @@ class PHyCLIPConfig(HyCoCLIPConfig):
     factor_dim: int = 8
     # distance in the product space: l1, the mean of the factors' distances; l2, the root of their mean square
     metric: Metric = "l1"
+    # initial scale of features before the lift. released: the inverse square root of factor_dim; paper: that of
+    # embed_dim (1/sqrt(512) in appendix C.3), which puts the points of a factor nearer to its origin
+    alpha_init: Literal["released", "paper"] = "released"
     # small number that keeps roots and logarithms finite
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "factor_dim")
+        check_distance(self)
         if self.embed_dim % self.factor_dim:
             raise UserError(f"embed_dim is {self.embed_dim}; give a multiple of factor_dim, {self.factor_dim}")
 
@@ -132,9 +151,11 @@ class PoinCLIPConfig(HyperbolicConfig):
 
     # weight of the entailment loss, the paper's lambda
     entail_weight: float = 0.1
-    # weight of the reward for wide angles, the paper's lambda_reg, from 0 to below 1. From 1 on, points outside their
-    # cones are not pulled inside
+    # weight of the reward for wide angles, the paper's lambda_reg, from 0 to 1. At 1, points outside their cones are not
+    # pulled inside
     entail_reward: float = 0.1
+    # apex of the cone of a pair. entropy: the point of lower entropy; text: the caption, as in MERU
+    order: Order = "entropy"
     # probabilities whose entropy orders image and text, computed from the coordinates x_i. abs: |x_i|; normalised:
     # |x_i| / sum_j |x_j|; softmax: softmax(x)_i
     entropy: Entropy = "abs"
@@ -143,7 +164,8 @@ class PoinCLIPConfig(HyperbolicConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "entail_reward", least=0, below=1)
+        check_range(self, "entail_reward", least=0, most=1)
+        check_distance(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,14 +191,7 @@ class SyntaxMERUConfig(HyperbolicConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        unknown = sorted(set(self.relation_weights) - set(RELATIONS))
-        if unknown:
-            raise UserError(
-                f"relation_weights: {unknown[0]!r} is not a dependency label; give one of {', '.join(RELATIONS)}"
-            )
-        for relation, weight in self.relation_weights.items():
-            if not 0 <= weight < math.inf:
-                raise UserError(f"relation_weights.{relation} is {weight}; give 0 or more")
+        check_weights("relation_weights", self.relation_weights, RELATIONS, kind="a dependency label")
         check_range(self, "syntax_weight", least=0, below=math.inf)
         if self.text.name and self.word_states == "attention":
             raise UserError(
@@ -184,3 +199,19 @@ class SyntaxMERUConfig(HyperbolicConfig):
                 "tower"
             )
         check_range(self, "word_block", least=0, most=self.text.layers - 1)
+
+
+def check_weights(key: str, weights: dict[str, float], names: Sequence[str], kind: str = "a term of the loss") -> None:
+    """Raise UserError unless `weights` maps some of `names`, each of which is `kind`, to finite numbers from 0 on."""
+    unknown = sorted(set(weights) - set(names))
+    if unknown:
+        raise UserError(f"{key}: {unknown[0]!r} is not {kind}; give one of {', '.join(names)}")
+    for name, weight in weights.items():
+        if not 0 <= weight < math.inf:
+            raise UserError(f"{key}.{name} is {weight}; give 0 or more")
+
+
+def check_distance(config: HyperbolicConfig) -> None:
+    """Raise UserError if the logits are inner products, in a model that has none."""
+    if config.logits != "distance":
+        raise UserError(f"logits is {config.logits}, but this model compares points by distance only; use distance")

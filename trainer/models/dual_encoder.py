@@ -231,15 +231,16 @@ class DualEncoder(nn.Module, ABC):
         """Features of the captions, by field of `Pairs`."""
         return {"text": self.text_features(batch.token_ids)}
 
-    def contrast_pairs(self, pairs: Pairs) -> tuple[Tensor, LiftedPairs]:
+    def contrast_pairs(self, pairs: Pairs, weights: tuple[float, float] = (1.0, 1.0)) -> tuple[Tensor, LiftedPairs]:
         """Symmetric contrastive loss of images and captions (MERU, section 3.1), and the lifted points.
 
-        The candidates are those of all ranks. Features are gathered before the lift, so that the queries of this rank
-        are rows of the candidates. Lifting the features of the other ranks again costs little.
+        `weights` are those of images against captions and of captions against images. The candidates are those of all
+        ranks. Features are gathered before the lift, so that the queries of this rank are rows of the candidates.
+        Lifting the features of the other ranks again costs little.
         """
         all_images, all_texts = self.lift_image(gather(pairs.image)), self.lift_text(gather(pairs.text))
         image, text = rows_of_rank(all_images, len(pairs.image)), rows_of_rank(all_texts, len(pairs.text))
-        loss = self.contrastive_loss.symmetric(image, text, all_images, all_texts, self.logit_scale.exp())
+        loss = self.contrastive_loss.symmetric(image, text, all_images, all_texts, self.logit_scale.exp(), weights)
         return loss, LiftedPairs(image=image, text=text, all_images=all_images, all_texts=all_texts)
 
     def contrast(self, queries: Tensor, candidates: Tensor, scale: Tensor, targets: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trainer.batch import LiftedPairs, Losses, Pairs
 from trainer.distributed.gather import counts_of_ranks, gather, rank, world_size
-from trainer.models.config import HyCoCLIPConfig
+from trainer.models.config import ENTAIL_TERMS, HyCoCLIPConfig
 from trainer.models.dual_encoder import Entails
 from trainer.models.meru import MERU
 
@@ -37,18 +37,20 @@ class HyCoCLIP(MERU):
     def losses(self, pairs: Pairs) -> Losses:
         """Contrastive and entailment losses of pairs and boxes: eq. 6, 11 and 12.
 
+        `contrast_terms` and `entail_terms` weight the eight terms; the logged entailments are those without weights.
         Without `use_boxes` these are MERU's two terms with a scaled aperture. Terms of boxes are means over the boxes
         of all ranks; ranks may have different numbers of boxes. A rank without boxes runs the same operations and adds
         0, because each rank has to take part in each gather, in the forward and in the backward pass.
 
         Raises ValueError if `use_boxes` is true and the features of boxes or phrases are missing.
         """
-        contrastive, lifted = self.contrast_pairs(pairs)
+        contrastive, lifted = self.contrast_pairs(pairs, self.contrast_weights("image", "text"))
         image, text = lifted.image, lifted.text
         inter, intra = self.config.eta_inter, self.config.eta_intra
         entailments = {"text_image": self.entailment_loss(text, image, inter)}
+        weight = {name: self.config.entail_terms.get(name, 1.0) for name in ENTAIL_TERMS}
         if not self.config.use_boxes:
-            total = entailments["text_image"]
+            total = weight["text_image"] * entailments["text_image"]
         else:
             boxes = self.contrast_boxes(pairs, lifted)
             contrastive = (contrastive + boxes.contrastive) / 2
@@ -57,10 +59,15 @@ class HyCoCLIP(MERU):
             entailments["box_text_image"] = boxes.weight * self.entailment_loss(boxes.text, boxes.image, inter)
             entailments["cross_image"] = boxes.weight * self.entailment_loss(boxes.image, image, intra)
             entailments["cross_text"] = boxes.weight * self.entailment_loss(boxes.text, text, intra)
-            total = torch.stack(list(entailments.values())).sum() / 2
+            total = torch.stack([weight[name] * value for name, value in entailments.items()]).sum() / 2
         terms = {"contrastive": contrastive.detach(), "entailment": total.detach(), **self.scalars()}
         terms |= {f"entailment/{name}": value.detach() for name, value in entailments.items()}
         return Losses(loss=contrastive + self.config.entail_weight * total, terms=terms)
+
+    def contrast_weights(self, first: str, second: str) -> tuple[float, float]:
+        """The weights of two terms of the contrastive loss."""
+        weights = self.config.contrast_terms
+        return weights.get(first, 1.0), weights.get(second, 1.0)
 
     def entailments(self) -> tuple[Entails, ...]:
         inter, intra = self.config.eta_inter, self.config.eta_intra
@@ -101,5 +108,7 @@ class HyCoCLIP(MERU):
                 targets = indices + sum(counts[: rank()])
         weight = m * world_size() / max(sum(counts), 1)
         scale = self.logit_scale.exp()
-        loss = (self.contrast(box_image, texts, scale, targets) + self.contrast(box_text, images, scale, targets)) / 2
+        sides = ((box_image, texts), (box_text, images))
+        weights = self.contrast_weights("box_image", "box_text")
+        loss = self.contrastive_loss.weighted(sides, scale, weights, targets)
         return Boxes(box_image, box_text, weight * loss, weight)

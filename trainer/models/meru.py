@@ -1,11 +1,12 @@
 """MERU. Shapes: b pairs on this rank, n candidates, d embedding width; with k factors (PHyCLIP), points [k b d/k]."""
 
+import torch
 from torch import Tensor
 
 from trainer.batch import Losses, Pairs
 from trainer.geometry import lorentz
 from trainer.losses.functional import mean_over_pairs
-from trainer.losses.similarity import LazySimilarity, lorentz_similarity
+from trainer.losses.similarity import LazySimilarity, cosine_similarity, lorentz_similarity
 from trainer.models.dual_encoder import Entails, at_least_float32
 from trainer.models.hyperbolic import Hyperbolic
 
@@ -21,10 +22,21 @@ class MERU(Hyperbolic):
         return self.curv.exp()
 
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        if self.config.logits == "inner":
+            return lorentz.pairwise_inner(queries, candidates, self.curvature())
         return -lorentz.pairwise_distance(queries, candidates, self.curvature(), self.config.eps)
 
     def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity:
-        return lorentz_similarity(queries, candidates, self.curvature(), self.config.eps)
+        c = self.curvature()
+        if self.config.logits == "inner":
+            left, right = lorentz.inner_coordinates(queries, c, -1), lorentz.inner_coordinates(candidates, c, 1)
+            return cosine_similarity(left, right)
+        return lorentz_similarity(queries, candidates, c, self.config.eps)
+
+    def radius(self, points: Tensor) -> Tensor:
+        if self.config.logits == "inner":  # the similarity is not a distance
+            return lorentz.distance(points, torch.zeros_like(points), self.curvature(), self.config.eps)
+        return super().radius(points)
 
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
         c, eps = self.curvature(), self.config.eps

@@ -1,7 +1,8 @@
 """PHyCLIP. Shapes: b queries, n candidates, d embedding width, k factors."""
 
-import torch
-from torch import Tensor
+import math
+
+from torch import Tensor, nn
 
 from trainer.geometry import lorentz, product
 from trainer.losses.similarity import LazySimilarity, lorentz_similarity
@@ -13,14 +14,17 @@ from trainer.models.hycoclip import HyCoCLIP
 class PHyCLIP(HyCoCLIP):
     """HyCoCLIP in a product of k hyperbolic factors, each with its own curvature. Lifted points are [k b d/k].
 
-    The scales of features start at factor_dim^-0.5, as in the released code. The paper states 512^-0.5, which is an
-    eighth of that for factors of width 8.
+    The scales of features start at factor_dim^-0.5, as in the released code, or with alpha_init=paper at 512^-0.5, which
+    is an eighth of that for factors of width 8.
     """
 
     config: PHyCLIPConfig
 
     def __init__(self, config: PHyCLIPConfig) -> None:
         super().__init__(config, n_factors=config.embed_dim // config.factor_dim)
+        if config.alpha_init == "paper":
+            for alpha in (self.visual_alpha, self.textual_alpha):
+                nn.init.constant_(alpha, -math.log(config.embed_dim) / 2)
 
     def lift(self, features: Tensor, log_alpha: Tensor) -> Tensor:
         factors = product.split(at_least_float32(features), self.config.factor_dim)
@@ -46,8 +50,6 @@ class PHyCLIP(HyCoCLIP):
                 return self.similarity(queries, candidates)
             case "released":
                 # One matrix product over all factors: the k matrices of the factors are never in memory together.
-                left, right = (
-                    torch.cat([points, sign * lorentz.time(points, self.curvature())[..., None]], -1)
-                    for points, sign in ((queries, -1), (candidates, 1))
-                )
+                c = self.curvature()
+                left, right = lorentz.inner_coordinates(queries, c, -1), lorentz.inner_coordinates(candidates, c, 1)
                 return left.movedim(0, 1).flatten(1) @ right.movedim(0, 1).flatten(1).T

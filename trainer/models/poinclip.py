@@ -13,7 +13,10 @@ from trainer.models.hyperbolic import Hyperbolic
 
 
 class PoinCLIP(Hyperbolic):
-    """Poincaré ball; of caption and image, the one with the lower entropy entails the other (PoinCLIP, section 4)."""
+    """Poincaré ball; of caption and image, the one with the lower entropy entails the other (PoinCLIP, section 4).
+
+    With order=text, a caption always entails its image (tables 3 and 5).
+    """
 
     config: PoinCLIPConfig
 
@@ -44,6 +47,8 @@ class PoinCLIP(Hyperbolic):
     @torch.no_grad()
     def is_swapped(self, general: Tensor, specific: Tensor) -> Tensor:
         """[b], True for pairs of points [b d] in which `specific` has the lower entropy and is the apex of the cone."""
+        if self.config.order == "text":
+            return torch.zeros(general.shape[:-1], dtype=torch.bool, device=general.device)
         return entropy(specific, self.config.entropy) < entropy(general, self.config.entropy)
 
     def entailments(self) -> tuple[Entails, ...]:

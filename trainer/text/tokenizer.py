@@ -111,8 +111,12 @@ class Tokenizer:
             return list(ids)
         return [*ids[: self.context_length - 1], self.end_id]
 
-    def __call__(self, texts: Iterable[str]) -> Tensor:
-        """Return the ids [b l] of texts, truncated to the context and padded with 0 to the longest text."""
+    def __call__(self, texts: str | Iterable[str]) -> Tensor:
+        """Return the ids [b l] of texts, truncated to the context and padded with 0 to the longest text.
+
+        A single string is one text, with b = 1.
+        """
+        texts = [texts] if isinstance(texts, str) else texts
         return pad([self.truncate(self.encode(text)) for text in texts])
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -9,7 +9,7 @@ import torch
 from common.images import Image
 from pipeline.images import encode_jpeg
 from pipeline.score.config import ScoreConfig
-from pipeline.score.filters import clip_score
+from pipeline.score.filters import clip_score, measure_box
 from pipeline.score.scorers import Scorer
 from pipeline.score.stage import Score
 from pipeline.score.thresholds import Thresholds, resolve_thresholds
@@ -75,6 +75,17 @@ def test_box_below_32_px_squared_is_removed_as_too_small() -> None:
 
 def test_side_rule_compares_width_and_height() -> None:
     assert removals((0, 0.0, 0.15, 0.9), (0, 0.0, 0.17, 0.9), size_rule="side") == ["box_too_small", None]
+
+
+@pytest.mark.parametrize(
+    ("x_max", "expected"),
+    [(0.32, "box_too_small"), (0.329, "box_too_small"), (0.331, None)],
+)
+def test_released_rule_requires_more_than_the_area_in_whole_pixels(x_max: float, expected: str | None) -> None:
+    """HyCoCLIP's conversion of GRIT: 32 x 32 px are too small, and a fraction of a pixel does not count."""
+    box = {"x_min": 0.0, "y_min": 0.0, "x_max": x_max, "y_max": 0.329, "score": 0.9}
+    thresholds = Thresholds(min_side_px=32, size_rule="released", min_score=0, min_clip_score=0)
+    assert measure_box(box, 100, 100, thresholds)["removed"] == expected
 
 
 def test_box_with_a_low_grounding_score_is_removed_before_clip_sees_it() -> None:

@@ -118,3 +118,20 @@ def test_kept_row_without_a_kept_box_is_an_error() -> None:
     row = kept_row(1) | {"boxes": [], "box_scores": [], "image": jpeg(50, 50)}
     with pytest.raises(ValueError, match="without a box"):
         dict(train_sample(row, WriteConfig(), "hash"))
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        (None, None),
+        ('{"author": "a"}', None),
+        ('{"subreddit": "foodporn"}', "foodporn"),
+        ('{"subreddit": ""}', None),
+        ('{"subreddit": 3}', None),
+        ('{"author": "subreddit", "also": {"subreddit": "x"}}', None),
+    ],
+)
+def test_subreddit_of_the_input_is_carried_to_the_json(extra: str | None, expected: str | None) -> None:
+    fields = json.loads(dict(train_sample(kept_row(1) | {"extra": extra}, WriteConfig(), "hash"))["json"])
+    assert fields.get("subreddit") == expected
+    assert ("subreddit" in fields) == (expected is not None)  # shards of other inputs keep their bytes

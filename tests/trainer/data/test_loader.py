@@ -145,8 +145,12 @@ def test_raw_grit_boxes_are_cropped_from_the_image(tmp_path: Path) -> None:
     assert (batch.images[:, :, :2] == 255).all()
 
 
-def test_half_of_the_captions_start_with_their_subreddit(tmp_path: Path) -> None:
-    files: Files = {"jpg": jpeg(), "json": b'{"caption": "my cat", "subreddit": "cats"}'}
+@pytest.mark.parametrize("layout", ["pairs", "train"])
+def test_half_of_the_captions_start_with_their_subreddit(tmp_path: Path, layout: str) -> None:
+    fields = b'{"caption": "my cat", "subreddit": "cats"}'
+    files: Files = {"jpg": jpeg(), "json": fields}
+    if layout == "train":
+        files = train_files(0) | {"child.txt": b"my cat", "json": fields}
     write_tar(tmp_path / "0.tar", [("a", files)])
     captions = [
         TOKENIZER.decode(batch.token_ids[0].tolist()) for batch in take(small_loader(tmp_path, 1, frozenset()), 60)

@@ -85,6 +85,15 @@ def test_subreddit_is_read_separately_from_the_caption() -> None:
     assert (sample.caption, sample.subreddit) == ("my cat", "cats")
 
 
+def test_subreddit_is_read_from_shards_of_the_pipeline() -> None:
+    files = train_files(1)
+    with_subreddit = files | {"json": json.dumps(json.loads(files["json"]) | {"subreddit": "cats"}).encode()}
+    for needs in (frozenset[str](), BOXES):
+        assert read(with_subreddit, needs).subreddit == "cats"
+        assert read(files, needs).subreddit is None
+        assert read(grit_files(1, subreddit="cats"), needs).subreddit == "cats"
+
+
 def without(files: Files, name: str) -> Files:
     return {key: value for key, value in files.items() if key != name}
 

@@ -1,6 +1,6 @@
 import pytest
 
-from trainer.data.subreddits import Segmenter
+from trainer.data.subreddits import Segmenter, redcaps_words
 from trainer.text.tokenizer import Tokenizer, openai_tokenizer
 
 
@@ -15,7 +15,10 @@ def segmenter() -> Segmenter:
         ("itookapicture", "i took a picture"),
         ("EarthPorn", "earth porn"),
         ("food_photography", "food photography"),
-        ("houseplants", "house plants"),
+        ("food_pictures", "food pictures"),
+        ("foodporn", "food porn"),
+        ("natureisfuckinglit", "nature is fucking lit"),
+        ("houseplants", "houseplants"),
         ("whatsthisbug", "whats this bug"),
         ("cats", "cats"),
     ],
@@ -25,4 +28,14 @@ def test_names_are_split_into_words(segmenter: Segmenter, name: str, words: str)
 
 
 def test_name_stays_in_one_piece_if_the_vocabulary_has_no_words() -> None:
-    assert Segmenter(Tokenizer([])).segment("itookapicture") == "itookapicture"
+    assert Segmenter(Tokenizer([])).segment("mybirdfeeder") == "mybirdfeeder"
+
+
+def test_table_holds_the_350_subreddits_of_redcaps() -> None:
+    assert len(redcaps_words()) == 350
+    assert all(name.islower() and " " not in name for name in redcaps_words())
+
+
+def test_names_outside_the_table_are_split_by_the_vocabulary(segmenter: Segmenter) -> None:
+    assert "mybirdfeeder" not in redcaps_words()
+    assert segmenter.segment("mybirdfeeder") == "my bird feeder"

@@ -125,7 +125,8 @@ def test_poinclip_apex_is_the_point_with_the_lower_entropy() -> None:
 
 def test_entail_reward_without_a_lower_bound_of_the_loss_is_rejected() -> None:
     with pytest.raises(UserError, match="entail_reward"):
-        small_model("poinclip", entail_reward=1.0)
+        small_model("poinclip", entail_reward=1.01)
+    assert small_model("poinclip", entail_reward=1.0)(small_batch()).loss.isfinite()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -86,3 +86,7 @@ def test_invalid_merges_file_raises_an_error_with_path_and_line(tmp_path: Path) 
     (tmp_path / "merges.txt").write_text("#merges\na b\nnot a merge\n")
     with pytest.raises(ValueError, match=r"merges.txt: line 3 is 'not a merge'; expected two pieces"):
         read_tokenizer(tmp_path / "merges.txt")
+
+
+def test_a_single_string_is_one_text(openai: Tokenizer) -> None:
+    assert openai("a cat").tolist() == openai(["a cat"]).tolist()
