@@ -18,6 +18,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from trainer.evaluation import plots
+from trainer.evaluation.analysis.order import average_precision, roc_auc
 from trainer.evaluation.annotations import checksums
 from trainer.evaluation.chains import (
     STEPS,
@@ -30,7 +31,6 @@ from trainer.evaluation.chains import (
     precision_recall,
 )
 from trainer.evaluation.embed import device_of
-from trainer.evaluation.separation import auc, average_precision
 from trainer.evaluation.tasks.base import Embedder, Figure, ImageSource, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.examples import distinct, embed_sources, limited, require
 from trainer.models.config import Ranking
@@ -162,11 +162,11 @@ def pep(
         return {}, {}
     (true, true_margin), (false, false_margin) = (cone_scores(model, texts, images, rows) for rows in (own, others))
     metrics = {
-        "pep/auc": auc(true, false),
-        "pep/average_precision": average_precision(true, false),
+        "pep/auc": roc_auc(true, false),
+        "pep/average_precision": average_precision(true, false, balanced=False),
         "pep/zeros": (torch.cat([true, false]) == 0).double().mean().item(),
-        "pep/margin_auc": auc(true_margin, false_margin),
-        "pep/margin_average_precision": average_precision(true_margin, false_margin),
+        "pep/margin_auc": roc_auc(true_margin, false_margin),
+        "pep/margin_average_precision": average_precision(true_margin, false_margin, balanced=False),
     }
     share = len(own) / (len(own) + len(others))
     return metrics, {
