@@ -85,7 +85,7 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
 def is_incomplete(content: dict[str, Any], is_named: bool) -> bool:
     """True for a task with malformed files, and for a task without files that the user named."""
     if "error" in content:
-        return is_named or content["kind"] == "malformed"
+        return content["kind"] == "malformed" or (is_named and content["kind"] == "missing")
     return bool(content["details"].get("malformed"))
 
 

@@ -20,9 +20,9 @@ usage: python -m trainer.evaluate model=[MODEL,...] data=FOLDER output=FOLDER [t
        python -m trainer.evaluate MODEL [CONFIG.yaml ...] [key=value ...]
 
 The first form evaluates models on the benchmarks of the papers, from their own files in data=FOLDER. A model is the
-folder of a finished run, its folder model/, or NAME:FILE.pth, a released file with the name of its model. The second form evaluates one model without benchmark files: zero-shot classification
-of image folders, retrieval and entailment on held-out shards. YAML files may hold the keys of either form. Later files
-and arguments override earlier ones.
+folder of a finished run, its folder model/, or NAME:FILE.pth, a released file with the name of its model. The second
+form evaluates one model without benchmark files: zero-shot classification of image folders, retrieval and entailment on
+held-out shards. YAML files may hold the keys of either form. Later files and arguments override earlier ones.
 
   python -m trainer.evaluate "model=[out/hycoclip/model,meru:meru_vit_s.pth]" data=datasets/eval \\
       "tasks=[retrieval,sugarcrepe]" output=out/eval

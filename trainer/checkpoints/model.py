@@ -119,7 +119,9 @@ def load_folder(folder: Path, name: str | None) -> LoadedModel:
     """Load a folder written by `save_model`. `name` and errors as in `load_model`."""
     for file in ("config.json", "model.safetensors"):
         if not (folder / file).is_file():
-            raise FileNotFoundError(f"{folder}: {file} is missing; give the folder of a finished run, or its folder model/")
+            raise FileNotFoundError(
+                f"{folder}: {file} is missing; give the folder of a finished run, or its folder model/"
+            )
     config = read_object(folder / "config.json")
     if config.get("format") != FORMAT:
         raise ValueError(

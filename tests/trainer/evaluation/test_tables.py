@@ -21,8 +21,13 @@ PAPERS = {
     "Syntax-MERU": {"1", "2", "3"},
 }
 COUNTS = {
-    **{"replace_obj": 1652, "replace_att": 788, "replace_rel": 1406},
-    **{"swap_obj": 245, "swap_att": 666, "add_obj": 2062, "add_att": 692},
+    "replace_obj": 1652,
+    "replace_att": 788,
+    "replace_rel": 1406,
+    "swap_obj": 245,
+    "swap_att": 666,
+    "add_obj": 2062,
+    "add_att": 692,
 }
 """Examples of the seven files of SugarCrepe."""
 ROWS = [(task, row) for task, rows in published().items() for row in rows]

@@ -59,7 +59,10 @@ def read_flowers102(folder: Path, split: SplitName = "test") -> LabelledImages |
     path, labels = folder / "setid.mat", folder / "imagelabels.mat"
     if not (path.is_file() and labels.is_file()):
         return None
-    (numbers,), (label_of,) = read_mat(path, {"train": "trnid", "val": "valid", "test": "tstid"}[split]), read_mat(labels, "labels")
+    (numbers,), (label_of,) = (
+        read_mat(path, {"train": "trnid", "val": "valid", "test": "tstid"}[split]),
+        read_mat(labels, "labels"),
+    )
     outside = next((int(number) for number in numbers if not 1 <= number <= len(label_of)), None)
     if outside is not None:
         raise UserError(f"{path}: image {outside} has no label in {labels.name}; download both again")

@@ -152,7 +152,9 @@ def labels_of(part: LabelledImages, train: LabelledImages) -> Split:
     index = {name: i for i, name in enumerate(train.classes)}
     wrong = next((name for name in part.classes if name not in index), None)
     if wrong is not None:
-        raise UserError(f"{part.files[0]} has the class {wrong!r:.80}, which {train.files[0]} lacks; correct one of them")
+        raise UserError(
+            f"{part.files[0]} has the class {wrong!r:.80}, which {train.files[0]} lacks; correct one of them"
+        )
     if not part.images:
         raise UserError(f"{part.files[0]} lists no images; download it again")
     return Split(images=part.images, labels=[index[part.classes[target]] for target in part.targets])

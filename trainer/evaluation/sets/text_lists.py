@@ -54,7 +54,11 @@ def read_cub(folder: Path, split: SplitName = "test") -> LabelledImages | None:
     for number in paths:
         if number not in labels or number not in training:
             raise UserError(f"{files[1]}: image {number} has no label or no split; download the files again")
-    rows = [(path, labels[number]) for number, path in paths.items() if training[number] == {"test": "0", "train": "1"}[split]]
+    rows = [
+        (path, labels[number])
+        for number, path in paths.items()
+        if training[number] == {"test": "0", "train": "1"}[split]
+    ]
     names = [readable(listed[key].partition(".")[2] or listed[key]) for key in classes]
     return labelled(rows, folder / "images", classes, names, files)
 

@@ -133,6 +133,10 @@ class MissingFilesError(Exception):
     """The data folder lacks files of a task; the message names the expected layout."""
 
 
+class UnsuitableModelError(Exception):
+    """A task cannot be evaluated on a model, such as factors without a product space; the message names the reason."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """An evaluation task."""
@@ -145,4 +149,5 @@ class Task:
     source: str
     license: str
     evaluate: Callable[[Embedder, Path, TaskOptions], TaskResult]
-    """Evaluate a model on the data folder. Raises MissingFilesError, and UserError for malformed annotations."""
+    """Evaluate a model on the data folder. Raises MissingFilesError, UnsuitableModelError, and UserError for malformed
+    annotations."""

@@ -80,7 +80,7 @@ def test_wrong_layouts_are_reported(tmp_path: Path, write: Write) -> None:
         TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     write_set(write, "pets")
     write("linear_probe/pets/test/horse/1.jpg")
-    with pytest.raises(UserError, match="pets/test has the class 'horse', which .*pets/train lacks"):
+    with pytest.raises(UserError, match=r"pets/test has the class 'horse', which .*pets/train lacks"):
         TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     write_set(write, "dtd")
     result = TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
