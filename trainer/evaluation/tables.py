@@ -114,7 +114,7 @@ def build_table(task: str, results: Results) -> Table:
     lines += [
         Line(
             name=row["model"],
-            source=f"{row['paper']}, table {row['table']}, {row['backbone']}, {row['data']}",
+            source=source_of(row),
             is_ours=False,
             cells=tuple(published_cell(row, name) for name in columns),
         )
@@ -122,6 +122,12 @@ def build_table(task: str, results: Results) -> Table:
         if row["values"].keys() & set(columns)
     ]
     return Table(columns=tuple(columns), lines=tuple(lines))
+
+
+def source_of(row: Mapping[str, Any]) -> str:
+    """Paper, table, backbone and training data of a published row."""
+    backbone = "backbone unstated" if row["backbone"] == "unstated" else row["backbone"]
+    return f"{row['paper']}, table {row['table']}, {backbone}, {row['data']}"
 
 
 def is_best(name: str, metrics: Mapping[str, float | None], others: Any) -> bool:
@@ -161,18 +167,26 @@ def markdown(titles: Mapping[str, str], results: Results) -> str:
 
 
 def notes_of(task: str, results: Results) -> list[str]:
-    """Sentences on missing data, skipped examples and contamination, by model."""
+    """Sentences on missing data, skipped examples and contamination. A note that holds for all models is given once."""
+    found = {label: notes_of_model(tasks.get(task, {})) for label, tasks in results.items()}
+    by_note: dict[str, list[str]] = {}
+    for label, notes in found.items():
+        for note in dict.fromkeys(notes):
+            by_note.setdefault(note, []).append(label)
+    return [note if len(labels) == len(found) else f"{', '.join(labels)}: {note}" for note, labels in by_note.items()]
+
+
+def notes_of_model(content: Mapping[str, Any]) -> list[str]:
+    """The notes on the result of one model."""
     notes = []
-    for label, tasks in results.items():
-        content = tasks.get(task, {})
-        if "error" in content:
-            notes.append(f"{label}: not evaluated: {content['error']}")
-        for part in map(content.get("details", {}).get, ("missing", "malformed")):
-            if isinstance(part, Mapping):
-                notes += [f"{label}: {key} is not evaluated: {reason}" for key, reason in part.items()]
-        notes += [f"{label}: {n} skipped: {reason}" for reason, n in content.get("skipped", {}).items()]
-        if copies := content.get("contamination"):
-            notes.append(f"{label}: {contamination_text(copies)}")
+    if "error" in content:
+        notes.append(f"not evaluated: {content['error']}")
+    for part in map(content.get("details", {}).get, ("missing", "malformed")):
+        if isinstance(part, Mapping):
+            notes += [f"{key} is not evaluated: {reason}" for key, reason in part.items()]
+    notes += [f"{n} skipped: {reason}" for reason, n in content.get("skipped", {}).items()]
+    if copies := content.get("contamination"):
+        notes.append(contamination_text(copies))
     return notes
 
 

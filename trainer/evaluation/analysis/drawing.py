@@ -184,6 +184,26 @@ def draw_factor_medians(groups: Mapping[str, Array], path: Path) -> None:
         ax.legend(frameon=False)
 
 
+def draw_boxes(groups: Mapping[str, Array], x_label: str, path: Path) -> None:
+    """Draw the distributions of many groups of numbers as boxes: quartiles, with whiskers to the 5 % and 95 % quantiles."""
+    with axes(path, 7, 1.1 + 0.33 * len(groups)) as ax:
+        ax.boxplot(
+            list(groups.values()),
+            orientation="horizontal",
+            widths=0.6,
+            whis=(5, 95),
+            showfliers=False,
+            patch_artist=True,
+            boxprops={"facecolor": "#cfe3f3", "edgecolor": COLORS[0]},
+            medianprops={"color": COLORS[1], "lw": 2},
+        )
+        ax.set_yticks(range(1, len(groups) + 1), [f"{name} ({len(group)})" for name, group in groups.items()])
+        ax.tick_params(axis="y", labelsize=8, length=0)
+        ax.invert_yaxis()
+        ax.set(xlabel=x_label)
+        ax.grid(axis="x", alpha=0.25)
+
+
 def draw_heat(values: Array, rows: Sequence[str], columns: Sequence[str], label: str, path: Path) -> None:
     """Draw a table [r c] as colors, from blue below zero to red above it; columns are factors."""
     highest = max(float(np.abs(values).max()), 1e-9)

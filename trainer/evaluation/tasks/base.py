@@ -96,6 +96,8 @@ class TaskOptions:
     rule: Literal["released", "paper"] = "released"
     # PHyCLIP's double normalization of VL-CheckList's images
     vlc_legacy_norm: bool = False
+    # crops of the detection task: sides of the crop relative to those of the box, such as 1.5; it is cut at the image
+    box_context: float = 1.0
     # maximum number of examples of each file or split; 0: all
     max_examples: int = 0
     # seed of mismatched pairs and random subsets

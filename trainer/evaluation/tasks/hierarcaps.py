@@ -33,6 +33,7 @@ from trainer.evaluation.chains import (
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.tasks.base import Embedder, Figure, ImageSource, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.examples import distinct, embed_sources, limited, require
+from trainer.evaluation.tasks.hierarcaps_expanded import EXPANDED, evaluate_expanded
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.hyperbolic import Hyperbolic
@@ -72,7 +73,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     """Evaluate the test file.
 
     radius/... are the metrics of HierarCaps, path/... those of HyCoCLIP: precision, recall and tau. pep/... exist for
-    models with entailment cones.
+    models with entailment cones, and expanded/... if the expanded test file is there.
     """
     folder = root / IMAGES if (root / IMAGES).is_dir() else root / "coco" / "val2014"
     require(root, FILE)
@@ -111,13 +112,19 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         rules["pep"] = f"{NEGATIVES} finest captions of other images, " + (
             "the first in file order" if seed is None else "drawn at random"
         )
+    skipped, files = images.skipped(), [root / FILE]
+    if (root / EXPANDED).is_file():
+        found, unused = evaluate_expanded(embedder, root / EXPANDED, folder, options)
+        metrics, chance, skipped = metrics | found, chance | dict.fromkeys(found, 0.5), skipped | unused
+        rules["expanded"] = "own rule: the positive caption of a level scores higher than the negative one"
+        files.append(root / EXPANDED)
     return TaskResult(
         metrics=metrics,
         chance=chance,
         rules=rules,
         n_used=len(used),
-        skipped=images.skipped(),
-        checksums=checksums(root, root / FILE),
+        skipped=skipped,
+        checksums=checksums(root, *files),
         details={"n_texts": len(texts), "examples": examples(used, folder.relative_to(root), texts, predicted)},
         figures=[
             Figure(
@@ -199,7 +206,11 @@ def draw(distances: Tensor, path: Path) -> None:
 TASK = Task(
     name="hierarcaps",
     title="HierarCaps and PEP",
-    files=("hierarcaps/hierarcaps_test.csv", "hierarcaps/test_imgs/*.jpg (or coco/val2014/*.jpg)"),
+    files=(
+        "hierarcaps/hierarcaps_test.csv",
+        "hierarcaps/hierarcaps_test_expanded.csv (optional; columns positive, negative, image_url)",
+        "hierarcaps/test_imgs/*.jpg (or coco/val2014/*.jpg)",
+    ),
     size="1,000 images with 4,000 captions, 0.2 GB",
     source="https://github.com/TAU-VAILab/hierarcaps",
     license="none stated (captions); the images of COCO have the licenses of Flickr",

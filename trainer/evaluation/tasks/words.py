@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from trainer.evaluation.analysis.drawing import draw_disk, draw_heat, draw_histograms
+from trainer.evaluation.analysis.drawing import draw_boxes, draw_disk, draw_heat
 from trainer.evaluation.analysis.horopca import horopca
 from trainer.evaluation.analysis.spaces import factor_points, space_of
 from trainer.evaluation.analysis.words import (
@@ -100,7 +100,7 @@ def overview(norms: Tensor, rows: Mapping[str, list[int]], outside: Mapping[str,
     """The distribution of the norms of each set, and for several factors the shift of each set in each factor."""
     totals = {name: norms[part].sum(1).numpy() for name, part in rows.items()}
     label = "distance to the origin" + (", sum over the factors" if norms.shape[1] > 1 else "")
-    draw = partial(draw_histograms, totals, label, bins=30)
+    draw = partial(draw_boxes, totals, label)
     figures = [Figure(name="norms", title="Distances of words from the origin", draw=draw)]
     if norms.shape[1] > 1:
         shifts = torch.stack([separation(norms[part], norms[outside[name]]) for name, part in rows.items()])
