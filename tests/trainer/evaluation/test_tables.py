@@ -9,14 +9,14 @@ import pytest
 
 from trainer.evaluation.page import write_pages
 from trainer.evaluation.sets.base import set_infos
-from trainer.evaluation.tables import build_table, markdown, published, unit_of
+from trainer.evaluation.tables import build_table, markdown, notes_of, published, unit_of
 from trainer.evaluation.tasks.linear_probe import NAMES as PROBE_SETS
 from trainer.evaluation.tasks.registry import available
 
 PAPERS = {
     "MERU": {"1", "2", "7"},
     "HyCoCLIP": {"1", "2", "3", "5", "9", "10"},
-    "PHyCLIP": {"1", "2", "3", "6"},
+    "PHyCLIP": {"1", "2", "3", "4", "6"},
     "PoinCLIP": {"1", "2"},
     "Syntax-MERU": {"1", "2", "3"},
 }
@@ -101,7 +101,8 @@ def test_published_numbers_are_shown_as_printed(task: str, tmp_path: Path) -> No
         shown = re.findall(pattern, text, re.MULTILINE | re.DOTALL if "<" in pattern else re.MULTILINE)
         cells = [[unescape(re.sub("<[^>]*>", "", cell)) for cell in split_row(line)] for line in shown]
         for row in rows:
-            source = f"{row['paper']}, table {row['table']}, {row['backbone']}, {row['data']}"
+            backbone = "backbone unstated" if row["backbone"] == "unstated" else row["backbone"]
+            source = f"{row['paper']}, table {row['table']}, {backbone}, {row['data']}"
             (found,) = [line for line in cells if row["model"] in line and source in line]
             numbers = [cell for cell in found if cell not in (row["model"], source)]
             assert numbers == [row["values"].get(name, "–") for name in table.columns]
@@ -124,4 +125,14 @@ def test_our_numbers_have_the_unit_of_the_papers_column() -> None:
     ] == [
         "0.1300",
         "0.500",
+    ]
+
+
+def test_a_note_that_holds_for_all_models_is_given_once() -> None:
+    first, second = result("order", {}), result("order", {})
+    first["details"] = second["details"] = {"missing": {"coco": "expected DATA/coco"}}
+    second["skipped"] = {"missing image": 3}
+    assert notes_of("order", {"a": {"order": first}, "b": {"order": second}}) == [
+        "coco is not evaluated: expected DATA/coco",
+        "b: 3 skipped: missing image",
     ]
