@@ -210,6 +210,6 @@ def draw_heat(values: Array, rows: Sequence[str], columns: Sequence[str], label:
     with axes(path, max(6.0, 2.6 + 0.13 * len(columns)), 1.4 + 0.3 * len(rows)) as ax:
         image = ax.imshow(values, cmap="RdBu_r", vmin=-highest, vmax=highest, aspect="auto", interpolation="nearest")
         ax.set_yticks(range(len(rows)), rows, fontsize=8)
-        ax.set_xticks(range(len(columns)), columns, fontsize=5.5, rotation=90)
+        ax.set_xticks(range(len(columns)), columns, fontsize=8 if len(columns) <= 24 else 5.5, rotation=90)
         ax.set(xlabel="factor, by the row with the largest value")
         ax.figure.colorbar(image, ax=ax, shrink=0.9).set_label(label, fontsize=7)

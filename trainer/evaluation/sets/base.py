@@ -152,7 +152,7 @@ def select(found: LabelledImages, folder: Path, name: str) -> LabelledImages:
     by_path = {image.path: number for number, image in enumerate(found.images)}
     chosen = []
     for number, line in enumerate(read_lines(folder / name), 1):
-        index = int(line) if line.isdigit() else by_path.get(folder / line, -1)
+        index = int(line) if line.isdecimal() else by_path.get(folder / line, -1)
         if not 0 <= index < len(found.images):
             raise UserError(
                 f"{folder / name}: line {number}: {line!r:.80} is no image of the split; give a number below "

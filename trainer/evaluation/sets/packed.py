@@ -1,6 +1,7 @@
 """Data sets with all images in one file: CIFAR and STL-10 in their binary versions, MNIST, PCam."""
 
 import gzip
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,7 @@ def read_idx(path: Path, n_axes: int) -> NDArray[np.uint8]:
     """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {error}; download it again") from error
     start = 4 + 4 * n_axes
     shape = tuple(int(size) for size in np.frombuffer(data[4:start], ">i4")) if len(data) >= start else ()

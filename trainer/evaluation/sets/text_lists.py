@@ -50,7 +50,7 @@ def read_cub(folder: Path, split: SplitName = "test") -> LabelledImages | None:
     if split == "val" or not all(path.is_file() for path in files):
         return None
     paths, labels, training, listed = ({row[0]: row[1] for row in columns(path, 2)} for path in files)
-    classes = sorted(listed, key=int) if all(key.isdigit() for key in listed) else []
+    classes = sorted(listed, key=int) if all(key.isdecimal() for key in listed) else []
     for number in paths:
         if number not in labels or number not in training:
             raise UserError(f"{files[1]}: image {number} has no label or no split; download the files again")

@@ -57,15 +57,20 @@ class Row(NamedTuple):
 def read_rows(path: Path) -> list[Row]:
     """Read the test file with the columns captions and image_url. Raises UserError if a row is malformed."""
     rows = []
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if not {"captions", "image_url"} <= set(reader.fieldnames or ()):
-            raise UserError(f"{path} lacks the columns captions and image_url; download it again")
-        for row in reader:
-            captions = tuple(text.strip() for text in (row["captions"] or "").split(JOINER))
-            if len(captions) != LEVELS or not all(captions) or not row["image_url"]:
-                raise UserError(f"{path}, line {reader.line_num} has no image_url and {LEVELS} captions; correct it")
-            rows.append(Row(row["image_url"].rsplit("/", 1)[-1], row["image_url"], captions))
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            if not {"captions", "image_url"} <= set(reader.fieldnames or ()):
+                raise UserError(f"{path} lacks the columns captions and image_url; download it again")
+            for row in reader:
+                captions = tuple(text.strip() for text in (row["captions"] or "").split(JOINER))
+                if len(captions) != LEVELS or not all(captions) or not row["image_url"]:
+                    raise UserError(
+                        f"{path}, line {reader.line_num} has no image_url and {LEVELS} captions; correct it"
+                    )
+                rows.append(Row(row["image_url"].rsplit("/", 1)[-1], row["image_url"], captions))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read: {error}; download it again") from error
     return rows
 
 

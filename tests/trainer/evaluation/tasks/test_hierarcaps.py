@@ -167,3 +167,10 @@ def test_the_expanded_file_compares_positive_with_negative_captions(tmp_path: Pa
     path.write_text("positive,negative,image_url\na => b,c => d,http://x/1.jpg\n")
     with pytest.raises(UserError, match=r"expanded\.csv, line 2 has no chain of 4 captions"):
         TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+
+
+def test_a_file_that_is_not_text_is_a_user_error(tmp_path: Path, write: Write) -> None:
+    write_rows(write)
+    (tmp_path / "hierarcaps/hierarcaps_test.csv").write_bytes(b"id,captions,image_url\n1,\xff\xfe,x\n")
+    with pytest.raises(UserError, match=r"hierarcaps_test\.csv cannot be read"):
+        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
