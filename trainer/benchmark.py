@@ -55,7 +55,8 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
     )
     results: dict[str, dict[str, dict[str, Any]]] = {}
     failed: list[str] = []
-    for label, source in labels(config.model).items():
+    # Models that do not exist come first: their errors are known at once, not after hours.
+    for label, source in sorted(labels(config.model).items(), key=lambda item: path_of(item[1]).exists()):
         try:
             loaded = load(source)
         except UserError as error:
@@ -85,7 +86,7 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
 def is_incomplete(content: dict[str, Any], is_named: bool) -> bool:
     """True for a task with malformed files, and for a task without files that the user named."""
     if "error" in content:
-        return is_named or content["kind"] == "malformed"
+        return content["kind"] == "malformed" or (is_named and content["kind"] == "missing")
     return bool(content["details"].get("malformed"))
 
 
@@ -116,6 +117,11 @@ def labels(models: Sequence[str]) -> dict[str, str]:
 def is_released(model: str) -> bool:
     """True for NAME:FILE with a registered name."""
     return model.partition(":")[0] in MODELS and ":" in model
+
+
+def path_of(model: str) -> Path:
+    """The path of a model, without its name."""
+    return Path(model.partition(":")[2] if is_released(model) else model)
 
 
 def load(model: str) -> LoadedModel:

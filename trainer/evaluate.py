@@ -12,18 +12,17 @@ from common.config_help import describe, print_text
 from common.devices import check_device, pick_device
 from common.errors import UserError
 from common.json_file import write_object
-from trainer.evaluation.config import BenchmarkConfig, EvaluationConfig
+from trainer.evaluation.config import BenchmarkConfig, HeldOutConfig
 from trainer.evaluation.tasks.registry import describe_tasks
 
 USAGE = """\
 usage: python -m trainer.evaluate model=[MODEL,...] data=FOLDER output=FOLDER [tasks=[TASK,...]] [key=value ...]
        python -m trainer.evaluate MODEL [CONFIG.yaml ...] [key=value ...]
 
-The first form evaluates models on the benchmarks of the papers, from their own files in data=FOLDER. A model is a
-folder with config.json and model.safetensors, as a finished run writes it to OUTPUT/model, or NAME:FILE.pth, a released
-file with the name of its model. The second form evaluates one model without benchmark files: zero-shot classification
-of image folders, retrieval and entailment on held-out shards. YAML files may hold the keys of either form. Later files
-and arguments override earlier ones.
+The first form evaluates models on the benchmarks of the papers, from their own files in data=FOLDER. A model is the
+folder of a finished run, its folder model/, or NAME:FILE.pth, a released file with the name of its model. The second
+form evaluates one model without benchmark files: zero-shot classification of image folders, retrieval and entailment on
+held-out shards. YAML files may hold the keys of either form. Later files and arguments override earlier ones.
 
   python -m trainer.evaluate "model=[out/hycoclip/model,meru:meru_vit_s.pth]" data=datasets/eval \\
       "tasks=[retrieval,sugarcrepe]" output=out/eval
@@ -74,7 +73,7 @@ malformed files.
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(EvaluationConfig):
+class EvaluateConfig(HeldOutConfig):
     """Settings of the command."""
 
     # name of the model in a released .pth file; a folder written by the trainer contains the name

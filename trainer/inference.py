@@ -44,11 +44,8 @@ def load_model(path: str | Path, model_name: str | None = None, device: str = "a
     >>> bool(red @ fruit > 0.5)
     True
     """
-    folder = Path(path)
-    if not (folder / "config.json").is_file() and (folder / "model" / "config.json").is_file():
-        folder = folder / "model"
     try:
-        return Model(load_parts(folder, model_name), pick_device(device))
+        return Model(load_parts(path, model_name), pick_device(device))
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
 

@@ -78,8 +78,8 @@ def test_two_models_are_evaluated_side_by_side(data: Path, tmp_path: Path, capsy
         assert found["metrics"]["eurosat/accuracy"] == pytest.approx(0.1)  # ten copies of one picture
         assert found["rules"]["eurosat/subset"].startswith("full")
     summary = (output / "summary.md").read_text()
-    assert "| PHyCLIP | PHyCLIP, table 2, B/16 |" in summary
-    assert "flickr30k is not evaluated: flickr30k: expected" in summary.replace("\\", "")
+    assert "| PHyCLIP | PHyCLIP, table 2, B/16, GRIT with boxes |" in summary
+    assert "flickr30k is not evaluated: expected" in summary.replace("\\", "")
     assert "results: " in capsys.readouterr().out
     page = (output / "index.html").read_text()
     links = Links(page)

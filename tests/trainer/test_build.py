@@ -75,7 +75,7 @@ def test_weights_that_contain_code_are_not_executed(tmp_path: Path) -> None:
 
 
 def test_init_that_does_not_exist_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^init: .*nowhere does not exist; give a folder that the trainer saved"):
+    with pytest.raises(UserError, match=r"^init: .*nowhere does not exist; give the folder of a run"):
         new_model(small_config(tmp_path / "run", f"init={tmp_path / 'nowhere'}"))
 
 

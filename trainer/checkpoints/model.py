@@ -78,13 +78,13 @@ def save_model(
 
 
 def load_model(path: Path | str, name: str | None = None) -> LoadedModel:
-    """Load a model in float32 and evaluation mode, from a folder written by the trainer or from a released `.pth` file.
+    """Load a model in float32 and evaluation mode, from a run, its folder model/, or a released `.pth` file.
 
     `name` is the model of a released file, such as "meru": MERU and HyCoCLIP files have the same layout. A folder names
     its model, and a `name` that contradicts it is an error. Raises ValueError for files that do not fit, and OSError
     for files that cannot be read.
     """
-    path = Path(path)
+    path = model_folder(Path(path))
     if path.is_dir():
         return load_folder(path, name)
     state = read_weights(path)
@@ -97,11 +97,31 @@ def load_model(path: Path | str, name: str | None = None) -> LoadedModel:
     return LoadedModel(model=model.eval(), tokenizer=openai_tokenizer(), preprocess=PreprocessConfig(), config={})
 
 
+def model_folder(path: Path) -> Path:
+    """The folder with the model of a run; other paths are returned as they are.
+
+    Raises FileNotFoundError for a run that has not finished.
+    """
+    run = path.parent if path.name == "model" and not path.exists() else path
+    if (run / "config.json").is_file():
+        return run
+    if (run / "model" / "config.json").is_file():
+        return run / "model"
+    if (run / "checkpoints").is_dir():
+        raise FileNotFoundError(
+            f"{run} is a training run that has not finished, so it has no folder model/ yet; repeat its command, which "
+            "resumes it"
+        )
+    return path
+
+
 def load_folder(folder: Path, name: str | None) -> LoadedModel:
     """Load a folder written by `save_model`. `name` and errors as in `load_model`."""
     for file in ("config.json", "model.safetensors"):
         if not (folder / file).is_file():
-            raise FileNotFoundError(f"{folder}: {file} is missing; give a folder that the trainer saved")
+            raise FileNotFoundError(
+                f"{folder}: {file} is missing; give the folder of a finished run, or its folder model/"
+            )
     config = read_object(folder / "config.json")
     if config.get("format") != FORMAT:
         raise ValueError(
@@ -143,14 +163,15 @@ def load_folder(folder: Path, name: str | None) -> LoadedModel:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the state dict of a folder written by the trainer, or of a released file, in the trainer's layout.
+    """Read the state dict of a run, of its folder model/, or of a released file, in the trainer's layout.
 
     Raises OSError for a file that cannot be read, and ValueError for a file without a state dict.
     """
+    path = model_folder(path)
     if path.is_dir():
         return read_tensors(path / "model.safetensors")
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist; give a folder that the trainer saved, or a .pth file")
+        raise FileNotFoundError(f"{path} does not exist; give the folder of a run, or a .pth file")
     return from_released(read_tensors(path))
 
 

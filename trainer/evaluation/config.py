@@ -11,11 +11,9 @@ from trainer.models.config import Ranking
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
-    """Zero-shot classification, retrieval and entailment."""
+class HeldOutConfig:
+    """Zero-shot classification of image folders, retrieval and entailment on held-out shards."""
 
-    # steps between two evaluations while training; 0: only at the end
-    every: int = 0
     # folders of images for zero-shot classification: FOLDER/CLASS/*.png; `_` in CLASS reads as a space
     image_folders: tuple[str, ...] = ()
     # prompts whose embeddings are averaged into a class; {} is replaced by the class name
@@ -41,16 +39,28 @@ class EvaluationConfig:
         wrong = next((prompt for prompt in self.prompts if "{}" not in prompt), None)
         if wrong is not None:
             raise UserError(f"prompts holds {wrong!r}; each prompt needs {{}} in place of the class name")
-        check_range(self, "every", "max_images", "max_samples", least=0)
+        check_range(self, "max_images", "max_samples", least=0)
         check_range(self, "seed", least=0, below=2**63)
         check_range(self, "batch_size", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig(HeldOutConfig):
+    """Evaluation in training: the results, and when they are computed."""
+
+    # steps between two evaluations while training; 0: only at the end
+    every: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "every", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig(TaskOptions):
     """The benchmarks of the papers on one or several models."""
 
-    # models: folders written by the trainer, and released files with the name of their model, such as
+    # models: folders of runs or their folders model/, and released files with the name of their model, such as
     # hycoclip:hycoclip_vit_s.pth
     model: tuple[str, ...] = ()
     # folder with the files of the tasks; `tasks` below lists them
@@ -81,5 +91,6 @@ class BenchmarkConfig(TaskOptions):
         check_range(self, "batch_size", "workers", least=1)
         check_range(self, "timeout_s", least=1, most=10**9)
         check_range(self, "max_examples", least=0)
+        check_range(self, "box_context", least=1, most=10)
         check_range(self, "seed", least=0, below=2**63)
         check_device(self)

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from trainer.evaluation.config import EvaluationConfig
+from trainer.evaluation.config import HeldOutConfig
 from trainer.evaluation.embed import embed_images, embed_texts, embed_words
 from trainer.evaluation.entailment import entailment_metrics
 from trainer.evaluation.folders import ImageFolder, read_folders, read_images
@@ -32,7 +32,7 @@ class Evaluation:
     step, not after its last. Messages begin with a field of the configuration.
     """
 
-    def __init__(self, config: EvaluationConfig) -> None:
+    def __init__(self, config: HeldOutConfig) -> None:
         self.config = config
         self.folders = read_folders(config.image_folders, config.max_images)
         self.shards = HeldOutShards(config.shards) if config.shards else None
@@ -55,7 +55,7 @@ class Evaluation:
 
 
 def zero_shot_results(
-    model: DualEncoder, tokenizer: Tokenizer, folder: ImageFolder, config: EvaluationConfig
+    model: DualEncoder, tokenizer: Tokenizer, folder: ImageFolder, config: HeldOutConfig
 ) -> dict[str, float]:
     """Zero-shot classification of one image folder."""
     images = read_images(folder.paths, model.config.image.size_px)
@@ -70,7 +70,7 @@ def zero_shot_results(
 
 
 def pair_results(
-    model: DualEncoder, tokenizer: Tokenizer, held_out: HeldOut, config: EvaluationConfig
+    model: DualEncoder, tokenizer: Tokenizer, held_out: HeldOut, config: HeldOutConfig
 ) -> dict[str, float]:
     """Retrieval among full images and captions; entailment between images, captions, boxes, phrases and words."""
     image_features = embed_images(model, held_out.images, config.batch_size)
@@ -90,7 +90,7 @@ def pair_results(
     return results | {f"entailment/{name}": value for name, value in found.items()}
 
 
-def retrieval_results(model: DualEncoder, image: Tensor, text: Tensor, config: EvaluationConfig) -> dict[str, float]:
+def retrieval_results(model: DualEncoder, image: Tensor, text: Tensor, config: HeldOutConfig) -> dict[str, float]:
     """Retrieval in both directions between lifted images and captions; only image i matches caption i."""
     results: dict[str, float] = {}
     scores = model.scores(text, image, config.ranking).cpu()

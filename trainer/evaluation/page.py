@@ -82,7 +82,7 @@ def section(task: str, results: Results, output: Path, data: Path) -> dict[str, 
                     for figure in content["figures"]
                 ],
                 "metrics": [
-                    (" / ".join(heading(name)), show(name, value), chance_text(name, content))
+                    (" / ".join(heading(name)), show(task, name, value), chance_text(task, name, content))
                     for name, value in content["metrics"].items()
                 ],
                 "contamination": contamination_text(content["contamination"]) if content.get("contamination") else "",
@@ -95,9 +95,9 @@ def section(task: str, results: Results, output: Path, data: Path) -> dict[str, 
     }
 
 
-def chance_text(name: str, content: Mapping[str, Any]) -> str:
+def chance_text(task: str, name: str, content: Mapping[str, Any]) -> str:
     """The chance level of a metric as text; empty without one."""
-    return show(name, content["chance"][name]) if name in content["chance"] else ""
+    return show(task, name, content["chance"][name]) if name in content["chance"] else ""
 
 
 def inline_file(path: Path) -> str:

@@ -69,7 +69,7 @@ def pexels_pool(embedder: Embedder, root: Path, limit: int) -> Pool:
     """
     path = root / PEXELS_FILE
     if not path.is_file():
-        raise MissingFilesError(f"pexels: expected {path}")
+        raise MissingFilesError(f"expected {path}")
     content = read_json(path)
     texts = []
     for key, prompt in PROMPTS.items():
@@ -152,7 +152,7 @@ def flickr_pool(embedder: Embedder, root: Path, limit: int) -> Pool:
     """
     files = sorted((root / FLICKR_FILE).parent.glob("train-*.tsv"))
     if not files:
-        raise MissingFilesError(f"flickr30k_grounded: expected {root / FLICKR_FILE}")
+        raise MissingFilesError(f"expected {root / FLICKR_FILE}")
     stack, skipped = GroundedImages(), Counter[str]()
     images, boxes, captions, phrases, names = [], [], [], [], []
     previous, n_rows = "", 0

@@ -26,7 +26,7 @@ from trainer.distributed.gather import rank, world_size
 from trainer.evaluation.annotations import checksum
 from trainer.evaluation.contamination import count_copies, training_fingerprints
 from trainer.evaluation.embedder import CachedEmbedder
-from trainer.evaluation.tasks.base import MissingFilesError, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.base import MissingFilesError, Task, TaskOptions, TaskResult, UnsuitableModelError
 from trainer.models.registry import model_name
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 FORMAT: Final = 1
 """Version of the JSON files."""
 CACHE: Final = "cache"
+KINDS: Final[dict[type, str]] = {MissingFilesError: "missing", UnsuitableModelError: "unsuitable"}
+"""Value of "kind" in a file without result, by error; "malformed" for others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class RunSettings:
 def run_task(task: Task, embedder: CachedEmbedder, label: str, settings: RunSettings) -> dict[str, Any]:
     """Run one task on one model, unless its file is finished. Returns the content of the file.
 
-    Missing and malformed files become a result with the key "error".
+    Missing and malformed files, and models that a task cannot use, become a result with the keys "error" and "kind".
     """
     path = settings.output / label / f"{task.name}.json"
     identity = {
@@ -67,8 +69,8 @@ def run_task(task: Task, embedder: CachedEmbedder, label: str, settings: RunSett
     embedder.seen.clear()
     try:
         result = task.evaluate(embedder, settings.data, settings.options)
-    except (MissingFilesError, UserError) as error:
-        kind = "missing" if isinstance(error, MissingFilesError) else "malformed"
+    except (MissingFilesError, UnsuitableModelError, UserError) as error:
+        kind = KINDS.get(type(error), "malformed")
         content = identity | {"error": str(error), "kind": kind}
         logger.warning("%s: %s: %s", label, task.name, error)
     else:

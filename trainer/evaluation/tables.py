@@ -1,4 +1,4 @@
-"""Tables of results: our models below the published rows of the papers, as rows of text for Markdown and HTML."""
+"""Tables of results: our models above the published rows of the papers, as rows of text for Markdown and HTML."""
 
 import json
 import re
@@ -13,6 +13,8 @@ PLAIN: Final = re.compile(r"TIE|LCA|tau|norm|distance|radius|rank|curvature|coun
 """Metrics that are not shares, by a part of their last name."""
 MAX_COLUMNS: Final = 24
 SHORT: Final = {"text_to_image": "text → image", "image_to_text": "image → text"}
+
+UNITS: Final = "Rows of papers are as printed. Other numbers have the unit of the papers' column, or are in percent."
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Content of the JSON files, by model and by task."""
@@ -52,9 +54,25 @@ class Table:
 
 @cache
 def published() -> dict[str, list[dict[str, Any]]]:
-    """The rows of the papers' tables by task: paper, table, model, backbone and values by metric."""
+    """The rows of the papers' tables by task: paper, table, model, backbone, training data, units and values.
+
+    Values are the printed texts by metric. Units are one of percent, share, edges and tau, for all metrics of a row or
+    by metric. A backbone that the paper does not state is "unstated".
+    """
     rows: dict[str, list[dict[str, Any]]] = json.loads(PUBLISHED.read_text(encoding="utf-8"))
     return rows
+
+
+def unit_of(published_row: Mapping[str, Any], name: str) -> str:
+    """The unit of a value of a published row."""
+    units: str | dict[str, str] = published_row["units"]
+    return units if isinstance(units, str) else units[name]
+
+
+@cache
+def units(task: str) -> dict[str, str]:
+    """The units of the papers' tables by the last part of a metric's name."""
+    return {name.rpartition("/")[2]: unit_of(row, name) for row in published().get(task, ()) for name in row["values"]}
 
 
 def heading(name: str) -> list[str]:
@@ -64,19 +82,22 @@ def heading(name: str) -> list[str]:
 
 
 def is_share(name: str) -> bool:
-    """True for metrics from 0 to 1 that are shown in percent."""
+    """True for metrics from 0 to 1."""
     return not PLAIN.search(name.rpartition("/")[2])
 
 
-def show(name: str, value: float | None) -> str:
-    """A metric as text: shares in percent."""
+def show(task: str, name: str, value: float | None) -> str:
+    """A metric as text, in the unit of the papers' tables; shares that no paper prints are in percent."""
     if value is None:
         return "–"
-    return f"{100 * value:.1f}" if is_share(name) else f"{value:.3f}"
+    unit = units(task).get(name.rpartition("/")[2], "percent" if is_share(name) else "")
+    if unit == "percent":
+        return f"{100 * value:.1f}"
+    return f"{value:.4f}" if unit == "share" else f"{value:.3f}"
 
 
 def build_table(task: str, results: Results) -> Table:
-    """The table of a task: the papers' columns if it has published rows, else the first metrics.
+    """The table of a task: the papers' columns if it has published rows, else the first metrics. Our rows are first.
 
     The best of our models is marked in each column of shares, if there are several models.
     """
@@ -85,21 +106,28 @@ def build_table(task: str, results: Results) -> Table:
     found = list(dict.fromkeys(name for metrics in ours.values() for name in metrics))
     in_papers = {name for row in rows for name in row["values"]}
     columns = [name for name in found if name in in_papers] or found[:MAX_COLUMNS]
-    lines = [
+    lines = []
+    for label, metrics in ours.items():
+        best = [len(ours) > 1 and is_share(name) and is_best(name, metrics, ours.values()) for name in columns]
+        cells = tuple(cell(task, name, metrics.get(name), mark) for name, mark in zip(columns, best, strict=True))
+        lines.append(Line(name=label, source="this evaluation", is_ours=True, cells=cells))
+    lines += [
         Line(
             name=row["model"],
-            source=f"{row['paper']}, table {row['table']}" + (f", {row['backbone']}" if row["backbone"] else ""),
+            source=source_of(row),
             is_ours=False,
-            cells=tuple(cell(name, row["values"].get(name)) for name in columns),
+            cells=tuple(published_cell(row, name) for name in columns),
         )
         for row in rows
         if row["values"].keys() & set(columns)
     ]
-    for label, metrics in ours.items():
-        best = [len(ours) > 1 and is_share(name) and is_best(name, metrics, ours.values()) for name in columns]
-        cells = tuple(cell(name, metrics.get(name), mark) for name, mark in zip(columns, best, strict=True))
-        lines.append(Line(name=label, source="this evaluation", is_ours=True, cells=cells))
     return Table(columns=tuple(columns), lines=tuple(lines))
+
+
+def source_of(row: Mapping[str, Any]) -> str:
+    """Paper, table, backbone and training data of a published row."""
+    backbone = "backbone unstated" if row["backbone"] == "unstated" else row["backbone"]
+    return f"{row['paper']}, table {row['table']}, {backbone}, {row['data']}"
 
 
 def is_best(name: str, metrics: Mapping[str, float | None], others: Any) -> bool:
@@ -108,15 +136,24 @@ def is_best(name: str, metrics: Mapping[str, float | None], others: Any) -> bool
     return value is not None and all((other.get(name) or 0) <= value for other in others)
 
 
-def cell(name: str, value: float | None, best: bool = False) -> Cell:
-    """The cell of a metric."""
+def cell(task: str, name: str, value: float | None, best: bool = False) -> Cell:
+    """The cell of a metric of ours."""
     share = value if value is not None and is_share(name) and 0 <= value <= 1 else None
-    return Cell(text=show(name, value), share=share, is_best=best)
+    return Cell(text=show(task, name, value), share=share, is_best=best)
+
+
+def published_cell(row: Mapping[str, Any], name: str) -> Cell:
+    """The cell of a published value, as it is printed."""
+    text = row["values"].get(name)
+    if text is None:
+        return Cell(text="–")
+    scale = {"percent": 0.01, "share": 1.0}.get(unit_of(row, name))
+    return Cell(text=text, share=None if scale is None else scale * float(text))
 
 
 def markdown(titles: Mapping[str, str], results: Results) -> str:
     """The summary in Markdown: for each task a table, with missing parts below it."""
-    parts = ["# Evaluation", "", "Shares are in percent."]
+    parts = ["# Evaluation", "", UNITS]
     for task, title in titles.items():
         table = build_table(task, results)
         parts += ["", f"## {title}", ""]
@@ -130,18 +167,26 @@ def markdown(titles: Mapping[str, str], results: Results) -> str:
 
 
 def notes_of(task: str, results: Results) -> list[str]:
-    """Sentences on missing data, skipped examples and contamination, by model."""
+    """Sentences on missing data, skipped examples and contamination. A note that holds for all models is given once."""
+    found = {label: notes_of_model(tasks.get(task, {})) for label, tasks in results.items()}
+    by_note: dict[str, list[str]] = {}
+    for label, notes in found.items():
+        for note in dict.fromkeys(notes):
+            by_note.setdefault(note, []).append(label)
+    return [note if len(labels) == len(found) else f"{', '.join(labels)}: {note}" for note, labels in by_note.items()]
+
+
+def notes_of_model(content: Mapping[str, Any]) -> list[str]:
+    """The notes on the result of one model."""
     notes = []
-    for label, tasks in results.items():
-        content = tasks.get(task, {})
-        if "error" in content:
-            notes.append(f"{label}: not evaluated: {content['error']}")
-        for part in map(content.get("details", {}).get, ("missing", "malformed")):
-            if isinstance(part, Mapping):
-                notes += [f"{label}: {key} is not evaluated: {reason}" for key, reason in part.items()]
-        notes += [f"{label}: {n} skipped: {reason}" for reason, n in content.get("skipped", {}).items()]
-        if copies := content.get("contamination"):
-            notes.append(f"{label}: {contamination_text(copies)}")
+    if "error" in content:
+        notes.append(f"not evaluated: {content['error']}")
+    for part in map(content.get("details", {}).get, ("missing", "malformed")):
+        if isinstance(part, Mapping):
+            notes += [f"{key} is not evaluated: {reason}" for key, reason in part.items()]
+    notes += [f"{n} skipped: {reason}" for reason, n in content.get("skipped", {}).items()]
+    if copies := content.get("contamination"):
+        notes.append(contamination_text(copies))
     return notes
 
 

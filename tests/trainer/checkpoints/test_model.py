@@ -134,7 +134,20 @@ def test_a_missing_or_wrong_entry_of_a_config_is_an_error_that_names_file_and_ke
 
 
 def test_a_path_without_a_model_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"config\.json is missing; give a folder"):
+    with pytest.raises(FileNotFoundError, match=r"config\.json is missing; give the folder of a finished run"):
         load_model(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"missing\.pth does not exist; give a folder"):
+    with pytest.raises(FileNotFoundError, match=r"missing\.pth does not exist; give the folder"):
         load_model(tmp_path / "missing.pth")
+
+
+def test_the_folder_of_a_run_stands_for_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokenizer, "vocab_size", END + 1)
+    (tmp_path / "checkpoints").mkdir()
+    for path in (tmp_path, tmp_path / "model"):
+        with pytest.raises(FileNotFoundError, match=f"^{tmp_path} is a training run that has not finished"):
+            load_model(path)
+    model = small_model("clip")
+    save_model(tmp_path / "model", model, tokenizer=small_tokenizer(), preprocess=SMALL, record={})
+    loaded = load_model(tmp_path)
+    assert loaded.model.state_dict().keys() == read_weights(tmp_path).keys()
+    assert torch.equal(loaded.model.logit_scale, model.logit_scale)

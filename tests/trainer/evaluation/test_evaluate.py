@@ -147,6 +147,10 @@ def test_the_command_evaluates_a_saved_model(tmp_path: Path, capsys: pytest.Capt
     shards, output = write_shard(tmp_path / "shards"), tmp_path / "results.json"
     assert main([str(tmp_path / "model"), f"shards={shards}", f"output={output}"]) == 0
     results = json.loads(output.read_text())
+    output.unlink()
+    assert main([str(tmp_path), f"shards={shards}", f"output={output}"]) == 0
+    assert json.loads(output.read_text()) == results
+    assert main([str(tmp_path), f"shards={shards}", "every=10"]) == 2
     assert f"{100 * results['retrieval/text_to_image/recall@1']:.2f} %" in capsys.readouterr().out
 
 
@@ -226,7 +230,7 @@ def test_missing_settings_and_models_are_errors_that_name_them(
     for part in (
         "error: prompts holds",
         "error: there is nothing to evaluate on; give shards=FOLDER",
-        f"error: {tmp_path / 'none'} does not exist; give a folder that the trainer saved",
+        f"error: {tmp_path / 'none'} does not exist; give the folder of a run",
         "error: the first argument is 'shards=x'; give the model first",
     ):
         assert part in errors

@@ -51,8 +51,18 @@ def gaussian_smooth(values: Array, width: float) -> Array:
     return smoothed
 
 
-def draw_disk(groups: Mapping[str, Array], path: Path, labels: Mapping[str, Sequence[str]] | None = None) -> None:
+Point = tuple[float, float]
+
+
+def draw_disk(
+    groups: Mapping[str, Array],
+    path: Path,
+    labels: Mapping[str, Sequence[str]] | None = None,
+    edges: Sequence[tuple[Point, Point]] = (),
+) -> None:
     """Draw points [n 2] of the unit disk by group. + marks the origin, and the dark circle the boundary at infinity.
+
+    `labels` are the texts of points, by group; `edges` are drawn as lines.
 
     If all points are near the origin, only the part around them is drawn.
     """
@@ -68,6 +78,8 @@ def draw_disk(groups: Mapping[str, Array], path: Path, labels: Mapping[str, Sequ
                 style = {"fontsize": 7, "color": "#777777", "ha": "center", "va": "center", "backgroundcolor": "w"}
                 ax.text(0, -norm, f"{radius:g}", **style)
         ax.plot([0], [0], "+", color="#444444", ms=11)
+        for start, end in edges:
+            ax.plot(*zip(start, end, strict=True), color="#999999", lw=0.7, alpha=0.7, zorder=0)
         for number, (name, points) in enumerate(groups.items()):
             marker = MARKERS[number % len(MARKERS)]
             color = COLORS[number % len(COLORS)]
@@ -170,3 +182,34 @@ def draw_factor_medians(groups: Mapping[str, Array], path: Path) -> None:
         ax.set(xlabel="factor", ylabel="median distance to the origin", ylim=(0, None))
         ax.grid(alpha=0.25)
         ax.legend(frameon=False)
+
+
+def draw_boxes(groups: Mapping[str, Array], x_label: str, path: Path) -> None:
+    """Draw the distributions of many groups of numbers as boxes: quartiles, with whiskers to the 5 % and 95 % quantiles."""
+    with axes(path, 7, 1.1 + 0.33 * len(groups)) as ax:
+        ax.boxplot(
+            list(groups.values()),
+            orientation="horizontal",
+            widths=0.6,
+            whis=(5, 95),
+            showfliers=False,
+            patch_artist=True,
+            boxprops={"facecolor": "#cfe3f3", "edgecolor": COLORS[0]},
+            medianprops={"color": COLORS[1], "lw": 2},
+        )
+        ax.set_yticks(range(1, len(groups) + 1), [f"{name} ({len(group)})" for name, group in groups.items()])
+        ax.tick_params(axis="y", labelsize=8, length=0)
+        ax.invert_yaxis()
+        ax.set(xlabel=x_label)
+        ax.grid(axis="x", alpha=0.25)
+
+
+def draw_heat(values: Array, rows: Sequence[str], columns: Sequence[str], label: str, path: Path) -> None:
+    """Draw a table [r c] as colors, from blue below zero to red above it; columns are factors."""
+    highest = max(float(np.abs(values).max()), 1e-9)
+    with axes(path, max(6.0, 2.6 + 0.13 * len(columns)), 1.4 + 0.3 * len(rows)) as ax:
+        image = ax.imshow(values, cmap="RdBu_r", vmin=-highest, vmax=highest, aspect="auto", interpolation="nearest")
+        ax.set_yticks(range(len(rows)), rows, fontsize=8)
+        ax.set_xticks(range(len(columns)), columns, fontsize=8 if len(columns) <= 24 else 5.5, rotation=90)
+        ax.set(xlabel="factor, by the row with the largest value")
+        ax.figure.colorbar(image, ax=ax, shrink=0.9).set_label(label, fontsize=7)

@@ -1,12 +1,12 @@
-"""A data set of zero-shot classification: labelled test images, class names and prompts."""
+"""A data set of image classification: labelled images of a split, class names and prompts."""
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, Protocol
 
 from common.errors import UserError
 from trainer.evaluation.annotations import checksums, read_lines
@@ -16,15 +16,26 @@ from trainer.evaluation.tasks.base import ImageSource
 TABLE: Final = Path(__file__).resolve().parents[1] / "data" / "zero_shot.json"
 CLASS_NAMES: Final = "classnames.txt"
 INDICES: Final = "indices.txt"
+SplitName = Literal["train", "val", "test"]
+
+
+def indices_file(split: SplitName) -> str:
+    """Name of the file that selects the images of a split."""
+    return INDICES if split == "test" else f"indices_{split}.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetInfo:
-    """The number of classes and of test images, MERU's prompts (table 8), and class names if the files carry none."""
+    """The numbers of classes and images, MERU's prompts (table 8), and class names if the files carry none.
+
+    Numbers of images are those of MERU's splits (table 6); `n_images` is that of the test split.
+    """
 
     key: str
     n_classes: int
     n_images: int
+    n_train: int
+    n_val: int
     prompts: tuple[str, ...]
     names: tuple[str, ...] = ()
     names_source: str = ""
@@ -40,6 +51,8 @@ def set_infos() -> dict[str, SetInfo]:
             key=key,
             n_classes=row["n_classes"],
             n_images=row["n_images"],
+            n_train=row["n_train"],
+            n_val=row["n_val"],
             prompts=tuple(row["prompts"]),
             names=tuple(row.get("names", ())),
             names_source=row.get("names_source", ""),
@@ -51,7 +64,7 @@ def set_infos() -> dict[str, SetInfo]:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledImages:
-    """Test images with class indices, in the order of the official files, and the class names of these files."""
+    """Images of a split with class indices, in the order of the official files, and the class names of these files."""
 
     images: Sequence[ImageSource]
     targets: Sequence[int]
@@ -64,8 +77,13 @@ class LabelledImages:
     """True if the files do not define the subset that the papers use."""
 
 
-Reader = Callable[[Path], LabelledImages | None]
-"""Reads the official files in a folder; None if they are not there. Raises UserError for malformed files."""
+class Reader(Protocol):
+    """Reads the official files of a split in a folder; None if they are not there or define no such split.
+
+    Raises UserError for malformed files.
+    """
+
+    def __call__(self, folder: Path, split: SplitName = "test") -> LabelledImages | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +125,7 @@ def finish(info: SetInfo, root: Path, folder: Path, found: LabelledImages) -> Ze
     subset = "full" if found.is_full else "test"
     if (folder / INDICES).is_file():
         files.append(folder / INDICES)
-        found = select(found, folder)
+        found = select(found, folder, INDICES)
         subset = INDICES
     if len(found.images) != info.n_images:
         subset += f" ({len(found.images)} images; the papers use {info.n_images})"
@@ -126,18 +144,18 @@ NAMELESS: Final = frozenset({"country211", "pcam"})
 """Data sets whose files name the classes by codes only."""
 
 
-def select(found: LabelledImages, folder: Path) -> LabelledImages:
-    """The images that `indices.txt` lists: by number in the order of the files, or by path below the set's folder.
+def select(found: LabelledImages, folder: Path, name: str) -> LabelledImages:
+    """The images that the file `name` lists: by number in the order of the files, or by path below the set's folder.
 
     Raises UserError, naming the line, for an image that does not exist.
     """
     by_path = {image.path: number for number, image in enumerate(found.images)}
     chosen = []
-    for number, line in enumerate(read_lines(folder / INDICES), 1):
-        index = int(line) if line.isdigit() else by_path.get(folder / line, -1)
+    for number, line in enumerate(read_lines(folder / name), 1):
+        index = int(line) if line.isdecimal() else by_path.get(folder / line, -1)
         if not 0 <= index < len(found.images):
             raise UserError(
-                f"{folder / INDICES}: line {number}: {line!r:.80} is no test image; give a number below "
+                f"{folder / name}: line {number}: {line!r:.80} is no image of the split; give a number below "
                 f"{len(found.images)} or a path below {folder}"
             )
         chosen.append(index)

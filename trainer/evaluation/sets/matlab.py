@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from trainer.evaluation.sets.base import LabelledImages, first_folder
+from trainer.evaluation.sets.base import LabelledImages, SplitName, first_folder
 from trainer.evaluation.tasks.base import ImageSource
 
 
@@ -26,12 +26,15 @@ def read_mat(path: Path, *names: str) -> list[NDArray[Any]]:
         raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}; download it again") from error
 
 
-def read_cars(folder: Path) -> LabelledImages | None:
-    """Stanford Cars: devkit/cars_meta.mat, cars_test_annos_withlabels.mat and cars_test/."""
+def read_cars(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """Stanford Cars: devkit/cars_meta.mat, cars_test_annos_withlabels.mat and cars_test/.
+
+    For training: devkit/cars_train_annos.mat and cars_train/.
+    """
     folder = first_folder(folder, "stanford_cars")
     listed = folder / "devkit" / "cars_meta.mat"
-    places = (folder / "cars_test_annos_withlabels.mat", folder / "devkit" / "cars_test_annos_withlabels.mat")
-    labels = next((path for path in places if path.is_file()), None)
+    name = {"test": "cars_test_annos_withlabels.mat", "train": "cars_train_annos.mat"}.get(split, "")
+    labels = next((path for path in (folder / name, folder / "devkit" / name) if path.is_file()), None)
     if labels is None or not listed.is_file():
         return None
     classes = [str(name) for name in read_mat(listed, "class_names")[0]]
@@ -42,7 +45,7 @@ def read_cars(folder: Path) -> LabelledImages | None:
         raise UserError(f"{labels}: an annotation has no `fname` or `class`; download the file again") from error
     check_targets([target for _, target in pairs], len(classes), labels)
     return LabelledImages(
-        images=[ImageSource(path=folder / "cars_test" / name) for name, _ in pairs],
+        images=[ImageSource(path=folder / f"cars_{split}" / name) for name, _ in pairs],
         targets=[target for _, target in pairs],
         classes=classes,
         files=[listed, labels],
@@ -50,23 +53,26 @@ def read_cars(folder: Path) -> LabelledImages | None:
     )
 
 
-def read_flowers102(folder: Path) -> LabelledImages | None:
-    """Flowers-102: setid.mat (`tstid`), imagelabels.mat (`labels`, from 1) and jpg/image_00001.jpg."""
+def read_flowers102(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """Flowers-102: setid.mat (`trnid`, `valid`, `tstid`), imagelabels.mat (`labels`, from 1) and jpg/image_00001.jpg."""
     folder = first_folder(folder, "flowers-102")
-    split, labels = folder / "setid.mat", folder / "imagelabels.mat"
-    if not (split.is_file() and labels.is_file()):
+    path, labels = folder / "setid.mat", folder / "imagelabels.mat"
+    if not (path.is_file() and labels.is_file()):
         return None
-    (numbers,), (label_of,) = read_mat(split, "tstid"), read_mat(labels, "labels")
+    (numbers,), (label_of,) = (
+        read_mat(path, {"train": "trnid", "val": "valid", "test": "tstid"}[split]),
+        read_mat(labels, "labels"),
+    )
     outside = next((int(number) for number in numbers if not 1 <= number <= len(label_of)), None)
     if outside is not None:
-        raise UserError(f"{split}: image {outside} has no label in {labels.name}; download both again")
+        raise UserError(f"{path}: image {outside} has no label in {labels.name}; download both again")
     targets = [int(label_of[number - 1]) - 1 for number in numbers]
     check_targets(targets, 102, labels)
     return LabelledImages(
         images=[ImageSource(path=folder / "jpg" / f"image_{number:05d}.jpg") for number in numbers],
         targets=targets,
         classes=[str(i + 1) for i in range(102)],
-        files=[split, labels],
+        files=[path, labels],
         form="official files",
     )
 

@@ -1,6 +1,8 @@
 """Data sets with all images in one file: CIFAR and STL-10 in their binary versions, MNIST, PCam."""
 
 import gzip
+import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from trainer.evaluation.annotations import read_lines
-from trainer.evaluation.sets.base import LabelledImages, first_folder
+from trainer.evaluation.sets.base import LabelledImages, SplitName, first_folder
 from trainer.evaluation.tasks.base import ImageSource, ImageStack
 
 CIFAR_SIDE = 32
@@ -76,22 +78,34 @@ def refuse_pickle(folder: Path, names: tuple[str, ...], version: str) -> None:
         raise UserError(f"{found} is a pickle, which can run code when it is read; use the binary version, {version}")
 
 
-def read_cifar10(folder: Path) -> LabelledImages | None:
-    """CIFAR-10, binary version: test_batch.bin with records (label, 3 planes of 32 x 32), and batches.meta.txt."""
+def read_cifar10(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """CIFAR-10, binary version: test_batch.bin with records (label, 3 planes of 32 x 32), and batches.meta.txt.
+
+    For training: data_batch_1.bin to data_batch_5.bin.
+    """
     inner = first_folder(folder, "cifar-10-batches-bin")
-    path, names = inner / "test_batch.bin", inner / "batches.meta.txt"
-    if not (path.is_file() and names.is_file()):
+    files = {"test": ["test_batch.bin"], "train": [f"data_batch_{i}.bin" for i in range(1, 6)], "val": []}[split]
+    paths, names = [inner / name for name in files], inner / "batches.meta.txt"
+    if not paths or not all(path.is_file() for path in (*paths, names)):
         refuse_pickle(folder, ("cifar-10-batches-py", "test_batch", "cifar-10-python.tar.gz"), "cifar-10-binary.tar.gz")
         return None
-    rows = read_records(path, 1 + 3 * CIFAR_SIDE**2)
-    stack = Planes(rows[:, 1:].reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE))
-    return packed(path, stack, rows[:, 0], read_lines(names), [path, names])
+    parts = []
+    for path in paths:
+        rows = read_records(path, 1 + 3 * CIFAR_SIDE**2)
+        stack = Planes(rows[:, 1:].reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE))
+        parts.append(packed(path, stack, rows[:, 0], read_lines(names), [path, names]))
+    return replace(
+        parts[0],
+        images=[image for part in parts for image in part.images],
+        targets=[target for part in parts for target in part.targets],
+        files=[*paths, names],
+    )
 
 
-def read_cifar100(folder: Path) -> LabelledImages | None:
-    """CIFAR-100, binary version: test.bin with records (coarse label, label, 3 planes), and fine_label_names.txt."""
+def read_cifar100(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """CIFAR-100, binary version: {train,test}.bin with records (coarse label, label, 3 planes), and fine_label_names.txt."""
     inner = first_folder(folder, "cifar-100-binary")
-    path, names = inner / "test.bin", inner / "fine_label_names.txt"
+    path, names = inner / f"{split}.bin", inner / "fine_label_names.txt"
     if not (path.is_file() and names.is_file()):
         refuse_pickle(folder, ("cifar-100-python", "test", "cifar-100-python.tar.gz"), "cifar-100-binary.tar.gz")
         return None
@@ -101,10 +115,10 @@ def read_cifar100(folder: Path) -> LabelledImages | None:
     return packed(path, stack, rows[:, 1], classes, [path, names])
 
 
-def read_stl10(folder: Path) -> LabelledImages | None:
-    """STL-10, binary version: test_X.bin, test_y.bin with labels from 1, class_names.txt."""
+def read_stl10(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """STL-10, binary version: {train,test}_X.bin, {train,test}_y.bin with labels from 1, class_names.txt."""
     inner = first_folder(folder, "stl10_binary")
-    path, labels, names = (inner / name for name in ("test_X.bin", "test_y.bin", "class_names.txt"))
+    path, labels, names = (inner / name for name in (f"{split}_X.bin", f"{split}_y.bin", "class_names.txt"))
     if not all(file.is_file() for file in (path, labels, names)):
         return None
     rows = read_records(path, 3 * STL10_SIDE**2).reshape(-1, 3, STL10_SIDE, STL10_SIDE)
@@ -119,12 +133,13 @@ def check_counts(path: Path, n_images: int, labels: Path, n_labels: int) -> None
         raise UserError(f"{path} has {n_images} images, but {labels} {n_labels} labels; download both again")
 
 
-def read_mnist(folder: Path) -> LabelledImages | None:
-    """MNIST: t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, also with .gz."""
+def read_mnist(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """MNIST: {train,t10k}-images-idx3-ubyte and {train,t10k}-labels-idx1-ubyte, also with .gz."""
     inner = first_folder(folder, "MNIST/raw", "raw")
+    start = "t10k" if split == "test" else split
     found = [
         next((inner / f"{name}{end}" for end in ("", ".gz") if (inner / f"{name}{end}").is_file()), None)
-        for name in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+        for name in (f"{start}-images-idx3-ubyte", f"{start}-labels-idx1-ubyte")
     ]
     path, labels = found
     if path is None or labels is None:
@@ -141,7 +156,7 @@ def read_idx(path: Path, n_axes: int) -> NDArray[np.uint8]:
     """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {error}; download it again") from error
     start = 4 + 4 * n_axes
     shape = tuple(int(size) for size in np.frombuffer(data[4:start], ">i4")) if len(data) >= start else ()
@@ -150,9 +165,10 @@ def read_idx(path: Path, n_axes: int) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
-def read_pcam(folder: Path) -> LabelledImages | None:
-    """PatchCamelyon: camelyonpatch_level_2_split_test_x.h5 and _y.h5, unpacked. Needs h5py."""
-    path, labels = (folder / f"camelyonpatch_level_2_split_test_{part}.h5" for part in "xy")
+def read_pcam(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """PatchCamelyon: camelyonpatch_level_2_split_{train,valid,test}_x.h5 and _y.h5, unpacked. Needs h5py."""
+    name = "valid" if split == "val" else split
+    path, labels = (folder / f"camelyonpatch_level_2_split_{name}_{part}.h5" for part in "xy")
     if not (path.is_file() and labels.is_file()):
         return None
     try:

@@ -4,7 +4,15 @@ from pathlib import Path
 from typing import Final
 
 from trainer.evaluation.sets import folders, matlab, packed, text_lists
-from trainer.evaluation.sets.base import Reader, ZeroShotSet, finish, first_folder, read_class_folders, set_infos
+from trainer.evaluation.sets.base import (
+    LabelledImages,
+    Reader,
+    SplitName,
+    ZeroShotSet,
+    finish,
+    read_class_folders,
+    set_infos,
+)
 from trainer.evaluation.tasks.base import MissingFilesError
 
 READERS: Final[dict[str, tuple[Reader, str]]] = {
@@ -39,17 +47,32 @@ READERS: Final[dict[str, tuple[Reader, str]]] = {
 
 
 def read_set(root: Path, key: str) -> ZeroShotSet:
-    """Read a data set from the official files in ROOT/KEY, or else from plain folders ROOT/KEY/[test/]CLASS/IMAGE.
+    """Read the test images of a data set, with class names and prompts.
 
-    Raises MissingFilesError, naming the layouts, if neither is there, and UserError for malformed files.
+    Raises MissingFilesError, naming the layouts, without files, and UserError for malformed files.
     """
-    folder, (reader, layout), info = root / key, READERS[key], set_infos()[key]
-    found = reader(folder) if folder.is_dir() else None
-    if found is None and folder.is_dir():
-        plain = read_class_folders(first_folder(folder, "test"), "plain folders", is_full=True)
-        found = plain if plain.images and len(plain.classes) == info.n_classes else None
+    folder, info = root / key, set_infos()[key]
+    found = read_split(folder, key, "test")
     if found is None:
         raise MissingFilesError(
-            f"{key}: expected {folder}/{layout}, or {info.n_classes} plain folders {folder}/CLASS/IMAGE"
+            f"expected {folder}/{READERS[key][1]}, or {info.n_classes} plain folders {folder}/CLASS/IMAGE"
         )
     return finish(info, root, folder, found)
+
+
+def read_split(folder: Path, key: str, split: SplitName) -> LabelledImages | None:
+    """Read a split from the official files in a folder, or else from plain folders [SPLIT/]CLASS/IMAGE.
+
+    None if neither is there. Raises UserError for malformed files.
+    """
+    if not folder.is_dir():
+        return None
+    found = READERS[key][0](folder, split)
+    if found is not None:
+        return found
+    own = [folder / name for name in ((split, "valid") if split == "val" else (split,)) if (folder / name).is_dir()]
+    is_divided = any((folder / name).is_dir() for name in ("train", "test"))
+    if not own and is_divided:
+        return None
+    plain = read_class_folders(own[0] if own else folder, "plain folders", is_full=not own)
+    return plain if plain.images and len(plain.classes) == set_infos()[key].n_classes else None

@@ -1,11 +1,11 @@
-"""Data sets whose test split and labels are text files: Food-101, CUB, Aircraft, DTD, Pets, SUN397, Caltech-101."""
+"""Data sets whose splits and labels are text files: Food-101, CUB, Aircraft, DTD, Pets, SUN397, Caltech-101."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from common.errors import UserError
 from trainer.evaluation.annotations import read_lines
-from trainer.evaluation.sets.base import LabelledImages, first_folder, readable
+from trainer.evaluation.sets.base import LabelledImages, SplitName, first_folder, readable
 from trainer.evaluation.tasks.base import ImageSource
 
 
@@ -32,94 +32,103 @@ def columns(path: Path, least: int) -> list[list[str]]:
     return rows
 
 
-def read_food101(folder: Path) -> LabelledImages | None:
-    """Food-101: meta/test.txt with CLASS/ID, meta/classes.txt, and images/CLASS/ID.jpg."""
+def read_food101(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """Food-101: meta/{train,test}.txt with CLASS/ID, meta/classes.txt, and images/CLASS/ID.jpg."""
     folder = first_folder(folder, "food-101")
-    split, listed = folder / "meta" / "test.txt", folder / "meta" / "classes.txt"
-    if not (split.is_file() and listed.is_file()):
+    path, listed = folder / "meta" / f"{split}.txt", folder / "meta" / "classes.txt"
+    if not (path.is_file() and listed.is_file()):
         return None
     classes = read_lines(listed)
-    rows = [(f"{line}.jpg", line.partition("/")[0]) for line in read_lines(split)]
-    return labelled(rows, folder / "images", classes, [readable(name) for name in classes], [split, listed])
+    rows = [(f"{line}.jpg", line.partition("/")[0]) for line in read_lines(path)]
+    return labelled(rows, folder / "images", classes, [readable(name) for name in classes], [path, listed])
 
 
-def read_cub(folder: Path) -> LabelledImages | None:
+def read_cub(folder: Path, split: SplitName = "test") -> LabelledImages | None:
     """CUB-200-2011: images.txt, image_class_labels.txt, train_test_split.txt and classes.txt, with ids from 1."""
     folder = first_folder(folder, "CUB_200_2011")
     files = [folder / f"{name}.txt" for name in ("images", "image_class_labels", "train_test_split", "classes")]
-    if not all(path.is_file() for path in files):
+    if split == "val" or not all(path.is_file() for path in files):
         return None
     paths, labels, training, listed = ({row[0]: row[1] for row in columns(path, 2)} for path in files)
-    classes = sorted(listed, key=int) if all(key.isdigit() for key in listed) else []
+    classes = sorted(listed, key=int) if all(key.isdecimal() for key in listed) else []
     for number in paths:
         if number not in labels or number not in training:
             raise UserError(f"{files[1]}: image {number} has no label or no split; download the files again")
-    rows = [(path, labels[number]) for number, path in paths.items() if training[number] == "0"]
+    rows = [
+        (path, labels[number])
+        for number, path in paths.items()
+        if training[number] == {"test": "0", "train": "1"}[split]
+    ]
     names = [readable(listed[key].partition(".")[2] or listed[key]) for key in classes]
     return labelled(rows, folder / "images", classes, names, files)
 
 
-def read_aircraft(folder: Path) -> LabelledImages | None:
-    """FGVC-Aircraft, variants: images_variant_test.txt with `ID VARIANT`, variants.txt and images/ID.jpg."""
+def read_aircraft(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """FGVC-Aircraft, variants: images_variant_{train,val,test}.txt with `ID VARIANT`, variants.txt and images/ID.jpg."""
     folder = first_folder(folder, "fgvc-aircraft-2013b/data", "data")
-    split, listed = folder / "images_variant_test.txt", folder / "variants.txt"
-    if not (split.is_file() and listed.is_file()):
+    path, listed = folder / f"images_variant_{split}.txt", folder / "variants.txt"
+    if not (path.is_file() and listed.is_file()):
         return None
-    rows = [line.partition(" ") for line in read_lines(split)]
+    rows = [line.partition(" ") for line in read_lines(path)]
     classes = read_lines(listed)
-    return labelled([(f"{row[0]}.jpg", row[2]) for row in rows], folder / "images", classes, classes, [split, listed])
+    return labelled([(f"{row[0]}.jpg", row[2]) for row in rows], folder / "images", classes, classes, [path, listed])
 
 
-def read_dtd(folder: Path) -> LabelledImages | None:
-    """DTD, partition 1: labels/test1.txt with CLASS/IMAGE, and images/."""
+def read_dtd(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """DTD, partition 1: labels/{train,val,test}1.txt with CLASS/IMAGE, and images/."""
     folder = first_folder(folder, "dtd")
-    split = folder / "labels" / "test1.txt"
-    if not split.is_file():
+    path = folder / "labels" / f"{split}1.txt"
+    if not path.is_file():
         return None
-    lines = read_lines(split)
+    lines = read_lines(path)
     classes = sorted({line.partition("/")[0] for line in lines})
     rows = [(line, line.partition("/")[0]) for line in lines]
-    return labelled(rows, folder / "images", classes, [readable(name) for name in classes], [split])
+    return labelled(rows, folder / "images", classes, [readable(name) for name in classes], [path])
 
 
-def read_pets(folder: Path) -> LabelledImages | None:
-    """Oxford-IIIT Pets: annotations/test.txt with `NAME CLASS SPECIES BREED`, class ids from 1, and images/NAME.jpg."""
+def read_pets(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """Oxford-IIIT Pets: annotations/{trainval,test}.txt with `NAME CLASS SPECIES BREED`, class ids from 1, and images/NAME.jpg."""
     folder = first_folder(folder, "oxford-iiit-pet")
-    split = folder / "annotations" / "test.txt"
-    if not split.is_file():
+    path = folder / "annotations" / f"{'trainval' if split == 'train' else split}.txt"
+    if not path.is_file():
         return None
-    rows = [row for row in columns(split, 2) if not row[0].startswith("#")]
+    rows = [row for row in columns(path, 2) if not row[0].startswith("#")]
     name_of = {row[1]: row[0].rpartition("_")[0] for row in rows}
     classes = sorted(name_of, key=lambda key: (len(key), key))
     pairs = [(f"{row[0]}.jpg", row[1]) for row in rows]
-    return labelled(pairs, folder / "images", classes, [readable(name_of[key]) for key in classes], [split])
+    return labelled(pairs, folder / "images", classes, [readable(name_of[key]) for key in classes], [path])
 
 
-def read_sun397(folder: Path) -> LabelledImages | None:
-    """SUN397: ClassName.txt with /a/abbey, and a list of test images /a/abbey/IMAGE.jpg: test.txt or Testing_01.txt."""
+def read_sun397(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """SUN397: ClassName.txt with /a/abbey, and a list of images /a/abbey/IMAGE.jpg.
+
+    The list is test.txt or Testing_01.txt, and for training train.txt or Training_01.txt.
+    """
     folder = first_folder(folder, "SUN397")
     listed = folder / "ClassName.txt"
-    split = next((folder / name for name in ("test.txt", "Testing_01.txt") if (folder / name).is_file()), None)
-    if not listed.is_file():
+    if split == "val" or not listed.is_file():
         return None
-    if split is None:
+    official = {"test": "Testing_01.txt", "train": "Training_01.txt"}[split]
+    path = next((folder / name for name in (f"{split}.txt", official) if (folder / name).is_file()), None)
+    if path is None:
         raise UserError(
-            f"{folder} has no list of test images; write test.txt with one path such as /a/abbey/sun_1.jpg per line, "
-            "or take Testing_01.txt from the official partitions"
+            f"{folder} has no list of {split} images; write {split}.txt with one path such as /a/abbey/sun_1.jpg per "
+            f"line, or take {official} from the official partitions"
         )
     classes = [line.strip("/") for line in read_lines(listed)]
-    lines = [line.strip("/") for line in read_lines(split)]
+    lines = [line.strip("/") for line in read_lines(path)]
     names = [readable(" ".join(name.split("/")[1:])) for name in classes]
-    return labelled([(line, line.rpartition("/")[0]) for line in lines], folder, classes, names, [split, listed])
+    return labelled([(line, line.rpartition("/")[0]) for line in lines], folder, classes, names, [path, listed])
 
 
-def read_caltech101(folder: Path) -> LabelledImages | None:
-    """Caltech-101 with a list of test images CLASS/IMAGE.jpg: test.txt. The background class is included: 102."""
+def read_caltech101(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """Caltech-101 with lists of images CLASS/IMAGE.jpg: test.txt, train.txt and val.txt. The background class is included: 102."""
     inner = first_folder(folder, "101_ObjectCategories", "caltech-101/101_ObjectCategories")
-    split = next((path for path in (folder / "test.txt", inner / "test.txt") if path.is_file()), None)
-    if split is None:
+    names = (folder / f"{split}.txt", inner / f"{split}.txt")
+    listed = next((path for path in names if path.is_file()), None)
+    if listed is None:
         return None
-    lines = read_lines(split)
+    lines = read_lines(listed)
     classes = sorted({line.partition("/")[0] for line in lines})
     rows = [(line, line.partition("/")[0]) for line in lines]
-    return labelled(rows, inner, classes, [readable(name) for name in classes], [split])
+    return labelled(rows, inner, classes, [readable(name) for name in classes], [listed])

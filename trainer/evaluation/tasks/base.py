@@ -96,6 +96,8 @@ class TaskOptions:
     rule: Literal["released", "paper"] = "released"
     # PHyCLIP's double normalization of VL-CheckList's images
     vlc_legacy_norm: bool = False
+    # crops of the detection task: sides of the crop relative to those of the box, such as 1.5; it is cut at the image
+    box_context: float = 1.0
     # maximum number of examples of each file or split; 0: all
     max_examples: int = 0
     # seed of mismatched pairs and random subsets
@@ -133,6 +135,10 @@ class MissingFilesError(Exception):
     """The data folder lacks files of a task; the message names the expected layout."""
 
 
+class UnsuitableModelError(Exception):
+    """A task cannot be evaluated on a model, such as factors without a product space; the message names the reason."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """An evaluation task."""
@@ -145,4 +151,5 @@ class Task:
     source: str
     license: str
     evaluate: Callable[[Embedder, Path, TaskOptions], TaskResult]
-    """Evaluate a model on the data folder. Raises MissingFilesError, and UserError for malformed annotations."""
+    """Evaluate a model on the data folder. Raises MissingFilesError, UnsuitableModelError, and UserError for malformed
+    annotations."""

@@ -47,7 +47,10 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     if not parts and malformed:
         raise UserError("; ".join(malformed.values()))
     if not parts:
-        raise MissingFilesError("; ".join(missing.values()))
+        raise MissingFilesError(
+            f"{root} has none of the {len(READERS)} sets; expected the official files that --help lists, such as "
+            f"{root}/food101/food-101/meta/test.txt, or plain folders {root}/KEY/CLASS/IMAGE"
+        )
     bars = {key: (part.metrics["accuracy"], part.chance["accuracy"]) for key, part in parts.items()}
     overview = Figure(name="accuracy", title="Accuracy of each data set", draw=partial(plots.draw_bars, bars))
     return TaskResult(
@@ -72,7 +75,7 @@ def evaluate_set(embedder: Embedder, data: ZeroShotSet, options: TaskOptions) ->
     found = embedder.images([data.images[i] for i in keep], "crop")
     usable = [row for row in range(len(keep)) if row not in found.errors]
     if not usable:
-        raise MissingFilesError(f"{key}: no image can be read, such as {data.images[0].path}: {found.errors[0]}")
+        raise MissingFilesError(f"no image can be read, such as {data.images[0].path}: {found.errors[0]}")
     target = torch.tensor([data.targets[keep[row]] for row in usable])
     classes = class_points(embedder, names, data.info.prompts)
     predicted = predict(embedder.model, found.features[usable], classes, options.ranking)

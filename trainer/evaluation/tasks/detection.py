@@ -9,7 +9,7 @@ Shapes: m boxes, c categories, d embedding width.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,6 +104,14 @@ def is_visible(box: tuple[float, float, float, float], image: dict[str, Any], wh
     return right > max(left, 0) and bottom > max(top, 0)
 
 
+def with_context(source: ImageSource, factor: float) -> ImageSource:
+    """The box with its sides multiplied by `factor` around its center. It is cut at the image when it is read."""
+    assert source.box is not None
+    left, top, width, height = source.box
+    margin_x, margin_y = (side * (factor - 1) / 2 for side in (width, height))
+    return replace(source, box=(left - margin_x, top - margin_y, width + 2 * margin_x, height + 2 * margin_y))
+
+
 @torch.inference_mode()
 def similarities(embedder: Embedder, features: Tensor, names: Sequence[str]) -> Tensor:
     """Similarities [m c] in float64, divided by the trained temperature, of features [m d] and category names."""
@@ -163,7 +171,8 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     require(root, FILE, IMAGES)
     boxes = read_boxes(root / FILE, root / IMAGES, options.max_examples)
     proposals = torch.from_numpy(np.flatnonzero(~boxes.crowd))
-    images = embed_sources(embedder, [boxes.sources[i] for i in proposals.tolist()], "squeeze")
+    crops = [with_context(boxes.sources[i], options.box_context) for i in proposals.tolist()]
+    images = embed_sources(embedder, crops, "squeeze")
     rows = proposals[images.usable]
     categories = sorted((*NOVEL, *BASE))
     features = images.features[images.rows[images.usable]]
@@ -184,7 +193,8 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         metrics=metrics,
         rules={
             "score": "softmax of the similarity with the trained temperature",
-            "image": "box, squeezed to a square",
+            "image": "box, squeezed to a square"
+            + (f", with sides of {options.box_context:g} times the box" if options.box_context != 1 else ""),
             "prompts": " | ".join(PROMPTS),
             "detections": "all categories of each box; best/: the best one",
             "ties": "wrong detections first",

@@ -17,14 +17,21 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from common.errors import UserError
 from trainer.evaluation.analysis.drawing import draw_norms
 from trainer.evaluation.analysis.factors import factor_norms, max_composition, overlap, percentiles
 from trainer.evaluation.annotations import checksums
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.ranking import top_k
 from trainer.evaluation.shard_points import HELD_OUT, ShardPoints, embed_shards
-from trainer.evaluation.tasks.base import Embedder, Figure, MissingFilesError, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.base import (
+    Embedder,
+    Figure,
+    MissingFilesError,
+    Task,
+    TaskOptions,
+    TaskResult,
+    UnsuitableModelError,
+)
 from trainer.models.phyclip import PHyCLIP
 from trainer.models.registry import model_name
 
@@ -53,11 +60,11 @@ N_FACTORS_SHOWN: Final = 8
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
     """Compute the norms of the compositions, and the retrieval results if there are held-out shards.
 
-    Raises UserError for a model without factors.
+    Raises UnsuitableModelError for a model without factors.
     """
     model = embedder.model
     if not isinstance(model, PHyCLIP):
-        raise UserError(f"factors: {model_name(model)} has no factors; choose a phyclip model")
+        raise UnsuitableModelError(f"{model_name(model)} has no factors; choose a phyclip model")
     curvature, texts = model.curvature().detach(), list(dict.fromkeys(text for row in COMPOSITIONS for text in row))
     with torch.no_grad():
         points = model.lift_text(embedder.texts(texts).to(device_of(model)))

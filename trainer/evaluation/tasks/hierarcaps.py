@@ -18,6 +18,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from trainer.evaluation import plots
+from trainer.evaluation.analysis.order import average_precision, roc_auc
 from trainer.evaluation.annotations import checksums
 from trainer.evaluation.chains import (
     STEPS,
@@ -30,9 +31,9 @@ from trainer.evaluation.chains import (
     precision_recall,
 )
 from trainer.evaluation.embed import device_of
-from trainer.evaluation.separation import auc, average_precision
 from trainer.evaluation.tasks.base import Embedder, Figure, ImageSource, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.examples import distinct, embed_sources, limited, require
+from trainer.evaluation.tasks.hierarcaps_expanded import EXPANDED, evaluate_expanded
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.hyperbolic import Hyperbolic
@@ -56,15 +57,20 @@ class Row(NamedTuple):
 def read_rows(path: Path) -> list[Row]:
     """Read the test file with the columns captions and image_url. Raises UserError if a row is malformed."""
     rows = []
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if not {"captions", "image_url"} <= set(reader.fieldnames or ()):
-            raise UserError(f"{path} lacks the columns captions and image_url; download it again")
-        for row in reader:
-            captions = tuple(text.strip() for text in (row["captions"] or "").split(JOINER))
-            if len(captions) != LEVELS or not all(captions) or not row["image_url"]:
-                raise UserError(f"{path}, line {reader.line_num} has no image_url and {LEVELS} captions; correct it")
-            rows.append(Row(row["image_url"].rsplit("/", 1)[-1], row["image_url"], captions))
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            if not {"captions", "image_url"} <= set(reader.fieldnames or ()):
+                raise UserError(f"{path} lacks the columns captions and image_url; download it again")
+            for row in reader:
+                captions = tuple(text.strip() for text in (row["captions"] or "").split(JOINER))
+                if len(captions) != LEVELS or not all(captions) or not row["image_url"]:
+                    raise UserError(
+                        f"{path}, line {reader.line_num} has no image_url and {LEVELS} captions; correct it"
+                    )
+                rows.append(Row(row["image_url"].rsplit("/", 1)[-1], row["image_url"], captions))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read: {error}; download it again") from error
     return rows
 
 
@@ -72,7 +78,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     """Evaluate the test file.
 
     radius/... are the metrics of HierarCaps, path/... those of HyCoCLIP: precision, recall and tau. pep/... exist for
-    models with entailment cones.
+    models with entailment cones, and expanded/... if the expanded test file is there.
     """
     folder = root / IMAGES if (root / IMAGES).is_dir() else root / "coco" / "val2014"
     require(root, FILE)
@@ -111,13 +117,19 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         rules["pep"] = f"{NEGATIVES} finest captions of other images, " + (
             "the first in file order" if seed is None else "drawn at random"
         )
+    skipped, files = images.skipped(), [root / FILE]
+    if (root / EXPANDED).is_file():
+        found, unused = evaluate_expanded(embedder, root / EXPANDED, folder, options)
+        metrics, chance, skipped = metrics | found, chance | dict.fromkeys(found, 0.5), skipped | unused
+        rules["expanded"] = "own rule: the positive caption of a level scores higher than the negative one"
+        files.append(root / EXPANDED)
     return TaskResult(
         metrics=metrics,
         chance=chance,
         rules=rules,
         n_used=len(used),
-        skipped=images.skipped(),
-        checksums=checksums(root, root / FILE),
+        skipped=skipped,
+        checksums=checksums(root, *files),
         details={"n_texts": len(texts), "examples": examples(used, folder.relative_to(root), texts, predicted)},
         figures=[
             Figure(
@@ -162,11 +174,11 @@ def pep(
         return {}, {}
     (true, true_margin), (false, false_margin) = (cone_scores(model, texts, images, rows) for rows in (own, others))
     metrics = {
-        "pep/auc": auc(true, false),
-        "pep/average_precision": average_precision(true, false),
+        "pep/auc": roc_auc(true, false),
+        "pep/average_precision": average_precision(true, false, balanced=False),
         "pep/zeros": (torch.cat([true, false]) == 0).double().mean().item(),
-        "pep/margin_auc": auc(true_margin, false_margin),
-        "pep/margin_average_precision": average_precision(true_margin, false_margin),
+        "pep/margin_auc": roc_auc(true_margin, false_margin),
+        "pep/margin_average_precision": average_precision(true_margin, false_margin, balanced=False),
     }
     share = len(own) / (len(own) + len(others))
     return metrics, {
@@ -199,7 +211,11 @@ def draw(distances: Tensor, path: Path) -> None:
 TASK = Task(
     name="hierarcaps",
     title="HierarCaps and PEP",
-    files=("hierarcaps/hierarcaps_test.csv", "hierarcaps/test_imgs/*.jpg (or coco/val2014/*.jpg)"),
+    files=(
+        "hierarcaps/hierarcaps_test.csv",
+        "hierarcaps/hierarcaps_test_expanded.csv (optional; columns positive, negative, image_url)",
+        "hierarcaps/test_imgs/*.jpg (or coco/val2014/*.jpg)",
+    ),
     size="1,000 images with 4,000 captions, 0.2 GB",
     source="https://github.com/TAU-VAILab/hierarcaps",
     license="none stated (captions); the images of COCO have the licenses of Flickr",

@@ -15,13 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.errors import UserError
 from trainer.evaluation.analysis.drawing import draw_disk
 from trainer.evaluation.analysis.horopca import horopca
 from trainer.evaluation.analysis.spaces import factor_points
 from trainer.evaluation.annotations import checksums
 from trainer.evaluation.shard_points import HELD_OUT, embed_shards
-from trainer.evaluation.tasks.base import Embedder, Figure, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.base import Embedder, Figure, Task, TaskOptions, TaskResult, UnsuitableModelError
 from trainer.evaluation.tasks.norms import NAMES
 from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.registry import model_name
@@ -46,11 +45,11 @@ class DiskPoints(NamedTuple):
 def disk_points(embedder: Embedder, root: Path, options: TaskOptions, task: str) -> DiskPoints:
     """Embed samples of held-out shards with their first box.
 
-    Raises MissingFilesError without shards, and UserError for a model without hyperbolic space.
+    Raises MissingFilesError without shards, and UnsuitableModelError for a model without hyperbolic space.
     """
     model = embedder.model
     if not isinstance(model, Hyperbolic):
-        raise UserError(f"{task}: {model_name(model)} has no hyperbolic space; choose a hyperbolic model")
+        raise UnsuitableModelError(f"{model_name(model)} has no hyperbolic space; choose a hyperbolic model")
     found = embed_shards(embedder, root, min(options.max_examples or N_SAMPLES, N_SAMPLES))
     lifted = found.lifted(model)
     first = torch.tensor(
@@ -72,7 +71,7 @@ def disk_points(embedder: Embedder, root: Path, options: TaskOptions, task: str)
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
-    """Compute two horospherical components. Raises MissingFilesError, and UserError for a model without curvature."""
+    """Compute two horospherical components. Raises MissingFilesError, and UnsuitableModelError for a model without curvature."""
     data = disk_points(embedder, root, options, "horopca")
     found = horopca(data.points)
     groups = data.split(found.coordinates)

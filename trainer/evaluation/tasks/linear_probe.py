@@ -1,4 +1,4 @@
-"""Linear probe of the image tower on the 19 sets of MERU (appendix): logistic regression on frozen features.
+"""Linear probe of the image tower on the 19 sets of MERU (appendix C): logistic regression on frozen features.
 
 Features are the outputs of the tower before the projection. C is searched on the validation split, the classifier is
 fitted to the training and validation splits, and the metric is the mean accuracy of the classes of the test split.
@@ -6,8 +6,6 @@ fitted to the training and validation splits, and the metric is the mean accurac
 Shapes: n images, d width of the tower.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Final
@@ -19,88 +17,12 @@ from common.errors import UserError
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.linear_probe import fit, search
 from trainer.evaluation.metrics import macro_accuracy
-from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFilesError, Task, TaskOptions, TaskResult
-from trainer.evaluation.tasks.class_folders import class_names, list_class_folders
+from trainer.evaluation.sets.probe import TRAIN_FILES, Split, read_probe
+from trainer.evaluation.tasks.base import Embedder, MissingFilesError, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.classification import evenly
 from trainer.evaluation.tasks.examples import embed_sources
 
-FOLDER: Final = "linear_probe"
-VAL_SHARE: Final = {"food101": 0.1, "cifar10": 0.1, "cifar100": 0.1}
-"""Share of the training split that is the validation split of sets without one; 0.2 for the others."""
-NAMES: Final = (
-    *("food101", "cifar10", "cifar100", "cub2011", "sun397", "cars", "aircraft", "dtd", "pets", "caltech101"),
-    *("flowers102", "stl10", "eurosat", "resisc45", "country211", "mnist", "clevr", "pcam", "sst2"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Split:
-    """Images and their class indices."""
-
-    images: Sequence[ImageSource]
-    labels: Sequence[int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeData:
-    """The three splits of a set, in the order in which they are stored, and notes on how they were made."""
-
-    n_classes: int
-    train: Split
-    val: Split
-    test: Split
-    rules: Mapping[str, str] = field(default_factory=dict)
-
-
-Loader = Callable[[Path, int], ProbeData]
-"""Function of the data folder and the maximum number of images of a split (0: all). Raises MissingFilesError."""
-
-
-def folder_loader(name: str) -> Loader:
-    """Create a loader of linear_probe/NAME/{train,val,test}/CLASS/IMAGE.
-
-    Without a folder val, the last images of each class in train are the validation split.
-    """
-
-    def load(root: Path, max_examples: int) -> ProbeData:
-        folder = root / FOLDER / name
-        for part in ("train", "test"):
-            if not (folder / part).is_dir():
-                raise MissingFilesError(f"{folder / part} is missing; expected train, test and val in {folder}")
-        classes = class_names(folder / "train")
-
-        def read(part: str) -> Split:
-            images, labels = list_class_folders(folder / part, classes, max_examples)
-            return Split(images=images, labels=labels)
-
-        train, test = read("train"), read("test")
-        if (folder / "val").is_dir():
-            return ProbeData(
-                n_classes=len(classes), train=train, val=read("val"), test=test, rules={"val": "folder val"}
-            )
-        share = VAL_SHARE.get(name, 0.2)
-        train, val = split_tail(train, share)
-        rules = {"val": f"last {share:.0%} of each class of train"}
-        return ProbeData(n_classes=len(classes), train=train, val=val, test=test, rules=rules)
-
-    return load
-
-
-def split_tail(split: Split, share: float) -> tuple[Split, Split]:
-    """Split off the last images of each class. A class with several images keeps one and gives one."""
-    by_class: dict[int, list[int]] = {}
-    for i, label in enumerate(split.labels):
-        by_class.setdefault(label, []).append(i)
-    tail = {
-        i
-        for rows in by_class.values()
-        for i in rows[len(rows) - min(len(rows) - 1, max(1, round(share * len(rows)))) :]
-    }
-    parts = [[i for i in range(len(split.labels)) if (i in tail) == wanted] for wanted in (False, True)]
-    train, val = (Split(images=[split.images[i] for i in p], labels=[split.labels[i] for i in p]) for p in parts)
-    return train, val
-
-
-LOADERS: Final[dict[str, Loader]] = {name: folder_loader(name) for name in NAMES}
+NAMES: Final = tuple(TRAIN_FILES)
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
@@ -113,10 +35,14 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     malformed: dict[str, str] = {}
     skipped: dict[str, int] = {}
     n_used = 0
-    for name, load in LOADERS.items():
+    sums: dict[str, str] = {}
+    for name in NAMES:
         try:
-            data = load(root, options.max_examples)
-            train, val, test = (embed_split(embedder, split, skipped) for split in (data.train, data.val, data.test))
+            data = read_probe(root, name)
+            train, val, test = (
+                embed_split(embedder, split.take(evenly(len(split.labels), options.max_examples)), skipped)
+                for split in (data.train, data.val, data.test)
+            )
         except MissingFilesError as error:
             missing[name] = str(error)
             continue
@@ -128,6 +54,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         predicted = fit(*both, data.n_classes, c).predict(test[0])
         metrics[f"{name}/accuracy"] = macro_accuracy(predicted.cpu(), test[1].cpu(), data.n_classes)
         chance[f"{name}/accuracy"] = 1 / data.n_classes
+        sums |= data.checksums
         rules |= {f"{name}/{key}": rule for key, rule in data.rules.items()}
         found[name] = {"C": c, "validation": {f"{key:g}": value for key, value in sorted(tried.items())}}
         n_used += len(test[1])
@@ -135,7 +62,8 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         raise UserError("; ".join(malformed.values()))
     if not metrics:
         raise MissingFilesError(
-            f"{root / FOLDER} has none of the sets; expected {FOLDER}/SET/train and test/CLASS/*.jpg"
+            f"{root} has none of the {len(NAMES)} sets with training images; expected the official files that --help "
+            f"lists, such as {root}/dtd/dtd/labels/train1.txt, or plain folders {root}/KEY/{{train,val,test}}/CLASS/IMAGE"
         )
     return TaskResult(
         metrics=metrics | {"mean/accuracy": fmean(metrics.values())},
@@ -143,6 +71,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         rules=rules,
         n_used=n_used,
         skipped=skipped,
+        checksums=sums,
         details={"missing": missing, "malformed": malformed, **found},
     )
 
@@ -161,12 +90,27 @@ TASK = Task(
     name="linear_probe",
     title="Linear probe",
     files=(
-        "linear_probe/SET/train/CLASS/*.jpg",
-        "linear_probe/SET/val/CLASS/*.jpg",
-        "linear_probe/SET/test/CLASS/*.jpg",
+        "aircraft/fgvc-aircraft-2013b/data/images_variant_{train,val}.txt",
+        "caltech101/train.txt",
+        "cars/{devkit/cars_train_annos.mat,cars_train/*.jpg}",
+        "cifar10/cifar-10-batches-bin/data_batch_{1,2,3,4,5}.bin",
+        "cifar100/cifar-100-binary/train.bin",
+        "clevr/CLEVR_v1.0/{scenes/CLEVR_train_scenes.json,images/train/*.png}",
+        "country211/{train,valid}/CODE/*.jpg",
+        "dtd/dtd/labels/{train,val}1.txt",
+        "eurosat/indices_{train,val}.txt and indices.txt, numbers in the order of the files",
+        "food101/food-101/meta/train.txt",
+        "mnist/MNIST/raw/train-{images-idx3,labels-idx1}-ubyte[.gz]",
+        "pcam/camelyonpatch_level_2_split_{train,valid}_{x,y}.h5",
+        "pets/oxford-iiit-pet/annotations/trainval.txt",
+        "resisc45/indices_{train,val}.txt and indices.txt",
+        "sst2/rendered-sst2/{train,valid}/{negative,positive}/*.png",
+        "stl10/stl10_binary/train_{X,y}.bin",
+        "sun397/SUN397/{train.txt or Training_01.txt}",
+        "KEY/{train,val,test}/CLASS/IMAGE for any of the 19 keys, also below linear_probe/",
     ),
     size="19 sets, 0.1 to 12 GB each",
-    source="the sets of zero-shot classification",
+    source="the sets of zero-shot classification; their test files are needed too",
     license="those of the sets",
     evaluate=evaluate,
 )

@@ -14,7 +14,7 @@ FOLDER: Final = Path(__file__).resolve().parent
 NAMES: Final = (
     *("classification", "retrieval", "hierarchical", "vlchecklist", "sugarcrepe", "vg_attribution", "vg_relation"),
     *("hierarcaps", "detection", "linear_probe"),
-    *("traversal", "interpolation", "norms", "horopca", "cosne", "factors", "syntax_edges", "order"),
+    *("traversal", "interpolation", "norms", "horopca", "cosne", "factors", "words", "syntax_edges", "order"),
 )
 """Names of the tasks, and of their modules in this folder, in the order in which they run."""
 
@@ -78,5 +78,6 @@ def describe_tasks() -> str:
         task = read_description(name)
         lines += [f"  {name}: {task.title}", f"      size: {task.size}"]
         lines += [f"      source: {task.source}", f"      license: {task.license}"]
+        lines += [] if task.files else ["      files: none"]
         lines += [f"      {'files: ' if i == 0 else '       '}DATA/{file}" for i, file in enumerate(task.files)]
     return "\n".join(lines)

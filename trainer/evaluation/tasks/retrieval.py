@@ -64,7 +64,7 @@ def read_coco(root: Path, limit: int) -> CaptionedImages:
     """
     path, folder = root / COCO_JSON, root / "coco" / "val2017"
     if not path.is_file() or not folder.is_dir():
-        raise MissingFilesError(f"coco: expected {path} and {folder}/000000000139.jpg")
+        raise MissingFilesError(f"expected {path} and {folder}/000000000139.jpg")
     content = read_json(path)
     captions: dict[int, list[str]] = {}
     names: dict[int, ImageSource] = {}
@@ -89,7 +89,7 @@ def read_flickr30k(root: Path, limit: int) -> CaptionedImages:
     """Read the test split of Flickr30k from Karpathy's file. Arguments and errors as in `read_coco`."""
     path, folder = root / FLICKR_JSON, root / "flickr30k" / "flickr30k_images"
     if not path.is_file() or not folder.is_dir():
-        raise MissingFilesError(f"flickr30k: expected {path} and {folder}/1007129816.jpg")
+        raise MissingFilesError(f"expected {path} and {folder}/1007129816.jpg")
     found = CaptionedImages()
     for number, entry in enumerate(value_of(read_json(path), "images", list, str(path))):
         where = f"{path}: images[{number}]"
@@ -131,7 +131,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     if not parts and malformed:
         raise UserError("; ".join(malformed.values()))
     if not parts:
-        raise MissingFilesError("; ".join(missing.values()))
+        raise MissingFilesError("; ".join(f"{key}: {reason}" for key, reason in missing.items()))
     return TaskResult(
         metrics={f"{key}/{name}": value for key, part in parts.items() for name, value in part.metrics.items()},
         chance={f"{key}/{name}": value for key, part in parts.items() for name, value in part.chance.items()},
@@ -156,7 +156,7 @@ def evaluate_set(embedder: Embedder, key: str, data: CaptionedImages, options: T
     keep_text = keep_image[owners]
     if not keep_text.any():
         reason = next(iter(found.errors.values()), "it has no captions")
-        raise MissingFilesError(f"{key}: no image can be read, such as {data.images[0].path}: {reason}")
+        raise MissingFilesError(f"no image can be read, such as {data.images[0].path}: {reason}")
     model, device = embedder.model, device_of(embedder.model)
     captions = [caption for caption, kept in zip(data.captions, keep_text.tolist(), strict=True) if kept]
     image_ids, text_ids = keep_image.nonzero()[:, 0], owners[keep_text]

@@ -15,14 +15,21 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from common.errors import UserError
 from trainer.evaluation.analysis.drawing import draw_histograms, draw_roc
 from trainer.evaluation.analysis.order import order_share, roc_auc, roc_curve
 from trainer.evaluation.annotations import checksums
 from trainer.evaluation.embed import batched, device_of
 from trainer.evaluation.entailment import CHANCE, TIE, PairScores, pair_metrics, score_pairs
 from trainer.evaluation.shard_points import HELD_OUT, read_shards
-from trainer.evaluation.tasks.base import Embedder, Figure, MissingFilesError, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.base import (
+    Embedder,
+    Figure,
+    MissingFilesError,
+    Task,
+    TaskOptions,
+    TaskResult,
+    UnsuitableModelError,
+)
 from trainer.models.config import SyntaxMERUConfig
 from trainer.models.dual_encoder import DualEncoder, Entails
 from trainer.models.meru import MERU
@@ -45,13 +52,11 @@ EDGES: Final = (
 
 
 def with_words(model: DualEncoder) -> SyntaxMERU:
-    """The model as a Syntax-MERU, which has points of words. Raises UserError for a model with other parameters."""
+    """The model as a Syntax-MERU, which has points of words. Raises UnsuitableModelError for a model with other parameters."""
     if isinstance(model, SyntaxMERU):
         return model
     if not isinstance(model, MERU) or isinstance(model, PHyCLIP):
-        raise UserError(
-            f"syntax_edges: {model_name(model)} has no points of words; choose syntax_meru, meru or hycoclip"
-        )
+        raise UnsuitableModelError(f"{model_name(model)} has no points of words; choose syntax_meru, meru or hycoclip")
     names = {field.name for field in dataclasses.fields(SyntaxMERUConfig)}
     settings = {
         field.name: getattr(model.config, field.name)
@@ -85,7 +90,7 @@ def embed_edges(
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
     """Evaluate the edges of parsed captions.
 
-    Raises MissingFilesError without held-out shards with parses, and UserError for a model without points of words.
+    Raises MissingFilesError without held-out shards with parses, and UnsuitableModelError for a model without points of words.
     """
     model = with_words(embedder.model)
     limit = options.max_examples or MAX_CAPTIONS

@@ -28,6 +28,21 @@ def test_perfect_constant_and_reversed_scores() -> None:
     assert average_precision(*constant, balanced=False) == pytest.approx(5 / 45)
 
 
+def test_equal_scores_are_one_step_of_the_recall() -> None:
+    # Pairs: 2 > 1, 2 = 2, 1 = 1, 1 < 2; precision 1/2 at recall 1/2, then 2/4.
+    true, mismatched = tensor([2.0, 1.0]), tensor([1.0, 2.0])
+    assert (roc_auc(true, mismatched), average_precision(true, mismatched, balanced=False)) == (0.5, 0.5)
+    assert average_precision(torch.ones(1), torch.ones(9), balanced=False) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("balanced", "chance"), [(True, 0.5), (False, 4 / 104)])
+def test_random_scores_have_the_chance_level(balanced: bool, chance: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    true, mismatched = torch.rand(4000, generator=generator), torch.rand(100_000, generator=generator)
+    assert roc_auc(true, mismatched) == pytest.approx(0.5, abs=0.02)
+    assert average_precision(true, mismatched, balanced) == pytest.approx(chance, abs=0.02 if balanced else 0.003)
+
+
 def test_closed_form_of_four_scores() -> None:
     true, mismatched = tensor([3.0, 1.0]), tensor([2.0, 0.0])  # from high to low: true, other, true, other
     assert roc_auc(true, mismatched) == 0.75

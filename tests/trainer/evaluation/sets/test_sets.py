@@ -71,12 +71,12 @@ def test_plain_folders_are_read_with_and_without_class_names(tmp_path: Path) -> 
     assert {"eurosat/classnames.txt", "eurosat/indices.txt"} < found.checksums.keys()
 
 
-@pytest.mark.parametrize("line", ["10", "Class1/none.png", "-1"])
+@pytest.mark.parametrize("line", ["10", "Class1/none.png", "-1", "²"])
 def test_an_index_that_does_not_exist_is_an_error(line: str, tmp_path: Path) -> None:
     for i in range(10):
         write_image(tmp_path / "eurosat" / f"Class{i}" / "a.png")
     path = write(tmp_path / "eurosat" / "indices.txt", "0", line)
-    with pytest.raises(UserError, match=f"{path}: line 2: '{line}' is no test image"):
+    with pytest.raises(UserError, match=f"{path}: line 2: '{line}' is no image of the split"):
         read_set(tmp_path, "eurosat")
 
 
@@ -97,7 +97,7 @@ def test_sets_without_names_ask_for_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", READERS)
 def test_a_missing_set_names_its_layout(key: str, tmp_path: Path) -> None:
-    with pytest.raises(MissingFilesError, match=f"{key}: expected {tmp_path / key}/"):
+    with pytest.raises(MissingFilesError, match=f"^expected {tmp_path / key}/"):
         read_set(tmp_path, key)
 
 
@@ -271,3 +271,14 @@ def test_pcam_needs_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         write(tmp_path / "pcam" / f"camelyonpatch_level_2_split_test_{part}.h5", "x")
     with pytest.raises(UserError, match="h5py is not installed"):
         read_set(tmp_path, "pcam")
+
+
+def test_a_damaged_archive_of_mnist_is_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / "mnist" / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    data = bytearray(gzip.compress(bytes(range(256)) * 40))
+    data[12:40] = b"\xff" * 28
+    for name in ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"):
+        (folder / name).write_bytes(data)
+    with pytest.raises(UserError, match=r"idx3-ubyte\.gz cannot be read"):
+        read_set(tmp_path, "mnist")

@@ -8,17 +8,22 @@ import PIL.Image
 import pytest
 import torch
 
-from common.errors import UserError
 from tests.trainer.evaluation.tasks.embedding import picture, small_embedder, write_shards
 from tests.trainer.small import NAMES
 from trainer.evaluation.entailment import entailment_metrics
 from trainer.evaluation.shard_points import embed_shards
-from trainer.evaluation.tasks.base import MissingFilesError, TaskOptions, TaskResult
+from trainer.evaluation.tasks.base import MissingFilesError, TaskOptions, TaskResult, UnsuitableModelError
 from trainer.evaluation.tasks.registry import load_task, read_description
 
 OPTIONS = TaskOptions()
-TASKS = ("traversal", "interpolation", "norms", "horopca", "cosne", "factors", "syntax_edges", "order")
-NEEDS = {"horopca": "meru", "cosne": "poinclip", "factors": "phyclip", "syntax_edges": "syntax_meru"}
+TASKS = ("traversal", "interpolation", "norms", "horopca", "cosne", "factors", "words", "syntax_edges", "order")
+NEEDS = {
+    "horopca": "meru",
+    "cosne": "poinclip",
+    "factors": "phyclip",
+    "words": "phyclip",
+    "syntax_edges": "syntax_meru",
+}
 """Task -> a model that it accepts."""
 
 
@@ -43,7 +48,7 @@ def test_results_are_finite_json_with_rules_and_checksums_and_figures_are_pictur
     assert all(type(value) is float and math.isfinite(value) for value in result.metrics.values())
     assert set(result.chance) <= set(result.metrics)
     assert all(isinstance(rule, str) and rule for rule in result.rules.values())
-    assert set(result.checksums) == {"held_out"}
+    assert set(result.checksums) == (set() if task == "words" else {"held_out"})
     assert result.n_used > 0
     assert result.figures
     for figure in result.figures:
@@ -58,10 +63,10 @@ def test_results_are_finite_json_with_rules_and_checksums_and_figures_are_pictur
 def test_the_description_is_read_without_importing_the_task(task: str) -> None:
     found = read_description(task)
     assert found.name == task
-    assert "held_out/00000.tar" in found.files
+    assert ("held_out/00000.tar" in found.files) == (task != "words")
 
 
-@pytest.mark.parametrize("task", [task for task in TASKS if task != "factors"])
+@pytest.mark.parametrize("task", [task for task in TASKS if task not in ("factors", "words")])
 def test_without_shards_the_expected_layout_is_named(task: str, tmp_path: Path) -> None:
     with pytest.raises(MissingFilesError, match=r"held_out/00000\.tar"):
         run(task, NEEDS.get(task, "hycoclip"), tmp_path)
@@ -73,12 +78,13 @@ def test_without_shards_the_expected_layout_is_named(task: str, tmp_path: Path) 
         ("horopca", "clip"),
         ("cosne", "clip"),
         ("factors", "meru"),
+        ("words", "clip"),
         ("syntax_edges", "phyclip"),
         ("syntax_edges", "clip"),
     ],
 )
 def test_a_model_that_a_task_cannot_use_is_an_error_that_names_it(task: str, model: str, shards: Path) -> None:
-    with pytest.raises(UserError, match=f"{task}: {model} has no .*; choose"):
+    with pytest.raises(UnsuitableModelError, match=f"^{model} has no "):
         run(task, model, shards)
 
 
@@ -189,3 +195,15 @@ def test_points_beyond_a_limit_are_not_read(shards: Path) -> None:
     assert run("order", "meru", shards, TaskOptions(max_examples=3)).n_used == 3
     assert run("horopca", "meru", shards, TaskOptions(max_examples=4)).n_used == 4
     assert run("syntax_edges", "syntax_meru", shards, TaskOptions(max_examples=5)).n_used == 5
+
+
+@pytest.mark.parametrize("model", ["meru", "phyclip", "poinclip"])
+def test_words_are_compared_by_factor(model: str, tmp_path: Path) -> None:
+    result = run("words", model, tmp_path)
+    assert {name.split("/")[0] for name in result.metrics} == {"mammals", "vehicles"}
+    assert set(result.chance.values()) == {0.5}
+    factors = result.details["factors"]
+    assert isinstance(factors, list)
+    names = {figure.name for figure in result.figures}
+    assert ("factors" in names) == (len(factors) > 1) == (model == "phyclip")
+    assert any(name.startswith("disk_") for name in names)

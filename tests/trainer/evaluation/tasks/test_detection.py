@@ -73,6 +73,15 @@ def test_random_model_is_near_the_share_of_each_category(tmp_path: Path, write: 
     assert result.metrics["AP50"] == pytest.approx(1 / 17, abs=0.03)
 
 
+def test_context_enlarges_the_crop_and_not_the_box(tmp_path: Path, write: Write) -> None:
+    write_coco(write, [annotation(0, 0, 17, [17, 4, 8, 20])])
+    embedder = FakeEmbedder(text=constant, image=constant)
+    result = TASK.evaluate(embedder, tmp_path, TaskOptions(box_context=1.5))
+    assert [image.box for image in embedder.seen] == [(15, -1, 12, 30)]
+    assert result.rules["image"] == "box, squeezed to a square, with sides of 1.5 times the box"
+    assert result.metrics["AP"] == pytest.approx(1.0)
+
+
 def test_scores_are_comparable_between_images(tmp_path: Path, write: Write) -> None:
     """Adding a constant to the similarities of an image, as a norm does to inner products, must not change AP."""
     embedder = FakeEmbedder(small_model("meru"), right, right)

@@ -149,3 +149,28 @@ def test_malformed_files_are_user_errors(tmp_path: Path, write: Write, content: 
     write("hierarcaps/hierarcaps_test.csv", content)
     with pytest.raises(UserError, match=message):
         TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+
+
+def test_the_expanded_file_compares_positive_with_negative_captions(tmp_path: Path, write: Write) -> None:
+    write_rows(write)
+    chain = "thing{0} => kite {0} => red kite {0} => A red kite {0} flies."
+    lines = ["positive,negative,image_url"]
+    lines += [f"{chain.format(i)},{chain.format(i ^ 1)},http://x/COCO_val2014_{i:012}.jpg" for i in range(N)]
+    lines.append(f"{chain.format(0)},{chain.format(1)},http://x/none.jpg")
+    path = write("hierarcaps/hierarcaps_test_expanded.csv", "\n".join(lines) + "\n")
+    result = TASK.evaluate(FakeEmbedder(text=on_arc, image=on_arc), tmp_path, TaskOptions())
+    found = [result.metrics[f"expanded/level_{level}"] for level in (1, 2, 3, 4)]
+    assert found == [0.0, 1.0, 1.0, 1.0]  # the captions of level 1 are equal points, and ties are wrong
+    assert result.chance["expanded/level_4"] == 0.5
+    assert result.skipped == {"expanded file: missing image": 4}
+    assert len(result.checksums) == 2
+    path.write_text("positive,negative,image_url\na => b,c => d,http://x/1.jpg\n")
+    with pytest.raises(UserError, match=r"expanded\.csv, line 2 has no chain of 4 captions"):
+        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+
+
+def test_a_file_that_is_not_text_is_a_user_error(tmp_path: Path, write: Write) -> None:
+    write_rows(write)
+    (tmp_path / "hierarcaps/hierarcaps_test.csv").write_bytes(b"id,captions,image_url\n1,\xff\xfe,x\n")
+    with pytest.raises(UserError, match=r"hierarcaps_test\.csv cannot be read"):
+        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())

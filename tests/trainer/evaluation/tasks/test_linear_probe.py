@@ -8,8 +8,9 @@ from torch import Tensor
 
 from common.errors import UserError
 from tests.trainer.evaluation.tasks.fake_embedder import FakeEmbedder, constant, random_vector
+from trainer.evaluation.sets.probe import Split, read_probe, split_tail
 from trainer.evaluation.tasks.base import ImageSource, MissingFilesError, TaskOptions
-from trainer.evaluation.tasks.linear_probe import NAMES, TASK, Split, folder_loader, split_tail
+from trainer.evaluation.tasks.linear_probe import NAMES, TASK
 
 Write = Callable[..., Path]
 
@@ -36,6 +37,7 @@ def test_accuracy_of_each_set_and_their_mean(tmp_path: Path, write: Write) -> No
     assert all(call["trunk"] and call["fit"] == "crop" for call in embedder.calls)
     missing = result.details["missing"]
     assert isinstance(missing, dict)
+    assert all("\n" not in line and len(line) < 300 + len(str(tmp_path)) * 3 for line in missing.values())
     assert sorted(missing) == sorted(set(NAMES) - {"pets", "dtd"})
     assert len(NAMES) == 19
 
@@ -50,7 +52,7 @@ def test_last_images_of_each_class_are_the_validation_split_without_a_folder(tmp
     write_set(write, "pets", ("train", "test"), n=20)
     write_set(write, "cifar10", ("train", "test"), n=20)
     for name, n_val in (("pets", 4), ("cifar10", 2)):
-        data = folder_loader(name)(tmp_path, 0)
+        data = read_probe(tmp_path, name)
         assert (len(data.train.images), len(data.val.images)) == (60 - 3 * n_val, 3 * n_val)
         assert set(data.val.labels) == {0, 1, 2}
         assert [image.path.name for image in data.val.images[:n_val]] == ["016.jpg", "017.jpg", "018.jpg", "019.jpg"][
@@ -74,11 +76,11 @@ def test_missing_and_unreadable_images_are_counted(tmp_path: Path, write: Write)
 
 
 def test_wrong_layouts_are_reported(tmp_path: Path, write: Write) -> None:
-    with pytest.raises(MissingFilesError, match="linear_probe has none of the sets"):
+    with pytest.raises(MissingFilesError, match="has none of the 19 sets with training images"):
         TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     write_set(write, "pets")
     write("linear_probe/pets/test/horse/1.jpg")
-    with pytest.raises(UserError, match="pets/test/horse is not one of the 3 classes"):
+    with pytest.raises(UserError, match=r"pets/test has the class 'horse', which .*pets/train lacks"):
         TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     write_set(write, "dtd")
     result = TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())

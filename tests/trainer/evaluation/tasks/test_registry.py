@@ -16,7 +16,7 @@ def test_the_description_equals_the_task(name: str) -> None:
     assert task.name == name
     for key, value in asdict(registry.read_description(name)).items():
         assert getattr(task, key) == value
-        assert value
+        assert value or (key, name) == ("files", "words")
 
 
 def test_the_help_lists_all_tasks_without_importing_torch() -> None:

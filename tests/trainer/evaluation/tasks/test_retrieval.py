@@ -96,7 +96,7 @@ def test_perfect_points_have_recall_1_in_both_directions(name: str, tmp_path: Pa
     assert result.metrics["coco/image_to_text/recall@1"] == 1.0
     assert result.n_used == N
     assert stub.fits == {"squeeze"}
-    assert "flickr30k: expected" in str(result.details["missing"])
+    assert "'flickr30k': 'expected" in str(result.details["missing"])
     assert "the papers use 5000 and 25014" in result.rules["coco/pool"]
     assert result.checksums.keys() == {"coco/annotations/captions_val2017.json"}
 
