@@ -33,8 +33,8 @@ from trainer.batch import Batch, Pairs
 from trainer.build import Run, build
 from trainer.config import load_config
 from trainer.distributed.process import Process
-from trainer.loop import autocast, update
 from trainer.metrics.writers import Meter
+from trainer.step import autocast, update
 
 JOBS = Path(__file__).parents[1] / "jobs" / "train"
 WARM_UP, REPEATS = 3, 10

@@ -17,6 +17,7 @@ from trainer import loop, train
 from trainer.build import Run, build
 from trainer.config import TrainConfig, load_config
 from trainer.distributed.process import Process
+from trainer.step import PendingStep
 
 SMALL = (
     "model_name=hycoclip",
@@ -78,15 +79,15 @@ def run(output: Path, *others: str, at: int = 0, fault: Fault | None = None) -> 
     """Run the command in this process and return its exit code. `fault` is called after step `at`."""
     write_data(output)
     torch.set_num_threads(1)
-    real_update = loop.update
+    real_step = loop.start_step
 
-    def update(*arguments: Any, **named: Any) -> dict[str, float]:
-        values = real_update(*arguments, **named)
-        if fault and arguments[0].step == at:
+    def start_step(*arguments: Any, **named: Any) -> PendingStep:
+        step = real_step(*arguments, **named)
+        if fault and step.number == at:
             fault()
-        return values
+        return step
 
-    with patch.object(loop, "update", update):
+    with patch.object(loop, "start_step", start_step):
         return train.main(overrides(output, *others))
 
 

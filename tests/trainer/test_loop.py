@@ -22,11 +22,11 @@ from tests.trainer.small_run import (
     small_sample,
     terminate,
 )
-from trainer import loop
 from trainer.build import build_tokenizer, new_model
+from trainer.checkpoints.folder import list_checkpoints, newest_checkpoint
 from trainer.checkpoints.model import load_model
 from trainer.checkpoints.released import write_released
-from trainer.checkpoints.run import list_checkpoints, newest_checkpoint
+from trainer.step import update
 
 TIMINGS = ("samples_per_s", "data_wait_share")
 
@@ -186,7 +186,7 @@ def test_an_overflow_in_fp16_skips_the_step_and_lowers_the_scale(tmp_path: Path)
     run = small_run(tmp_path / "run", "precision=fp16")
     run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
-    values = loop.update(run, next(iter(run.loader)))
+    values = update(run, next(iter(run.loader)))
     assert math.isfinite(values["loss/total"])
     assert values["fp16/skipped"] == 1
     assert run.scaler.get_scale() == 2.0**59
@@ -196,11 +196,11 @@ def test_an_overflow_in_fp16_skips_the_step_and_lowers_the_scale(tmp_path: Path)
 def test_bf16_trains_on_a_cpu(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run", "precision=bf16", "optim.warmup_steps=0")
     batch = next(iter(run.loader))
-    losses = [loop.update(run, batch)["loss/total"] for _ in range(6)]
+    losses = [update(run, batch)["loss/total"] for _ in range(6)]
     assert losses[-1] < losses[0]
 
 
 def test_scalars_are_clamped_after_the_step(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run", "model.max_logit_scale=2", "lr=0.0001", "optim.warmup_steps=0")
-    loop.update(run, next(iter(run.loader)))
+    update(run, next(iter(run.loader)))
     assert run.model.logit_scale.item() == pytest.approx(math.log(2))
