@@ -1,7 +1,6 @@
 """Warnings about runs that train but do not learn: collapse, a parameter at its limit, a dead loss term, few sources.
 
-A warning needs `PATIENCE` rows of metrics in a row after the warm-up, is logged once, and again if its cause returns
-after it had gone.
+A warning needs `PATIENCE` rows of metrics in a row after the warm-up, and is logged once per run.
 """
 
 import logging
@@ -41,6 +40,7 @@ class Health:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.rows: Counter[str] = Counter()
+        self.logged: set[str] = set()
 
     def check(self, step: int, values: dict[str, float]) -> list[str]:
         """Log what is wrong since `PATIENCE` rows; return the messages. `values` are those of the row of this step."""
@@ -48,10 +48,11 @@ class Health:
             return []
         found = {problem.key: problem.message for problem in self.problems(values)}
         self.rows = Counter({key: self.rows[key] + 1 for key in found})
-        due = [found[key] for key, n in self.rows.items() if n == PATIENCE]
-        for message in due:
-            logger.warning("step %d: %s", step, message)
-        return due
+        due = [key for key, n in self.rows.items() if n == PATIENCE and key not in self.logged]
+        self.logged.update(due)
+        for key in due:
+            logger.warning("step %d: %s", step, found[key])
+        return [found[key] for key in due]
 
     def problems(self, values: dict[str, float]) -> Iterator[Problem]:
         """The problems of one row of metrics."""

@@ -79,6 +79,7 @@ def resume(run: Run) -> None:
         with write_errors_explained(output / "config.yaml"):
             (output / "config.yaml").write_text(to_yaml(run.config), encoding="utf-8")
             record_shards(run.loader.urls, output)
+        run.folder.upload_files()
         log_summary(run, shown)
 
 

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,17 @@ def run(output: Path, *others: str, at: int = 0, fault: Fault | None = None) -> 
 def kill() -> None:
     """Kill this process with SIGKILL, as if the machine had crashed: no handler runs."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_once_saved(output: Path, step: int) -> Fault:
+    """Return a fault that kills its process once the checkpoint of `step`, which a thread writes, is complete."""
+
+    def fault() -> None:
+        while not (output / "checkpoints" / f"step_{step:08d}").is_dir():
+            time.sleep(0.01)
+        kill()
+
+    return fault
 
 
 def terminate() -> None:

@@ -14,6 +14,7 @@ from tests.trainer.small_run import (
     SAMPLES_PER_SHARD,
     fill_disk,
     kill,
+    kill_once_saved,
     log_path,
     run,
     run_forked,
@@ -99,7 +100,7 @@ def test_a_lost_process_ends_the_other_with_an_error_and_the_run_resumes(
     tmp_path: Path, free_port: int, strategy: str
 ) -> None:
     output, key = tmp_path / "run", f"parallel.strategy={strategy}"
-    assert run_forked(output, key, port=free_port, at=7, faults=[None, kill]) == [2, -9]
+    assert run_forked(output, key, port=free_port, at=7, faults=[None, kill_once_saved(output, 5)]) == [2, -9]
     assert "process 0 of 2 lost the connection to another process" in log_path(output).read_text()
     assert newest_checkpoint(output / "checkpoints") == output / "checkpoints" / "step_00000005"
     assert run_forked(output, key, port=free_port, faults=[None, None]) == [0, 0]
@@ -111,7 +112,7 @@ def test_a_lost_process_ends_the_other_with_an_error_and_the_run_resumes(
 
 def test_a_checkpoint_of_two_processes_resumes_in_one(tmp_path: Path, free_port: int, uninterrupted: Path) -> None:
     output = tmp_path / "run"
-    run_forked(output, "parallel.strategy=fsdp", port=free_port, at=7, faults=[kill, kill])
+    run_forked(output, "parallel.strategy=fsdp", port=free_port, at=7, faults=[kill_once_saved(output, 5)] * 2)
     assert run_forked(output) == [0]
     found, expected = read_metrics(output)[-1], read_metrics(uninterrupted)[-1]
     assert found["loss/total"] == pytest.approx(expected["loss/total"], rel=1e-3)

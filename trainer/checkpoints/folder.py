@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from common.errors import UserError
-from common.remote import map_concurrently, one_line, open_store, store_errors
+from common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
 from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process, true_on_all_ranks
 
@@ -95,17 +95,27 @@ class RunFolder:
                 fs.rm_file(f"{root}/{old}/{file}")
 
     def upload_files(self) -> None:
-        """Upload all files but the checkpoints. Nothing is done for a folder without a URL. Errors as above."""
+        """Upload all files but the checkpoints. Nothing is done for a folder without a URL.
+
+        Raises UserError if the URL cannot be written.
+        """
         if not self.is_remote:
             return
         fs, root = open_store(self.url)
         names = [str(path.relative_to(self.path)) for path in self.path.rglob("*") if path.is_file()]
-        for name in names:
-            if not name.startswith((f"{CHECKPOINTS}/", ".")):
-                self._upload(fs, root, name)
+        try:
+            for name in names:
+                if not name.startswith((f"{CHECKPOINTS}/", ".")):
+                    self._upload(fs, root, name)
+        except store_errors(ValueError) as error:
+            raise UserError(
+                f"output={self.url} cannot be written: {one_line(error)}; create the bucket and allow to write to it, "
+                "then repeat the command"
+            ) from error
 
     def _upload(self, fs: Any, root: str, name: str) -> None:
-        fs.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
+        if not is_s3(fs):  # it has no folders, and s3fs would create the bucket
+            fs.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
         fs.put_file(str(self.path / name), f"{root}/{name}")
 
 
