@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.data.samples import write_shards
+from tests.trainer.small import small_batch
 from tests.trainer.small_run import run, small_run, small_sample
 from trainer.health import PATIENCE, Health
 from trainer.step import update
@@ -27,8 +28,8 @@ def train(output: Path, caplog: pytest.LogCaptureFixture, *others: str) -> str:
 
 def messages_of_one_batch(tmp_path: Path, *others: str) -> list[str]:
     """Train CLIP on a single batch, which it learns by heart, and return the warnings."""
-    found = small_run(tmp_path / "run", *LONG, "model_name=clip", "lr=0.01", *others)
-    batch, health, messages = next(iter(found.loader)), Health(found), []
+    found = small_run(tmp_path / "run", *LONG, "model_name=clip", "lr=0.003", *others)
+    batch, health, messages = small_batch(), Health(found), []
     for _ in range(50):
         messages += health.check(found.step, update(found, batch))
     return messages
@@ -47,8 +48,8 @@ def test_a_learning_rate_that_is_too_high_is_reported_as_a_collapse(
 
 
 def test_a_pinned_temperature_is_reported(tmp_path: Path) -> None:
-    (message,) = messages_of_one_batch(tmp_path, "model.max_logit_scale=14.5")
-    assert "geometry/logit_scale is at its limit, 14.5," in message
+    (message,) = messages_of_one_batch(tmp_path, "model.temperature_init=1", "model.max_logit_scale=1.05")
+    assert "geometry/logit_scale is at its limit, 1.05," in message
     assert "model.max_logit_scale" in message
 
 

@@ -105,8 +105,8 @@ def wrap(
 ) -> nn.Module:
     """Return the module that the training loop calls: `model` under DDP or FSDP; in a single process, `model` itself.
 
-    FSDP gathers the weights of one of the `blocks` at a time, in `dtype`, and sums gradients in float32. It changes
-    `model` in place: parameters become DTensors, all but `unsharded_parameters`.
+    FSDP gathers the weights of one of the `blocks` at a time, as `block_policy` says for `dtype`. It changes `model` in
+    place: parameters become DTensors, all but `unsharded_parameters`.
     """
     if process.world_size == 1:
         return model
@@ -119,14 +119,21 @@ def wrap(
             model, gradient_as_bucket_view=True, broadcast_buffers=any(map(is_batch_norm, model.modules()))
         )
     mesh = init_device_mesh(process.device.type, (process.world_size,))
-    # Blocks compute in half precision, so their weights are gathered in it: half the traffic. Their inputs stay as they
-    # are, because the residual stream is float32. The other layers, such as embeddings and projections, are few.
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=mesh, mp_policy=block_policy(dtype, process.device))
     # FSDP does not shard 0-d parameters: every rank keeps the few that belong to the model itself.
     fully_shard(model, mesh=mesh, ignored_params=set(unsharded_parameters(model)))
     return model
+
+
+def block_policy(dtype: torch.dtype, device: torch.device) -> MixedPrecisionPolicy:
+    """The number formats of a block under FSDP: weights are gathered in `dtype`, gradients are summed in float32.
+
+    The inputs of a block stay as they are, because the residual stream is float32. Embeddings and projections, which
+    are no blocks, stay in float32. On a CPU weights do too: its layer norms take no mixed formats.
+    """
+    param_dtype = dtype if device.type == "cuda" else torch.float32
+    return MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
 def is_batch_norm(module: nn.Module) -> bool:
