@@ -51,7 +51,7 @@ def test_blocks_are_compiled_on_a_gpu_where_a_compiler_exists(
     monkeypatch.delenv("CC", raising=False)
     assert not compiles(auto, cuda)
     assert "torch.compile needs a C compiler; install gcc and g++" in caplog.text
-    with pytest.raises(UserError, match="compile=true: torch.compile needs a C compiler"):
+    with pytest.raises(UserError, match=r"compile=true: torch\.compile needs a C compiler"):
         compiles(replace(auto, compile=True), cpu)
 
 

@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from trainer.build import build_tokenizer, new_model
 from trainer.checkpoints.folder import list_checkpoints, newest_checkpoint
 from trainer.checkpoints.model import load_model
 from trainer.checkpoints.released import write_released
+from trainer.evaluation import share
 from trainer.step import update
 
 TIMINGS = ("samples_per_s", "data_wait_share")
@@ -82,6 +86,31 @@ def test_a_run_that_receives_sigterm_saves_a_checkpoint_and_logs_it(tmp_path: Pa
     assert newest_checkpoint(output / "checkpoints") == output / "checkpoints" / "step_00000008"
     assert run_forked(output) == [0]
     assert read_metrics(output) == read_metrics(uninterrupted)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_preemption_during_an_evaluation_saves_the_step_and_ends_with_the_exit_code(
+    tmp_path: Path, stop: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "run"
+    arguments = [f"evaluation.shards={tmp_path / 'shards'}", "evaluation.every=3", "evaluation.batch_size=4"]
+    real, calls = share.all_ranks, []
+
+    def all_ranks(value: Any) -> list[Any]:
+        calls.append(value)
+        if len(calls) == 1:  # in the first round of the first evaluation, after step 3
+            os.kill(os.getpid(), stop)
+        return real(value)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(share, "all_ranks", all_ranks)
+        started = time.monotonic()
+        assert run_forked(output, *arguments) == [128 + stop]
+        assert time.monotonic() - started < 30
+    assert "stopped at step 3 of 12 after saving a checkpoint" in log_path(output).read_text()
+    assert newest_checkpoint(output / "checkpoints") == output / "checkpoints" / "step_00000003"
+    assert run_forked(output, *arguments) == [0]
+    assert "retrieval/text_to_image/recall@5" in json.loads((output / "evaluation.json").read_text())
 
 
 def test_a_full_disk_is_an_error_that_names_the_complete_checkpoint(tmp_path: Path, uninterrupted: Path) -> None:

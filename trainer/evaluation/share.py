@@ -32,7 +32,7 @@ class InterruptedEvaluationError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """How items are read and embedded. `precision` returns the context in which the towers compute."""
+    """Settings of reading and embedding. `precision` returns the context in which the towers compute."""
 
     batch_size: int = UNIT  # maximum number of items that a tower processes at once
     workers: int = 0  # processes that read items; 0: this process
