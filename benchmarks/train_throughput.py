@@ -21,7 +21,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -32,9 +32,10 @@ from common.devices import pick_device, torch_dtype
 from trainer.batch import Batch, Pairs
 from trainer.build import Run, build
 from trainer.config import load_config
+from trainer.copies import BatchCopies
 from trainer.distributed.process import Process
-from trainer.loop import autocast, update
 from trainer.metrics.writers import Meter
+from trainer.step import PendingStep, autocast, start_step, update
 
 JOBS = Path(__file__).parents[1] / "jobs" / "train"
 WARM_UP, REPEATS = 3, 10
@@ -79,8 +80,8 @@ def measure(options: argparse.Namespace, size: str, batch: int, device: torch.de
 
 def speeds(run: Run) -> dict[str, object]:
     """Return the measurements of a run as JSON values."""
-    device, batches = run.process.device, iter(run.loader)
-    batch = next(batches).to(device)
+    device = run.process.device
+    batch = next(iter(run.loader)).to(device)
     flops = tower_flops(run, batch)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -111,7 +112,7 @@ def speeds(run: Run) -> dict[str, object]:
             for name, previous in zip(cumulative, [0.0, *cumulative.values()], strict=False)
         },
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1) if device.type == "cuda" else None,
-        **with_loader(run, batches),
+        **with_loader(run),
     }
 
 
@@ -168,16 +169,24 @@ def large_product(run: Run) -> tuple[Callable[[], object], float]:
     return lambda: x @ x, 2.0 * n**3
 
 
-def with_loader(run: Run, batches: Iterator[Batch]) -> dict[str, float]:
+def with_loader(run: Run) -> dict[str, float]:
     """Measure the throughput of steps with the loader, and the share of time spent waiting for data."""
-    meter = Meter()
+    meter, copies = Meter(), BatchCopies(run.loader, run.process.device)
+    waiting: PendingStep | None = None
     for index in range(WARM_UP + REPEATS):
         if index == WARM_UP:
             meter.restart()
         with meter.waiting():
-            batch = next(batches).to(run.process.device, non_blocking=True)
-        update(run, batch)
+            batch = copies.take()
+        step = start_step(run, batch)
+        with meter.waiting():
+            copies.start()
+        if waiting:
+            waiting.read()
+        waiting = step
         meter.samples += run.config.batch_size
+    if waiting:
+        waiting.read()
     read = meter.read()
     return {
         "pairs_per_s_with_loader": round(read["samples_per_s"], 1),

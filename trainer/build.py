@@ -1,17 +1,22 @@
 """Build the parts of a training run from its configuration: tokenizer, model, optimizer, data loader."""
 
+import logging
+import os
+import shutil
+import sysconfig
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from common.devices import resolve_precision
+from common.devices import resolve_precision, torch_dtype
 from common.errors import UserError, prefixed
 from trainer.accumulate import checkpoint_blocks, set_micro_batch, tower_blocks
+from trainer.checkpoints.folder import RunFolder
 from trainer.checkpoints.model import load_state, read_weights
 from trainer.checkpoints.open_clip import load_towers
 from trainer.checkpoints.rng import seed_generators
@@ -24,6 +29,8 @@ from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
 from trainer.optim import build_optimizer
 from trainer.text.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -40,6 +47,8 @@ class Run(TrainingState):
     loader: Loader
     evaluation: Evaluation
     precision: Literal["fp32", "bf16", "fp16"]
+    folder: RunFolder
+    halted: Tensor  # [] on the device: 1 once a loss or a gradient was not finite; later steps change nothing
     step: int = 0  # number of completed steps
 
 
@@ -51,7 +60,7 @@ def build(config: TrainConfig, process: Process) -> Run:
     check_loss_kernel(config, process)
     precision = resolve_precision(config.precision, process.device)
     with prefixed("evaluation."):
-        evaluation = Evaluation(config.evaluation)
+        evaluation = Evaluation(config.evaluation, config.data.workers)
     tokenizer = build_tokenizer(config)
     seed_generators(config.seed)  # the initial weights are the same on every rank
     model = new_model(config).to(process.device)
@@ -67,12 +76,12 @@ def build(config: TrainConfig, process: Process) -> Run:
     )
     if config.micro_batch_size:
         set_micro_batch(model, config.micro_batch_size, same_on_all_ranks=config.parallel.strategy == "fsdp")
-    if config.compile:
+    if compiles(config, process.device):
         for block in tower_blocks(model):
             block.forward = torch.compile(block.forward)  # the activation checkpoint around it is not compiled
     if config.checkpoint_activations:
         checkpoint_blocks(model)
-    wrapped = wrap(model, tower_blocks(model), config.parallel, process)
+    wrapped = wrap(model, tower_blocks(model), config.parallel, process, torch_dtype(precision))
     seed_generators(config.seed + 1 + process.rank)  # random numbers drawn while training differ between ranks
     return Run(
         config=config,
@@ -85,7 +94,36 @@ def build(config: TrainConfig, process: Process) -> Run:
         loader=loader,
         evaluation=evaluation,
         precision=precision,
+        folder=RunFolder(config.output, Path(config.output)),
+        halted=torch.zeros((), device=process.device),
     )
+
+
+def compiles(config: TrainConfig, device: torch.device) -> bool:
+    """True if the blocks of the towers are compiled: as the setting says, or on a GPU where it is "auto".
+
+    Raises UserError if the setting is true and this machine lacks what compilation needs.
+    """
+    if config.compile is False or (config.compile == "auto" and device.type != "cuda"):
+        return False
+    missing = missing_for_compilation(device)
+    if missing and config.compile == "auto":
+        logger.warning("the blocks of the towers are not compiled, so that training is slower: %s", missing)
+    elif missing:
+        raise UserError(f"compile=true: {missing}, or set compile=false")
+    return not missing
+
+
+def missing_for_compilation(device: torch.device) -> str:
+    """Name what torch.compile needs and this machine lacks, with the fix; empty if it lacks nothing."""
+    compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+    if compiler is None or not shutil.which(compiler):
+        return "torch.compile needs a C compiler; install gcc and g++"
+    if device.type == "cuda" and not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "Triton needs the Python headers; install python3-dev"
+    if device.type == "cuda" and find_spec("triton") is None:
+        return "torch.compile needs the package triton on a GPU; pip install triton"
+    return ""
 
 
 def check_loss_kernel(config: TrainConfig, process: Process) -> None:

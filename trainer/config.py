@@ -115,7 +115,8 @@ class TrainConfig:
 
     # model to train; --help model_name=NAME lists the settings of that model
     model_name: str = "hycoclip"
-    # folder of the run: checkpoints/, metrics.jsonl, tensorboard/, model/, evaluation.json, config.yaml
+    # folder or URL (s3://...) of the run: checkpoints/, metrics.jsonl, tensorboard/, model/, evaluation.json,
+    # config.yaml
     output: str = runtime("")
     # initial weights: a folder written by the trainer, or a released .pth file; null: random weights, or those of
     # model.image.weights and model.text.weights
@@ -140,8 +141,9 @@ class TrainConfig:
     # behaviour if the output folder holds checkpoints. auto: resume from the newest; never: stop with an error;
     # anyway: resume even if settings differ, provided that the tensors fit
     resume: Literal["auto", "never", "anyway"] = runtime("auto")
-    # compile the blocks of the towers with torch.compile; the first steps take longer
-    compile: bool = runtime(False)
+    # compile the blocks of the towers with torch.compile; the first steps take longer. auto: on a GPU, if the machine
+    # has a C compiler and the Python headers
+    compile: Literal["auto", True, False] = runtime("auto")
     # keep only the inputs of the towers' blocks and recompute the rest in the backward pass: less memory, more time
     checkpoint_activations: bool = runtime(False)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -156,8 +158,6 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not self.output:
             raise UserError("output is not set; put it in the YAML or give output=FOLDER on the command line")
-        if "://" in self.output:
-            raise UserError(f"output={self.output} is a URL; give a folder that every machine can reach")
         if not self.data.shards:
             raise UserError("data.shards is not set; give shards=FOLDER with the training shards")
         if self.init_skip and not self.init:

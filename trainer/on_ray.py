@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def train_on_ray(config: TrainConfig) -> None:
-    """Train in `ray.workers` processes. `output` must be a folder that all machines share.
+    """Train in `ray.workers` processes. `output` must be a folder that all machines share, or a URL.
 
     Raises UserError for errors that the user can fix, here or in a worker.
     """
@@ -33,11 +33,13 @@ def train_on_ray(config: TrainConfig) -> None:
         trainer = TorchTrainer(
             train_worker,  # type: ignore[arg-type]  # annotated as returning nothing, but its value reaches `result`
             train_loop_config={"config": config, "folder": os.getcwd()},
-            torch_config=TorchConfig(timeout_s=int(config.parallel.timeout_s)),
+            torch_config=TorchConfig(
+                backend="cpu:gloo,cuda:nccl" if scaling.use_gpu else "gloo", timeout_s=int(config.parallel.timeout_s)
+            ),
             scaling_config=scaling,
             run_config=RunConfig(
                 name=Path(config.output).name,
-                storage_path=str(Path(config.output) / "ray"),
+                storage_path=None if "://" in config.output else str(Path(config.output) / "ray"),
                 failure_config=FailureConfig(max_failures=config.ray.max_failures),
             ),
         )

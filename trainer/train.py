@@ -25,7 +25,8 @@ resume a run that was stopped: it continues from its last checkpoint.
 --help model_name=NAME lists the settings of that model.
 
 {EXIT_CODES}
-After the first step, a signal stops the run with a checkpoint; a second one ends it at once.
+138 preempted (SIGUSR1).
+After the first step, SIGTERM, SIGUSR1 or Ctrl-C stops the run with a checkpoint; a second one ends it at once.
 """
 
 

@@ -38,6 +38,8 @@ FLOORS: dict[str, list[set[str]]] = {
         {"evaluate"},
         {"optim"},
         {"build"},
+        {"step", "copies"},
+        {"health", "results"},
         {"loop"},
         {"on_ray"},
         {"train"},

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from trainer import loop, train
 from trainer.build import Run, build
 from trainer.config import TrainConfig, load_config
 from trainer.distributed.process import Process
+from trainer.step import PendingStep
 
 SMALL = (
     "model_name=hycoclip",
@@ -78,21 +80,32 @@ def run(output: Path, *others: str, at: int = 0, fault: Fault | None = None) -> 
     """Run the command in this process and return its exit code. `fault` is called after step `at`."""
     write_data(output)
     torch.set_num_threads(1)
-    real_update = loop.update
+    real_step = loop.start_step
 
-    def update(*arguments: Any, **named: Any) -> dict[str, float]:
-        values = real_update(*arguments, **named)
-        if fault and arguments[0].step == at:
+    def start_step(*arguments: Any, **named: Any) -> PendingStep:
+        step = real_step(*arguments, **named)
+        if fault and step.number == at:
             fault()
-        return values
+        return step
 
-    with patch.object(loop, "update", update):
+    with patch.object(loop, "start_step", start_step):
         return train.main(overrides(output, *others))
 
 
 def kill() -> None:
     """Kill this process with SIGKILL, as if the machine had crashed: no handler runs."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_once_saved(output: Path, step: int) -> Fault:
+    """Return a fault that kills its process once the checkpoint of `step`, which a thread writes, is complete."""
+
+    def fault() -> None:
+        while not (output / "checkpoints" / f"step_{step:08d}").is_dir():
+            time.sleep(0.01)
+        kill()
+
+    return fault
 
 
 def terminate() -> None:

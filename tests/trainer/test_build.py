@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 from common.errors import UserError
 from tests.trainer.small_run import run, small_config
-from trainer.build import build, build_tokenizer, check_batch_norms, new_model
+from trainer.build import build, build_tokenizer, check_batch_norms, compiles, new_model
 from trainer.checkpoints.model import save_model
 from trainer.checkpoints.released import write_released
 from trainer.data.preprocess import PreprocessConfig
@@ -34,6 +34,25 @@ def test_init_loads_the_weights_of_a_folder_or_a_released_file(tmp_path: Path, l
     torch.manual_seed(2)
     loaded = new_model(small_config(tmp_path / "run", f"init={path}"))
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in source.state_dict().items())
+
+
+def test_blocks_are_compiled_on_a_gpu_where_a_compiler_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    auto, cpu, cuda = small_config(tmp_path / "run"), torch.device("cpu"), torch.device("cuda")
+    assert auto.compile == "auto"
+    monkeypatch.setattr("trainer.build.missing_for_compilation", lambda device: "")
+    assert not compiles(auto, cpu)
+    assert compiles(auto, cuda)
+    assert compiles(replace(auto, compile=True), cpu)
+    assert not compiles(replace(auto, compile=False), cuda)
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert not compiles(auto, cuda)
+    assert "torch.compile needs a C compiler; install gcc and g++" in caplog.text
+    with pytest.raises(UserError, match=r"compile=true: torch\.compile needs a C compiler"):
+        compiles(replace(auto, compile=True), cpu)
 
 
 def test_weights_of_another_size_are_an_error_that_names_a_tensor(tmp_path: Path) -> None:

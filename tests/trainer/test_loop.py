@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from tests.trainer.small_run import (
     SAMPLES_PER_SHARD,
     fill_disk,
     kill,
+    kill_once_saved,
     log_path,
     run,
     run_forked,
@@ -22,11 +26,12 @@ from tests.trainer.small_run import (
     small_sample,
     terminate,
 )
-from trainer import loop
 from trainer.build import build_tokenizer, new_model
+from trainer.checkpoints.folder import list_checkpoints, newest_checkpoint
 from trainer.checkpoints.model import load_model
 from trainer.checkpoints.released import write_released
-from trainer.checkpoints.run import list_checkpoints, newest_checkpoint
+from trainer.evaluation import share
+from trainer.step import update
 
 TIMINGS = ("samples_per_s", "data_wait_share")
 
@@ -83,6 +88,31 @@ def test_a_run_that_receives_sigterm_saves_a_checkpoint_and_logs_it(tmp_path: Pa
     assert read_metrics(output) == read_metrics(uninterrupted)
 
 
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_preemption_during_an_evaluation_saves_the_step_and_ends_with_the_exit_code(
+    tmp_path: Path, stop: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "run"
+    arguments = [f"evaluation.shards={tmp_path / 'shards'}", "evaluation.every=3", "evaluation.batch_size=4"]
+    real, calls = share.all_ranks, []
+
+    def all_ranks(value: Any) -> list[Any]:
+        calls.append(value)
+        if len(calls) == 1:  # in the first round of the first evaluation, after step 3
+            os.kill(os.getpid(), stop)
+        return real(value)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(share, "all_ranks", all_ranks)
+        started = time.monotonic()
+        assert run_forked(output, *arguments) == [128 + stop]
+        assert time.monotonic() - started < 30
+    assert "stopped at step 3 of 12 after saving a checkpoint" in log_path(output).read_text()
+    assert newest_checkpoint(output / "checkpoints") == output / "checkpoints" / "step_00000003"
+    assert run_forked(output, *arguments) == [0]
+    assert "retrieval/text_to_image/recall@5" in json.loads((output / "evaluation.json").read_text())
+
+
 def test_a_full_disk_is_an_error_that_names_the_complete_checkpoint(tmp_path: Path, uninterrupted: Path) -> None:
     output = tmp_path / "run"
     assert run_forked(output, at=6, faults=[fill_disk]) == [2]
@@ -99,7 +129,7 @@ def test_a_lost_process_ends_the_other_with_an_error_and_the_run_resumes(
     tmp_path: Path, free_port: int, strategy: str
 ) -> None:
     output, key = tmp_path / "run", f"parallel.strategy={strategy}"
-    assert run_forked(output, key, port=free_port, at=7, faults=[None, kill]) == [2, -9]
+    assert run_forked(output, key, port=free_port, at=7, faults=[None, kill_once_saved(output, 5)]) == [2, -9]
     assert "process 0 of 2 lost the connection to another process" in log_path(output).read_text()
     assert newest_checkpoint(output / "checkpoints") == output / "checkpoints" / "step_00000005"
     assert run_forked(output, key, port=free_port, faults=[None, None]) == [0, 0]
@@ -111,7 +141,7 @@ def test_a_lost_process_ends_the_other_with_an_error_and_the_run_resumes(
 
 def test_a_checkpoint_of_two_processes_resumes_in_one(tmp_path: Path, free_port: int, uninterrupted: Path) -> None:
     output = tmp_path / "run"
-    run_forked(output, "parallel.strategy=fsdp", port=free_port, at=7, faults=[kill, kill])
+    run_forked(output, "parallel.strategy=fsdp", port=free_port, at=7, faults=[kill_once_saved(output, 5)] * 2)
     assert run_forked(output) == [0]
     found, expected = read_metrics(output)[-1], read_metrics(uninterrupted)[-1]
     assert found["loss/total"] == pytest.approx(expected["loss/total"], rel=1e-3)
@@ -186,7 +216,7 @@ def test_an_overflow_in_fp16_skips_the_step_and_lowers_the_scale(tmp_path: Path)
     run = small_run(tmp_path / "run", "precision=fp16")
     run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
-    values = loop.update(run, next(iter(run.loader)))
+    values = update(run, next(iter(run.loader)))
     assert math.isfinite(values["loss/total"])
     assert values["fp16/skipped"] == 1
     assert run.scaler.get_scale() == 2.0**59
@@ -196,11 +226,11 @@ def test_an_overflow_in_fp16_skips_the_step_and_lowers_the_scale(tmp_path: Path)
 def test_bf16_trains_on_a_cpu(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run", "precision=bf16", "optim.warmup_steps=0")
     batch = next(iter(run.loader))
-    losses = [loop.update(run, batch)["loss/total"] for _ in range(6)]
+    losses = [update(run, batch)["loss/total"] for _ in range(6)]
     assert losses[-1] < losses[0]
 
 
 def test_scalars_are_clamped_after_the_step(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run", "model.max_logit_scale=2", "lr=0.0001", "optim.warmup_steps=0")
-    loop.update(run, next(iter(run.loader)))
+    update(run, next(iter(run.loader)))
     assert run.model.logit_scale.item() == pytest.approx(math.log(2))

@@ -1,17 +1,15 @@
-"""Checkpoints of a training run: everything that the next step depends on. Written atomically, read without pickle.
+"""Checkpoints of a training run: everything that the next step depends on. Listed and restored, without pickle.
 
     checkpoints/step_00001000/
         state.safetensors   model/NAME, and optimizer/KEY/NAME for the AdamW state of parameter NAME
         state.json          step, configuration, state of the gradient scaler, number of ranks
         rank_00000.json     for each rank: state of the random number generators and of the data loader
 
-A checkpoint is written to a draft folder, which is renamed once all files are on the disk. A folder named step_*
-therefore never holds a partly written checkpoint.
+`trainer.checkpoints.writer` writes a draft folder, which is renamed once all files are on the disk. A folder named
+step_* therefore never holds a partly written checkpoint.
 """
 
-import json
 import logging
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +19,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from common.disk import sync
 from common.errors import UserError
 from common.json_file import read_object
-from common.weights import save_tensors
-from trainer.checkpoints.rng import random_state, set_random_state
-from trainer.distributed.process import Process, copy_sharded, full_tensor, true_on_all_ranks
+from trainer.checkpoints.rng import set_random_state
+from trainer.distributed.process import Process, copy_sharded
 from trainer.models.dual_encoder import DualEncoder
 
 logger = logging.getLogger(__name__)
@@ -46,117 +42,9 @@ class TrainingState:
     scaler: torch.amp.GradScaler
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the last step, or None if there are no checkpoints."""
-    found = list_checkpoints(folder)
-    return found[-1] if found else None
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints in a folder, in the order of their steps."""
-    return sorted(folder.glob("step_*"))
-
-
-def save_checkpoint(
-    folder: Path,
-    step: int,
-    training: TrainingState,
-    *,
-    loader_state: dict[str, Any],
-    config: dict[str, Any],
-    process: Process,
-    keep: int,
-) -> Path:
-    """Write a checkpoint, then remove all but the newest `keep`. Return its path. Collective.
-
-    Raises UserError if it cannot be written; earlier checkpoints stay.
-    """
-    final, draft = folder / f"step_{step:08d}", folder / f".draft_{step:08d}"
-    tensors = gather_tensors(training)  # on all ranks, because each may hold a shard
-    state = {
-        "format": FORMAT,
-        "step": step,
-        "config": config,
-        "scaler": training.scaler.state_dict(),
-        "ranks": process.world_size,
-    }
-
-    def write() -> None:
-        if process.is_main:
-            save_tensors(tensors, draft / "state.safetensors")
-            (draft / "state.json").write_text(json.dumps(state))
-        rank_state = {"random": random_state(process.device), "loader": loader_state}
-        rank_file(draft, process.rank).write_text(json.dumps(rank_state))
-
-    problem = (
-        run_on_all_ranks(lambda: create_draft(draft) if process.is_main else None, process)
-        or run_on_all_ranks(write, process)
-        or run_on_all_ranks(lambda: commit(draft, final, process.world_size) if process.is_main else None, process)
-    )
-    if problem:
-        last = newest_checkpoint(folder)
-        if process.is_main:
-            shutil.rmtree(draft, ignore_errors=True)
-        raise UserError(
-            f"the checkpoint of step {step} cannot be written to {folder}: {problem}. "
-            + (f"{last} is complete" if last else "There is no earlier checkpoint")
-            + "; free disk space, then repeat the command to resume"
-        )
-    if process.is_main:
-        for old in list_checkpoints(folder)[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
-    return final
-
-
 def rank_file(folder: Path, rank: int) -> Path:
     """Path of the file with the state of one rank."""
     return folder / f"rank_{rank:05d}.json"
-
-
-def create_draft(draft: Path) -> None:
-    """Create an empty draft folder, and remove drafts that killed runs have left."""
-    draft.parent.mkdir(parents=True, exist_ok=True)
-    for abandoned in draft.parent.glob(".draft_*"):
-        shutil.rmtree(abandoned)
-    draft.mkdir()
-
-
-def commit(draft: Path, final: Path, world_size: int) -> None:
-    """Flush a complete draft to the disk and rename it to `final`, which is replaced if it exists.
-
-    Raises OSError if the file of a rank is missing.
-    """
-    missing = [rank for rank in range(world_size) if not rank_file(draft, rank).is_file()]
-    if missing:
-        raise OSError(f"the file of process {missing[0]} is missing; output must be a folder that all machines share")
-    for file in draft.iterdir():
-        sync(file)
-    sync(draft)
-    if final.exists():
-        shutil.rmtree(final)
-    draft.rename(final)
-    sync(final.parent)
-
-
-def run_on_all_ranks(action: Callable[[], None], process: Process) -> str:
-    """Run `action`. Return an error message if it fails on any rank, else an empty string. Collective."""
-    problem = ""
-    try:
-        action()
-    except (OSError, SafetensorError) as error:
-        problem = str(error)
-    if true_on_all_ranks(not problem, process):
-        return ""
-    return problem or "another process could not write its part"
-
-
-def gather_tensors(training: TrainingState) -> dict[str, Tensor]:
-    """The full tensors of model and optimizer by name, on the CPU. Collective."""
-    tensors = {f"model/{name}": value for name, value in training.model.state_dict().items()}
-    for name, parameter in training.model.named_parameters():
-        adam_state = training.optimizer.state.get(parameter, {})
-        tensors |= {f"optimizer/{key}/{name}": adam_state[key] for key in ADAM_KEYS if key in adam_state}
-    return {name: full_tensor(value).detach().cpu().contiguous() for name, value in tensors.items()}
 
 
 def restore_checkpoint(

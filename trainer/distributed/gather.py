@@ -5,12 +5,14 @@ Models and losses use torch.distributed through this module only.
 Shapes: b rows on this rank, n rows on all ranks, d width of a row.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def world_size() -> int:
@@ -44,21 +46,34 @@ class Gather(torch.autograd.Function):
 def gather(features: Tensor, counts: list[int] | None = None) -> Tensor:
     """Gather rows [b d] of every rank into [n d], in rank order, with gradients to every rank. Collective.
 
+    Rows in half precision are gathered in float32, and so are their gradients.
+
     `counts` is the number of rows on each rank; without it, every rank must have the same number. A loss over the
     gathered rows, with gradients averaged over the ranks, has the gradient that a single process computes for the full
     batch.
     """
     if world_size() == 1:
         return features
+    if features.dtype in (torch.float16, torch.bfloat16):
+        features = features.float()  # the sum over the ranks of the gradients would lose digits
     gathered: Tensor = Gather.apply(features, counts or [len(features)] * world_size())
     return gathered
 
 
-def counts_of_ranks(n: int, device: torch.device) -> list[int]:
-    """Return the `n` of every rank, in rank order. Collective."""
+def counts_of_ranks(n: int) -> list[int]:
+    """Return the `n` of every rank, in rank order. Collective, on the host: it does not wait for a GPU."""
     if world_size() == 1:
         return [n]
-    counts = torch.zeros(world_size(), dtype=torch.int64, device=device)
+    counts = torch.zeros(world_size(), dtype=torch.int64)
     counts[rank()] = n
     dist.all_reduce(counts)
     return [int(count) for count in counts.tolist()]
+
+
+def all_ranks(value: T) -> list[T]:
+    """Return the value of every rank, in rank order. Collective; values are pickled."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values

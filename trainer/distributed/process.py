@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
@@ -95,11 +96,17 @@ def report_lost_processes(process: Process, last_checkpoint: str) -> Iterator[No
         ) from error
 
 
-def wrap(model: nn.Module, blocks: Iterable[nn.Module], config: ParallelConfig, process: Process) -> nn.Module:
+def wrap(
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    config: ParallelConfig,
+    process: Process,
+    dtype: torch.dtype = torch.float32,
+) -> nn.Module:
     """Return the module that the training loop calls: `model` under DDP or FSDP; in a single process, `model` itself.
 
-    FSDP gathers the weights of one of the `blocks` at a time. It changes `model` in place: parameters become DTensors,
-    all but `unsharded_parameters`.
+    FSDP gathers the weights of one of the `blocks` at a time, as `block_policy` says for `dtype`. It changes `model` in
+    place: parameters become DTensors, all but `unsharded_parameters`.
     """
     if process.world_size == 1:
         return model
@@ -107,13 +114,31 @@ def wrap(model: nn.Module, blocks: Iterable[nn.Module], config: ParallelConfig, 
         # Images are channels_last, and so are the gradients of convolutions. DDP's buckets have the layout of the
         # parameters: without this, each step would copy the gradients, with a warning.
         model.to(memory_format=torch.channels_last)
-        return DistributedDataParallel(model, gradient_as_bucket_view=True)
+        # Buffers are equal on all ranks, except the running statistics of batch norms, where those of rank 0 count.
+        return DistributedDataParallel(
+            model, gradient_as_bucket_view=True, broadcast_buffers=any(map(is_batch_norm, model.modules()))
+        )
     mesh = init_device_mesh(process.device.type, (process.world_size,))
     for block in blocks:
-        fully_shard(block, mesh=mesh)
+        fully_shard(block, mesh=mesh, mp_policy=block_policy(dtype, process.device))
     # FSDP does not shard 0-d parameters: every rank keeps the few that belong to the model itself.
     fully_shard(model, mesh=mesh, ignored_params=set(unsharded_parameters(model)))
     return model
+
+
+def block_policy(dtype: torch.dtype, device: torch.device) -> MixedPrecisionPolicy:
+    """The number formats of a block under FSDP: weights are gathered in `dtype`, gradients are summed in float32.
+
+    The inputs of a block stay as they are, because the residual stream is float32. Embeddings and projections, which
+    are no blocks, stay in float32. On a CPU weights do too: its layer norms take no mixed formats.
+    """
+    param_dtype = dtype if device.type == "cuda" else torch.float32
+    return MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """True for a batch norm, whose running statistics are buffers that change."""
+    return isinstance(module, _BatchNorm)
 
 
 def unsharded_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -144,8 +169,8 @@ def average(values: Tensor, process: Process) -> Tensor:
 
 
 def true_on_all_ranks(value: bool, process: Process) -> bool:
-    """True if `value` is true on all ranks. Collective."""
-    return average(torch.tensor(float(value), device=process.device), process).item() == 1.0
+    """True if `value` is true on all ranks. Collective, on the host: it does not wait for a GPU."""
+    return average(torch.tensor(float(value)), process).item() == 1.0
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

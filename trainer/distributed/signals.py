@@ -6,8 +6,11 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 logger = logging.getLogger(__name__)
+
+STOPPING: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopRequest:
@@ -18,7 +21,9 @@ class StopRequest:
 
 @contextmanager
 def stop_signals() -> Iterator[StopRequest]:
-    """Record SIGTERM or SIGINT, so that the loop stops after its step. A second signal ends the process at once.
+    """Record SIGTERM, SIGUSR1 or SIGINT, so that the loop stops after its step. A second one ends the process at once.
+
+    Schedulers announce a preemption by SIGTERM, or by SIGUSR1 (`sbatch --signal=USR1@60`).
 
     Signals reach the main thread only: in another thread, such as that of a Ray Train worker, nothing is recorded.
     """
@@ -33,7 +38,7 @@ def stop_signals() -> Iterator[StopRequest]:
         request.signal_number = signal_number
         logger.warning("%s received: saving a checkpoint after this step", signal.Signals(signal_number).name)
 
-    previous = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, handler) for number in STOPPING}
     try:
         yield request
     finally:

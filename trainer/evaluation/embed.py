@@ -24,9 +24,8 @@ def embed_texts(model: DualEncoder, tokenizer: Tokenizer, texts: Iterable[str], 
 @torch.no_grad()
 def embed_images(model: DualEncoder, images: Iterable[Tensor], batch_size: int) -> Tensor:
     """Return the features [n d] of images, uint8 [3 s s], before the lift. Iterators are read one batch at a time."""
-    parts = [
-        model.image_features(torch.stack(part).to(device_of(model))).float() for part in batched(images, batch_size)
-    ]
+    batches = images.split(batch_size) if isinstance(images, Tensor) else map(torch.stack, batched(images, batch_size))
+    parts = [model.image_features(part.to(device_of(model))).float() for part in batches]
     return torch.cat(parts)
 
 

@@ -5,18 +5,24 @@ retrieval/image_to_text/recall@5, chance@5, and text_to_image  full images and c
 entailment/NAME/order, auc, ap, chance                         models with entailment; see trainer.evaluation.entailment
 """
 
-from typing import Final
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from trainer.evaluation.config import HeldOutConfig
-from trainer.evaluation.embed import embed_images, embed_texts, embed_words
+from trainer.evaluation.embed import device_of, embed_images, embed_words
 from trainer.evaluation.entailment import entailment_metrics
 from trainer.evaluation.folders import ImageFolder, read_folders, read_images
-from trainer.evaluation.held_out import HeldOut, HeldOutShards
-from trainer.evaluation.metrics import chance_recalls, macro_accuracy, recalls
-from trainer.evaluation.zero_shot import classifier, predict
+from trainer.evaluation.held_out import HeldOutShards
+from trainer.evaluation.held_out_points import HeldOutPoints, embed_held_out
+from trainer.evaluation.metrics import macro_accuracy
+from trainer.evaluation.ranking import chance_recall, ranks_of_matches, recall_at
+from trainer.evaluation.share import Sharing, map_shared
+from trainer.evaluation.zero_shot import class_features, predict
 from trainer.models.dual_encoder import DualEncoder
 from trainer.text.tokenizer import Tokenizer
 
@@ -28,39 +34,64 @@ MAX_PARSED: Final = 1000
 class Evaluation:
     """The evaluation that a configuration describes. Its folders and shards are listed once, when it is built.
 
-    Raises UserError for a folder without images and for shards without samples: a training run fails before its first
-    step, not after its last. Messages begin with a field of the configuration.
+    `workers` processes read and decode images. Raises UserError for a folder without images and for shards without
+    samples: a training run fails before its first step, not after its last. Messages begin with a field of the
+    configuration.
     """
 
-    def __init__(self, config: HeldOutConfig) -> None:
-        self.config = config
+    def __init__(self, config: HeldOutConfig, workers: int = 0) -> None:
+        self.config, self.workers = config, workers
         self.folders = read_folders(config.image_folders, config.max_images)
         self.shards = HeldOutShards(config.shards) if config.shards else None
 
     @torch.no_grad()
-    def __call__(self, model: DualEncoder, tokenizer: Tokenizer, device: torch.device | str) -> dict[str, float]:
-        """Evaluate a model on `device`. Random numbers, from `config.seed`, are used for mismatched pairs only."""
+    def __call__(
+        self,
+        model: DualEncoder,
+        tokenizer: Tokenizer,
+        device: torch.device | str,
+        precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        is_stopping: Callable[[], bool] = bool,
+    ) -> dict[str, float]:
+        """Evaluate a model on `device`. Random numbers, from `config.seed`, are used for mismatched pairs only.
+
+        Collective: each rank embeds a part of the data. The towers compute in the context `precision()`, lifts and
+        scores in float32. Raises InterruptedEvaluationError once `is_stopping` is true on a rank.
+        """
         was_training = model.training
         model.to(device).eval()
+        sharing = Sharing(
+            batch_size=self.config.batch_size, workers=self.workers, precision=precision, is_stopping=is_stopping
+        )
         try:
             results: dict[str, float] = {}
             for folder in self.folders:
-                results |= zero_shot_results(model, tokenizer, folder, self.config)
+                results |= zero_shot_results(model, tokenizer, folder, self.config, sharing)
             if self.shards:
-                held_out = self.shards.read(model.config.image.size_px, self.config.max_samples)
-                results |= pair_results(model, tokenizer, held_out, self.config)
+                points = embed_held_out(model, tokenizer, self.shards, self.config.max_samples, sharing)
+                results |= pair_results(model, tokenizer, points, self.config, sharing)
         finally:
             model.train(was_training)
         return results
 
 
 def zero_shot_results(
-    model: DualEncoder, tokenizer: Tokenizer, folder: ImageFolder, config: HeldOutConfig
+    model: DualEncoder, tokenizer: Tokenizer, folder: ImageFolder, config: HeldOutConfig, sharing: Sharing
 ) -> dict[str, float]:
     """Zero-shot classification of one image folder."""
-    images = read_images(folder.paths, model.config.image.size_px)
-    classes = classifier(model, tokenizer, folder.classes, config.prompts, config.batch_size)
-    predicted = predict(model, embed_images(model, images, config.batch_size), classes, config.ranking)
+    with sharing.precision():
+        features = class_features(model, tokenizer, folder.classes, config.prompts, config.batch_size)
+    classes = model.lift_prompts(features)
+
+    def read(numbers: range) -> Tensor:
+        return read_images([folder.paths[number] for number in numbers], model.config.image.size_px)
+
+    def classify(images: Tensor) -> Tensor:
+        with sharing.precision():
+            found = embed_images(model, images, config.batch_size)
+        return predict(model, found, classes, config.ranking)
+
+    predicted = torch.cat(list(map_shared(len(folder.paths), read, classify, sharing)))
     target = torch.tensor(folder.targets)
     return {
         f"zero_shot/{folder.name}/accuracy": macro_accuracy(predicted, target, len(folder.classes)),
@@ -70,22 +101,21 @@ def zero_shot_results(
 
 
 def pair_results(
-    model: DualEncoder, tokenizer: Tokenizer, held_out: HeldOut, config: HeldOutConfig
+    model: DualEncoder, tokenizer: Tokenizer, points: HeldOutPoints, config: HeldOutConfig, sharing: Sharing
 ) -> dict[str, float]:
     """Retrieval among full images and captions; entailment between images, captions, boxes, phrases and words."""
-    image_features = embed_images(model, held_out.images, config.batch_size)
-    text_features = embed_texts(model, tokenizer, held_out.captions, config.batch_size)
-    lifted = {"image": model.lift_image(image_features), "text": model.lift_text(text_features)}
+    device = device_of(model)
+    lifted = {"image": model.lift_image(points.image.to(device)), "text": model.lift_text(points.text.to(device))}
     results = retrieval_results(model, lifted["image"], lifted["text"], config)
     owner = None
-    if model.entailments() and held_out.box_images:
-        boxes = embed_images(model, held_out.box_images, config.batch_size)
-        phrases = embed_texts(model, tokenizer, held_out.box_texts, config.batch_size)
-        lifted |= {"box_image": model.lift_image(boxes), "box_text": model.lift_text(phrases)}
-        owner = torch.tensor(held_out.box_owner, device=boxes.device)
+    if model.entailments() and len(points.owner):
+        lifted["box_image"] = model.lift_image(points.box_image.to(device))
+        lifted["box_text"] = model.lift_text(points.box_text.to(device))
+        owner = points.owner.to(device)
     if "parse" in model.needs:
-        parsed = [(caption, words) for caption, words in zip(held_out.captions, held_out.words, strict=True) if words]
-        lifted |= embed_words(model, tokenizer, parsed[:MAX_PARSED], config.batch_size)
+        parsed = [(caption, words) for caption, words in zip(points.captions, points.words, strict=True) if words]
+        with sharing.precision():
+            lifted |= embed_words(model, tokenizer, parsed[:MAX_PARSED], config.batch_size)
     found = entailment_metrics(model, lifted, owner, config.seed)
     return results | {f"entailment/{name}": value for name, value in found.items()}
 
@@ -93,10 +123,10 @@ def pair_results(
 def retrieval_results(model: DualEncoder, image: Tensor, text: Tensor, config: HeldOutConfig) -> dict[str, float]:
     """Retrieval in both directions between lifted images and captions; only image i matches caption i."""
     results: dict[str, float] = {}
-    scores = model.scores(text, image, config.ranking).cpu()
-    relevant = torch.eye(len(scores), dtype=torch.bool)
-    for direction, table in (("text_to_image", scores), ("image_to_text", scores.T)):
-        found, chance = recalls(table, relevant, RECALL_AT), chance_recalls(relevant, RECALL_AT)
+    score, n = partial(model.scores, ranking=config.ranking), image.shape[-2]
+    for direction, queries, candidates in (("text_to_image", text, image), ("image_to_text", image, text)):
+        found = recall_at(ranks_of_matches(score, queries, candidates), RECALL_AT)
         results |= {f"retrieval/{direction}/recall@{k}": share for k, share in found.items()}
-        results |= {f"retrieval/{direction}/chance@{k}": share for k, share in chance.items()}
+        ones = torch.ones(n, dtype=torch.int64)
+        results |= {f"retrieval/{direction}/chance@{k}": chance_recall(n, ones, k) for k in RECALL_AT}
     return results

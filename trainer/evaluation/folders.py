@@ -1,12 +1,13 @@
 """Image folders in torchvision's layout, FOLDER/CLASS/IMAGE. Classes are in the order of their names."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from common.errors import UserError
@@ -72,12 +73,13 @@ def read_folder(folder: str, limit: int = 0) -> ImageFolder:
     )
 
 
-def read_images(paths: list[Path], size_px: int) -> Iterator[Tensor]:
-    """Read each image as uint8 [3 s s]: resize the short side to `size_px`, then crop the centre, as the papers do.
+def read_images(paths: Sequence[Path], size_px: int) -> Tensor:
+    """Read images as uint8 [n 3 s s]: resize the short side to `size_px`, then crop the centre, as the papers do.
 
     Raises UserError for a file that is not a usable image.
     """
     preprocess = PreprocessConfig(size_px=size_px, mode="crop")
+    images = []
     for path in paths:
         try:
             check_file(path)
@@ -86,4 +88,5 @@ def read_images(paths: list[Path], size_px: int) -> Iterator[Tensor]:
             raise UserError(
                 f"image_folders: {path} cannot be read as an image: {error}; replace or remove it"
             ) from error
-        yield fit(pixels, preprocess)
+        images.append(fit(pixels, preprocess))
+    return torch.stack(images)

@@ -6,6 +6,7 @@ retrieval. Boxes keep the white border that they have in training.
 
 import logging
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 FULL: Final = (1.0, 1.0)
 """Range of area and of proportions with which a "random" crop is the full square."""
 NO_NEEDS: Final = frozenset[str]()
+MAX_LOGGED: Final = 20
 ALL_NEEDS: Final = frozenset({"boxes", "parse"})
 
 
@@ -43,6 +45,13 @@ class HeldOut:
     box_images: list[Tensor] = field(default_factory=list)
     box_texts: list[str] = field(default_factory=list)
     box_owner: list[int] = field(default_factory=list)  # index of the sample of each box
+    bad: list[str] = field(default_factory=list)  # `SHARD: sample KEY is skipped: REASON` of the other samples
+
+    def extend(self, other: "HeldOut") -> None:
+        """Append the samples of `other`."""
+        self.box_owner.extend(len(self.images) + owner for owner in other.box_owner)
+        for name in ("images", "captions", "words", "box_images", "box_texts", "bad"):
+            getattr(self, name).extend(getattr(other, name))
 
 
 class HeldOutShards:
@@ -53,31 +62,39 @@ class HeldOutShards:
             self.index = build_index(list_shards(shards), "", workers=0)
             self.layout = probe(self.index, "auto", NO_NEEDS)
 
-    def read(self, size_px: int, limit: int = 0) -> HeldOut:
-        """Read the first `limit` usable samples (0: all). Unusable ones are skipped and logged.
-
-        Raises UserError if there is no usable sample.
-        """
-        reader, held_out, n_bad = ByteRangeReader(), HeldOut(), 0
-        for number in range(self.index.n_samples):
-            if limit and len(held_out.images) >= limit:
-                break
-            shard = self.index.locate(number)[0].url
+    def read_part(self, numbers: Sequence[int], size_px: int) -> HeldOut:
+        """Read the usable samples among `numbers`. The others are listed in `bad`. Raises UserError for a lost shard."""
+        reader, held_out = ByteRangeReader(), HeldOut()
+        for number in numbers:
             with prefixed("shards: "):
                 data = reader.read([self.index.byte_range(number)])[0]
             try:
                 append_sample(held_out, read_available(data, self.layout), size_px)
             except (BadSample, ImageRejected) as error:
-                n_bad += 1
-                logger.warning("%s: sample %s is skipped: %s", shard, sample_key(data), error)
+                shard = self.index.locate(number)[0].url
+                held_out.bad.append(f"{shard}: sample {sample_key(data)} is skipped: {error}")
         reader.close()
-        if not held_out.images:
-            raise UserError(
-                f"shards: no sample can be read from {shard} or the other shards; the log lists the reasons"
-            )
-        if n_bad:
-            logger.warning("shards: %d bad sample%s skipped", n_bad, "s" if n_bad > 1 else "")
         return held_out
+
+    def read(self, size_px: int, limit: int = 0) -> HeldOut:
+        """Read the first `limit` usable samples (0: all) into memory. Errors as in `read_part` and `log_bad`."""
+        held_out = HeldOut()
+        for number in range(self.index.n_samples):
+            if limit and len(held_out.images) >= limit:
+                break
+            held_out.extend(self.read_part([number], size_px))
+        log_bad(held_out.bad, len(held_out.images))
+        return held_out
+
+
+def log_bad(bad: Sequence[str], n_usable: int) -> None:
+    """Log the samples that are not usable. Raises UserError if no sample is usable."""
+    for line in bad[:MAX_LOGGED]:
+        logger.warning("%s", line)
+    if not n_usable:
+        raise UserError(f"shards: no sample can be read, such as {bad[0] if bad else 'none'}; create the shards again")
+    if bad:
+        logger.warning("shards: %d bad sample%s skipped", len(bad), "s" if len(bad) > 1 else "")
 
 
 def read_available(data: bytes, layout: Layout) -> Sample:

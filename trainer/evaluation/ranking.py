@@ -70,6 +70,32 @@ def pessimistic_ranks(
     return torch.cat(found)
 
 
+@torch.no_grad()
+def ranks_of_matches(score: Score, queries: Tensor, candidates: Tensor) -> Tensor:
+    """Ranks [n] from 0 of candidate i for query i, in blocks. Equal scores keep the order of the candidates.
+
+    Constant scores therefore give the chance level. Scores that are not numbers rank above all others.
+    """
+    n = candidates.shape[-2]
+    columns = torch.arange(n, device=candidates.device)
+    found = [torch.zeros(0, dtype=torch.int64)]
+    for rows in pieces(queries.shape[-2], split(queries, n)):
+        scores = score(queries[..., rows, :], candidates)
+        own_columns = columns[rows, None]
+        own = scores.gather(1, own_columns)
+        is_before = ~(scores <= own) | ((scores == own) & (columns < own_columns))
+        found.append((is_before & (columns != own_columns)).sum(1).cpu())
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def best_candidates(score: Score, queries: Tensor, candidates: Tensor) -> Tensor:
+    """Index [q] of the first of the best candidates of each query, in blocks."""
+    blocks = pieces(queries.shape[-2], split(queries, candidates.shape[-2]))
+    best = [score(queries[..., rows, :], candidates).argmax(1).cpu() for rows in blocks]
+    return torch.cat([torch.zeros(0, dtype=torch.int64), *best])
+
+
 def matching_pairs(query_ids: Tensor, candidate_ids: Tensor) -> tuple[Tensor, Tensor]:
     """All pairs of a query and a candidate with equal ids, as rows and columns, sorted by row."""
     ids, order = candidate_ids.sort(stable=True)

@@ -11,8 +11,8 @@ points are [b d], or [k b d/k] in a product of k factors; [*k b d] stands for bo
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from functools import cache, partial
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,26 @@ from trainer.losses import chunked
 from trainer.losses.functional import contrastive
 from trainer.losses.similarity import LazySimilarity
 from trainer.losses.types import LossKernel
+
+CPU_CHUNK: Final = 2**21
+"""Similarities at once on a CPU, whose caches are small."""
+BYTES_PER_SIMILARITY: Final = 32
+"""Memory of a similarity and of what its gradient needs, most of it in float64."""
+MEMORY_SHARE: Final = 8
+"""Part of a GPU's memory that the similarities may take: one of so many."""
+
+
+def chunk_size(chunk: int | Literal["auto"] | None, device: torch.device) -> int | None:
+    """Resolve the setting loss_chunk. A GPU takes as many similarities as fit: each chunk costs hundreds of launches."""
+    if chunk != "auto":
+        return chunk
+    return cuda_chunk(device) if device.type == "cuda" else CPU_CHUNK
+
+
+@cache
+def cuda_chunk(device: torch.device) -> int:
+    """Number of similarities that fit the share of the GPU's memory."""
+    return int(torch.cuda.get_device_properties(device).total_memory // (MEMORY_SHARE * BYTES_PER_SIMILARITY))
 
 
 class HasSimilarity(Protocol):

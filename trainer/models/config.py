@@ -36,8 +36,9 @@ class ModelConfig:
     # its inverse
     max_logit_scale: float = 100.0
     # approximate number of similarities (queries x candidates x factors) that the contrastive loss holds in memory at
-    # once; null: the full matrix. The loss and its gradients do not depend on it
-    loss_chunk: int | None = 2**21
+    # once; null: the full matrix; auto: 2097152 on a CPU, as many as fit an eighth of the memory on a GPU. The loss and
+    # its gradients do not depend on it
+    loss_chunk: int | Literal["auto"] | None = runtime("auto")
     # implementation of the contrastive loss. chunked: PyTorch, in chunks of loss_chunk; triton: fused kernels for
     # NVIDIA GPUs, which store no similarities in memory (tested in Triton's interpreter, not yet on a GPU);
     # auto: chunked
@@ -54,7 +55,9 @@ class ModelConfig:
     pixel_std: tuple[float, float, float] = IMAGENET_STD
 
     def __post_init__(self) -> None:
-        check_positive(self, "embed_dim", "temperature_init", "max_logit_scale", "loss_chunk", "pixel_std")
+        check_positive(self, "embed_dim", "temperature_init", "max_logit_scale", "pixel_std")
+        if self.loss_chunk != "auto":
+            check_positive(self, "loss_chunk")
         if not all(map(math.isfinite, self.pixel_mean)):
             raise UserError(f"pixel_mean is {list(self.pixel_mean)}; give finite numbers")
 

@@ -28,7 +28,7 @@ from trainer.batch import Batch, LiftedPairs, Losses, Pairs
 from trainer.data.preprocess import to_pixels
 from trainer.distributed.gather import gather, rank
 from trainer.encoders.build import build_image_encoder, build_text_encoder
-from trainer.losses.contrast import ContrastiveLoss
+from trainer.losses.contrast import ContrastiveLoss, chunk_size
 from trainer.losses.similarity import LazySimilarity
 from trainer.models.config import ModelConfig, Ranking
 from trainer.text.syntax import Syntax
@@ -254,7 +254,11 @@ class DualEncoder(nn.Module, ABC):
     @property
     def contrastive_loss(self) -> ContrastiveLoss:
         """The contrastive loss, in the implementation that the settings select."""
-        return ContrastiveLoss(model=self, kernel=self.config.loss_kernel, chunk=self.config.loss_chunk)
+        return ContrastiveLoss(
+            model=self,
+            kernel=self.config.loss_kernel,
+            chunk=chunk_size(self.config.loss_chunk, self.logit_scale.device),
+        )
 
     @torch.no_grad()
     def clamp_parameters(self) -> None:

@@ -96,7 +96,7 @@ class HyCoCLIP(MERU):
             )
         box_image, box_text = self.lift_image(pairs.box_image), self.lift_text(pairs.box_text)
         m, device = len(pairs.box_image), pairs.box_image.device
-        counts = [m] * world_size() if pairs.box_owner is None else counts_of_ranks(m, device)
+        counts = [m] * world_size() if pairs.box_owner is None else counts_of_ranks(m)
         indices = torch.arange(m, device=device)
         match self.config.box_candidates:
             case "released":

@@ -1,7 +1,6 @@
 """Error message for a loss or gradient that is not finite."""
 
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,12 +13,12 @@ MAX_NAMES = 8
 
 
 def describe_nonfinite(
-    model: DualEncoder, batch: Batch, values: dict[str, float], step: int, checkpoint: Path | None
+    model: DualEncoder, batch: Batch, values: dict[str, float], step: int, checkpoint: str | None
 ) -> str:
     """Message that names the step, the terms, parameters and samples that are not finite, and the latest checkpoint.
 
     `values` are the logged values of the step by name, including "loss/total"; `checkpoint` is the latest one, or None.
-    Call it after the backward pass and before the optimizer changes the parameters.
+    The parameters must hold the gradients of this step.
     """
     terms = [name for name, value in values.items() if not math.isfinite(value)]
     is_loss = not math.isfinite(values["loss/total"])

@@ -10,36 +10,28 @@ import torch
 
 from common.errors import UserError
 from tests.trainer.small_run import small_run
-from trainer import loop
 from trainer.build import Run
-from trainer.checkpoints.run import (
-    list_checkpoints,
-    newest_checkpoint,
-    restore_checkpoint,
-    save_checkpoint,
-)
+from trainer.checkpoints.folder import RunFolder, list_checkpoints, newest_checkpoint
+from trainer.checkpoints.run import restore_checkpoint
+from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import as_dict, differences
 from trainer.distributed.process import Process
+from trainer.step import update
 
 CPU = Process(device=torch.device("cpu"))
 
 
 def run_after_one_step(tmp_path: Path, *others: str) -> Run:
     run = small_run(tmp_path / "run", *others)
-    loop.update(run, next(iter(run.loader)))
+    update(run, next(iter(run.loader)))
     return run
 
 
 def save(tmp_path: Path, run: Run, step: int, keep: int = 3) -> Path:
-    return save_checkpoint(
-        tmp_path / "checkpoints",
-        step,
-        run,
-        loader_state=run.loader.state_dict(),
-        config=as_dict(run.config),
-        process=CPU,
-        keep=keep,
-    )
+    writer = CheckpointWriter(RunFolder(str(tmp_path), tmp_path), keep, CPU)
+    writer.save(step, run, run.loader.state_dict(), as_dict(run.config))
+    writer.wait()
+    return tmp_path / "checkpoints" / f"step_{step:08d}"
 
 
 def no_changes(saved: dict[str, object]) -> list[str]:

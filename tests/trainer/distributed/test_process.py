@@ -13,7 +13,6 @@ from torch import nn
 
 from common.errors import UserError
 from tests.trainer.small_run import small_config, write_data
-from trainer import loop
 from trainer.build import Run, build
 from trainer.config import TrainConfig
 from trainer.distributed.config import ParallelConfig
@@ -25,6 +24,7 @@ from trainer.distributed.process import (
     report_lost_processes,
     wrap,
 )
+from trainer.step import update
 
 STEPS = 3
 UNEQUAL_BOXES = ("parallel.strategy=fsdp", "micro_batch_size=3", "data.boxes=all")
@@ -41,7 +41,7 @@ def train_steps(run: Run) -> list[tuple[dict[str, float], int]]:
     for _ in range(STEPS):
         batch = next(batches)
         assert batch.box_images is not None
-        steps.append((loop.update(run, batch), len(batch.images) + len(batch.box_images)))
+        steps.append((update(run, batch), len(batch.images) + len(batch.box_images)))
     return steps
 
 

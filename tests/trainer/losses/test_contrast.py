@@ -4,6 +4,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainer.losses import chunked
-from trainer.losses.contrast import ContrastiveLoss
+from trainer.losses.contrast import BYTES_PER_SIMILARITY, ContrastiveLoss, chunk_size
 from trainer.losses.functional import contrastive
 from trainer.losses.similarity import LazySimilarity, cosine_similarity
 from trainer.losses.types import LossKernel
@@ -105,3 +106,16 @@ def test_targets_are_indices_of_candidates_and_default_to_the_same_row(chunk: in
 def test_losses_do_not_import_models() -> None:
     code = "import sys, trainer.losses.contrast; assert not [m for m in sys.modules if m.startswith('trainer.models')]"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).resolve().parents[3], check=True)
+
+
+def test_the_chunk_of_a_cpu_is_small_and_that_of_a_gpu_holds_phyclip_at_768(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 7)  # of which each chunk costs hundreds of kernel launches
+    properties = SimpleNamespace(total_memory=24 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert chunk_size("auto", torch.device("cpu")) == 2**21
+    found = chunk_size("auto", gpu)
+    assert found is not None
+    assert found >= 64 * 768 * 768
+    assert found * BYTES_PER_SIMILARITY <= properties.total_memory / 8
+    assert chunk_size(None, gpu) is None
+    assert chunk_size(5, gpu) == 5

@@ -46,3 +46,6 @@ def test_kernels_compile_for_a_gpu(capability: int, monkeypatch: pytest.MonkeyPa
         compiled = triton.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": 8, "num_stages": 2})
         assert compiled.asm["cubin"]
         assert compiled.metadata.shared <= 96 * 1024  # the limit per block of all GPUs since Ampere
+        # No atomic orders other memory operations, which would empty the pipeline for each tile and factor.
+        assert "acq_rel" not in compiled.asm["ptx"]
+        assert kernel is softmax_kernel or "relaxed" in compiled.asm["ptx"]

@@ -1,0 +1,93 @@
+"""Number formats of what processes exchange in half precision, and what DDP does not need to exchange."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.trainer.small_run import small_config, write_data
+from trainer.build import build
+from trainer.config import TrainConfig
+from trainer.distributed.config import ParallelConfig
+from trainer.distributed.gather import counts_of_ranks
+from trainer.distributed.process import block_policy, process_group, wrap
+from trainer.step import update
+
+RECORDED = ("all_gather", "all_reduce")
+
+
+def start(function: Any, *arguments: Any) -> None:
+    """Run `function(rank, ...)` in two processes."""
+    torch.multiprocessing.start_processes(function, args=arguments, nprocs=2, start_method="fork")
+
+
+def join_group(rank: int) -> Any:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["TEST_PORT"])
+    torch.set_num_threads(1)
+    return process_group("cpu", 60)
+
+
+def one_step(rank: int, config: TrainConfig, folder: str) -> None:
+    """Do a step, and write the collectives of which tensors are sent: name -> dtype -> numbers."""
+    sent: dict[str, dict[str, int]] = {}
+    with join_group(rank) as process:
+        run = build(config, process)
+        batch = next(iter(run.loader))
+
+        def recorded(name: str) -> Any:
+            real = getattr(dist, name)
+
+            def call(*values: Any, **named: Any) -> Any:
+                tensors = [value for value in (*values, *named.values()) if isinstance(value, torch.Tensor)]
+                by_dtype = sent.setdefault(name, {})
+                dtype = str(tensors[-1].dtype).removeprefix("torch.")
+                by_dtype[dtype] = by_dtype.get(dtype, 0) + tensors[-1].numel()
+                return real(*values, **named)
+
+            return call
+
+        for name in RECORDED:
+            setattr(dist, name, recorded(name))
+        update(run, batch)
+    Path(folder, f"{rank}.json").write_text(json.dumps(sent))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_features_are_gathered_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int, strategy: str
+) -> None:
+    monkeypatch.setenv("TEST_PORT", str(free_port))
+    write_data(tmp_path / "run")
+    config = small_config(tmp_path / "run", "precision=bf16", f"parallel.strategy={strategy}", "optim.warmup_steps=0")
+    start(one_step, config, str(tmp_path))
+    sent = json.loads((tmp_path / "0.json").read_text())
+    assert set(sent["all_gather"]) == {"float32"}  # features of images and texts
+    assert "bfloat16" not in sent["all_reduce"]  # their gradients
+
+
+def test_fsdp_gathers_weights_in_half_precision_on_a_gpu_and_sums_gradients_in_float32() -> None:
+    policy = block_policy(torch.bfloat16, torch.device("cuda"))
+    assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
+    assert not policy.cast_forward_inputs
+    assert block_policy(torch.bfloat16, torch.device("cpu")).param_dtype == torch.float32
+
+
+def wrap_networks(rank: int, folder: str) -> None:
+    with join_group(rank) as process:
+        plain = wrap(nn.Linear(2, 2), [], ParallelConfig(), process)
+        normed = wrap(nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)), [], ParallelConfig(), process)
+        counts = counts_of_ranks(rank + 3)
+        Path(folder, f"{rank}.json").write_text(json.dumps([plain.broadcast_buffers, normed.broadcast_buffers, counts]))
+
+
+def test_ddp_sends_buffers_only_for_batch_norms_and_counts_are_exchanged_on_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setenv("TEST_PORT", str(free_port))
+    start(wrap_networks, str(tmp_path))
+    assert json.loads((tmp_path / "1.json").read_text()) == [False, True, [3, 4]]

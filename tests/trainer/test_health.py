@@ -1,0 +1,77 @@
+"""Warnings about runs that do not learn, each on a run that provokes it."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.data.samples import write_shards
+from tests.trainer.small import small_batch
+from tests.trainer.small_run import run, small_run, small_sample
+from trainer.health import PATIENCE, Health
+from trainer.step import update
+
+LONG = ("steps=60", "optim.warmup_steps=0", "save.every=100")
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(record.getMessage() for record in caplog.records if record.name == "trainer.health")
+
+
+def train(output: Path, caplog: pytest.LogCaptureFixture, *others: str) -> str:
+    """Train, and return the warnings."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert run(output, *LONG, *others) == 0
+    return warnings_of(caplog)
+
+
+def messages_of_one_batch(tmp_path: Path, *others: str) -> list[str]:
+    """Train CLIP on a single batch, which it learns by heart, and return the warnings."""
+    found = small_run(tmp_path / "run", *LONG, "model_name=clip", "lr=0.003", *others)
+    batch, health, messages = small_batch(), Health(found), []
+    for _ in range(50):
+        messages += health.check(found.step, update(found, batch))
+    return messages
+
+
+def test_a_run_that_learns_has_no_warning(tmp_path: Path) -> None:
+    assert messages_of_one_batch(tmp_path) == []
+
+
+def test_a_learning_rate_that_is_too_high_is_reported_as_a_collapse(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = train(tmp_path / "run", caplog, "lr=0.003")
+    assert "as if all points were equal (log 8 = 2.079)" in found
+    assert "lower optim.lr" in found
+
+
+def test_a_pinned_temperature_is_reported(tmp_path: Path) -> None:
+    (message,) = messages_of_one_batch(tmp_path, "model.temperature_init=1", "model.max_logit_scale=1.05")
+    assert "geometry/logit_scale is at its limit, 1.05," in message
+    assert "model.max_logit_scale" in message
+
+
+def test_a_pinned_curvature_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = train(tmp_path / "run", caplog, "lr=0.01", "model.curv_max_ratio=1.01")
+    assert "geometry/curvature is at its limit, 0.990099" in found
+    assert "model.curv_max_ratio" in found
+
+
+def test_a_loss_term_without_gradient_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = train(tmp_path / "run", caplog, "model.eta_inter=1000")  # every point is inside such cones
+    assert "loss/entailment/text_image is zero and has no gradient" in found
+
+
+@pytest.mark.parametrize(("buffer", "is_reported"), [(1, True), (4000, False)])
+def test_a_batch_of_few_shards_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, buffer: int, is_reported: bool
+) -> None:
+    write_shards(tmp_path / "many", [16] * 20, small_sample)
+    found = small_run(tmp_path / "run", f"shards={tmp_path / 'many'}", f"data.shuffle_buffer={buffer}", "steps=60")
+    health, messages = Health(found), []
+    for number, _ in zip(range(2, 3 + PATIENCE), found.loader, strict=False):
+        messages += health.check(number, {})
+    assert any("come from 1 shards" in message for message in messages) == is_reported
+    assert len(messages) == int(is_reported)

@@ -1,0 +1,46 @@
+"""A run goes on with another number of processes, and with the same samples in each batch."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.small_run import kill_once_saved, run_forked
+from trainer import loop
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which every process writes the keys of its part of each batch."""
+    folder, real_step = tmp_path / "keys", loop.start_step
+    folder.mkdir()
+
+    def start_step(run: Any, batch: Any, **named: Any) -> Any:
+        file = folder / f"{Path(run.config.output).name}-{run.step + 1:02d}-{os.environ.get('RANK', '0')}.json"
+        file.write_text(json.dumps(batch.keys))
+        return real_step(run, batch, **named)
+
+    monkeypatch.setattr(loop, "start_step", start_step)
+    return folder
+
+
+def keys_of(folder: Path, name: str, step: int) -> list[str]:
+    parts = sorted(folder.glob(f"{name}-{step:02d}-*.json"))
+    return [key for part in parts for key in json.loads(part.read_text())]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_run_resumes_with_another_number_of_processes_and_the_same_samples(
+    tmp_path: Path, recorded: Path, free_port: int, before: int, after: int
+) -> None:
+    assert run_forked(tmp_path / "whole") == [0]
+    kill = kill_once_saved(tmp_path / "run", 5)
+    assert set(run_forked(tmp_path / "run", port=free_port, at=7, faults=[kill] * before)) == {-9}
+    for file in recorded.glob("run-*.json"):
+        if int(file.name.split("-")[1]) > 5:  # they will be repeated from the checkpoint of step 5
+            file.unlink()
+    assert run_forked(tmp_path / "run", port=free_port, faults=[None] * after) == [0] * after
+    for step in range(1, 13):
+        assert keys_of(recorded, "run", step) == keys_of(recorded, "whole", step), step

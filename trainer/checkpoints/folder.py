@@ -1,0 +1,163 @@
+"""The folder of a run: `output` of the configuration, or, if that is a URL, a temporary copy on this machine.
+
+A checkpoint at a URL is complete once its state.json exists: this file is uploaded last and removed first. Metrics and
+the other files of the run are uploaded before it, so that they are never older than the checkpoint.
+"""
+
+import logging
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from common.errors import UserError
+from common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
+from trainer.distributed.gather import all_ranks
+from trainer.distributed.process import Process, true_on_all_ranks
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINTS: Final = "checkpoints"
+MARK: Final = "state.json"
+"""File of a checkpoint that makes it complete at a URL."""
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of the last step, or None if there are no checkpoints."""
+    found = list_checkpoints(folder)
+    return found[-1] if found else None
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints in a folder, in the order of their steps."""
+    return sorted(folder.glob("step_*"))
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a run on this machine, and the URL or path that the user gave."""
+
+    url: str
+    path: Path
+
+    @property
+    def is_remote(self) -> bool:
+        """True if files must be uploaded."""
+        return "://" in self.url
+
+    def newest_checkpoint(self) -> str | None:
+        """Path or URL of the newest complete checkpoint; None without one."""
+        found = newest_checkpoint(self.path / CHECKPOINTS)
+        return f"{self.url}/{CHECKPOINTS}/{found.name}" if found and self.is_remote else str(found) if found else None
+
+    def fetch(self) -> None:
+        """Download the newest checkpoint and the files beside the checkpoints. Raises UserError and `store_errors`."""
+        fs, root = open_store(self.url)
+        if not fs.exists(root):
+            return
+        names = [path.removeprefix(root).lstrip("/") for path in fs.find(root)]
+        newest = max((name.rsplit("/", 1)[0] for name in names if is_mark(name)), default=None)
+        wanted = [name for name in names if not name.startswith((f"{CHECKPOINTS}/", "model/"))]
+        wanted += [name for name in names if newest and name.startswith(f"{newest}/")]
+        if outside := [name for name in wanted if ".." in name.split("/")]:
+            raise UserError(f"{self.url}/{outside[0]} leads out of the folder; remove this object")
+
+        def download(name: str) -> None:
+            target = self.path / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            fs.get_file(f"{root}/{name}", str(target))
+
+        list(map_concurrently(download, wanted))
+
+    def upload_checkpoint(self, checkpoint: Path, keep: int) -> None:
+        """Upload a checkpoint and the files beside the checkpoints, then remove all but the newest `keep` checkpoints.
+
+        Nothing is done for a folder without a URL. Raises UserError and `store_errors`.
+        """
+        if not self.is_remote:
+            return
+        fs, root = open_store(self.url)
+        fs.invalidate_cache()
+        before = remote_checkpoints(fs, root)
+        name = f"{CHECKPOINTS}/{checkpoint.name}"
+        self.upload_files()
+        if MARK not in before.get(name, ()):
+            files = [path.name for path in checkpoint.iterdir() if path.name != MARK]
+            list(map_concurrently(lambda file: self._upload(fs, root, f"{name}/{file}"), files))
+            self._upload(fs, root, f"{name}/{MARK}")
+        complete = sorted({name, *(key for key, files in before.items() if MARK in files)})
+        for old in (before.keys() | {name}) - set(complete[-keep:]):
+            for file in sorted(before.get(old, ()), key=lambda file: file != MARK):
+                fs.rm_file(f"{root}/{old}/{file}")
+
+    def upload_files(self) -> None:
+        """Upload all files but the checkpoints. Nothing is done for a folder without a URL.
+
+        Raises UserError if the URL cannot be written.
+        """
+        if not self.is_remote:
+            return
+        fs, root = open_store(self.url)
+        names = [str(path.relative_to(self.path)) for path in self.path.rglob("*") if path.is_file()]
+        try:
+            for name in names:
+                if not name.startswith((f"{CHECKPOINTS}/", ".")):
+                    self._upload(fs, root, name)
+        except store_errors(ValueError) as error:
+            raise UserError(
+                f"output={self.url} cannot be written: {one_line(error)}; create the bucket and allow to write to it, "
+                "then repeat the command"
+            ) from error
+
+    def _upload(self, fs: Any, root: str, name: str) -> None:
+        if not is_s3(fs):  # it has no folders, and s3fs would create the bucket
+            fs.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
+        fs.put_file(str(self.path / name), f"{root}/{name}")
+
+
+def is_mark(name: str) -> bool:
+    """True for the path of the file that makes a checkpoint complete, relative to the run."""
+    parts = name.split("/")
+    return len(parts) == 3 and parts[0] == CHECKPOINTS and parts[1].startswith("step_") and parts[2] == MARK
+
+
+def remote_checkpoints(fs: Any, root: str) -> dict[str, list[str]]:
+    """The files of each checkpoint at a URL, by its name relative to the run; also of those that are not complete."""
+    found: dict[str, list[str]] = {}
+    folder = f"{root}/{CHECKPOINTS}"
+    for path in fs.find(folder) if fs.exists(folder) else []:
+        checkpoint, _, file = path.removeprefix(root).lstrip("/").rpartition("/")
+        found.setdefault(checkpoint, []).append(file)
+    return found
+
+
+@contextmanager
+def open_run_folder(url: str, process: Process) -> Iterator[RunFolder]:
+    """Yield the folder of the run, with its newest checkpoint. Collective.
+
+    For a URL, the processes of a machine share a temporary folder, which is removed at the end; on success all files
+    have been uploaded. Raises UserError if the URL cannot be read or written.
+    """
+    if "://" not in url:
+        yield RunFolder(url, Path(url))
+        return
+    mine = Path(tempfile.mkdtemp(prefix="hypergrit-run-"))
+    try:
+        host = socket.gethostname()
+        shared = Path(next(path for name, path in all_ranks((host, str(mine))) if name == host))
+        folder = RunFolder(url.rstrip("/"), shared)
+        problem = ""
+        if shared == mine:
+            try:
+                folder.fetch()
+            except store_errors(ValueError, UserError) as error:
+                problem = one_line(error)
+        if not true_on_all_ranks(not problem, process):
+            raise UserError(f"output={url} cannot be read: {problem or 'another process names the reason'}")
+        yield folder
+    finally:
+        shutil.rmtree(mine, ignore_errors=True)

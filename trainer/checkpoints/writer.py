@@ -1,0 +1,172 @@
+"""Write the checkpoints of a run in a thread of its main process, while the run continues.
+
+`save` copies the state to the memory of the host; everything else happens in the thread. A checkpoint exists once its
+folder is renamed, and older ones are removed only then: a run that is killed while it saves loses nothing.
+"""
+
+import json
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import Tensor
+
+from common.disk import sync
+from common.errors import UserError
+from common.remote import one_line, store_errors
+from common.weights import save_tensors
+from trainer.checkpoints.folder import RunFolder, list_checkpoints
+from trainer.checkpoints.rng import random_state
+from trainer.checkpoints.run import ADAM_KEYS, FORMAT, TrainingState, rank_file
+from trainer.distributed.process import Process, full_tensor, true_on_all_ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The content of a checkpoint in the memory of the host."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+    ranks: list[dict[str, Any]]
+    ready: torch.cuda.Event | None  # reached once the device has copied the tensors
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of a run to FOLDER/checkpoints and keeps the newest `keep`. Rank 0 writes for all ranks.
+
+    If the run has a URL, a checkpoint is complete only when it has been uploaded.
+    """
+
+    def __init__(self, folder: RunFolder, keep: int, process: Process) -> None:
+        self.folder, self.keep, self.process = folder, keep, process
+        self.thread: threading.Thread | None = None
+        self.step = -1  # of the last checkpoint
+        self.problem = ""
+        self.bug: Exception | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """True on rank 0 if the last checkpoint could not be written."""
+        return bool(self.problem or self.bug)
+
+    def save(self, step: int, training: TrainingState, loader_state: dict[str, Any], config: dict[str, Any]) -> None:
+        """Begin to write a checkpoint, after waiting for the previous one. Collective; errors as in `wait`."""
+        self.wait()
+        self.step = step
+        snapshot = take_snapshot(step, training, loader_state, config, self.process)
+        if snapshot is not None:
+            self.thread = threading.Thread(target=self._write, args=(snapshot,), name=f"checkpoint of step {step}")
+            self.thread.start()
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is complete. Collective.
+
+        Raises UserError if it could not be written; earlier checkpoints stay.
+        """
+        self.close()
+        if self.bug is not None:
+            raise self.bug
+        if true_on_all_ranks(not self.problem, self.process):
+            return
+        last = self.folder.newest_checkpoint()
+        raise UserError(
+            f"the checkpoint of step {self.step} cannot be written to {self.folder.url}: "
+            f"{self.problem or 'process 0 names the reason'}. "
+            + (f"{last} is complete" if last else "There is no earlier checkpoint")
+            + "; free disk space, then repeat the command to resume"
+        )
+
+    def close(self) -> None:
+        """Wait for the thread, without raising its error. Not collective."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+
+    def _write(self, snapshot: Snapshot) -> None:
+        draft, final = (self.folder.path / "checkpoints" / f"{kind}_{snapshot.step:08d}" for kind in (".draft", "step"))
+        try:
+            write_checkpoint(snapshot, draft, final)
+            for old in list_checkpoints(final.parent)[: -self.keep]:
+                shutil.rmtree(old, ignore_errors=True)
+            self.folder.upload_checkpoint(final, self.keep)
+        except store_errors(SafetensorError, UserError) as error:
+            self.problem = one_line(error)
+        except Exception as error:
+            self.bug = error
+        if self.has_failed:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def take_snapshot(
+    step: int, training: TrainingState, loader_state: dict[str, Any], config: dict[str, Any], process: Process
+) -> Snapshot | None:
+    """Copy the state of a run to the host; None on all ranks but 0, which have no copy. Collective."""
+    tensors = copy_tensors(training, process.is_main)
+    mine = {"random": random_state(process.device), "loader": loader_state}
+    ranks: list[Any] = [mine] * process.world_size
+    if process.world_size > 1:
+        dist.gather_object(mine, ranks if process.is_main else None)
+    if not process.is_main:
+        return None
+    state = {
+        "format": FORMAT,
+        "step": step,
+        "config": config,
+        "scaler": training.scaler.state_dict(),
+        "ranks": process.world_size,
+    }
+    ready = None
+    if process.device.type == "cuda":
+        ready = torch.cuda.Event()
+        ready.record()
+    return Snapshot(step=step, tensors=tensors, state=state, ranks=ranks, ready=ready)
+
+
+def copy_tensors(training: TrainingState, keep: bool) -> dict[str, Tensor]:
+    """Copies of the full tensors of model and optimizer on the host, by name; none unless `keep`. Collective.
+
+    Shards are gathered one tensor at a time. The copies of a GPU's tensors are only queued.
+    """
+    tensors = {f"model/{name}": value for name, value in training.model.state_dict().items()}
+    for name, parameter in training.model.named_parameters():
+        adam_state = training.optimizer.state.get(parameter, {})
+        tensors |= {f"optimizer/{key}/{name}": adam_state[key] for key in ADAM_KEYS if key in adam_state}
+    found = {}
+    for name, value in tensors.items():
+        full = full_tensor(value).detach()
+        if keep:
+            found[name] = full.to("cpu", non_blocking=True, copy=True)
+    return found
+
+
+def write_checkpoint(snapshot: Snapshot, draft: Path, final: Path) -> None:
+    """Write the files of a checkpoint to `draft`, flush them and rename the folder. Raises OSError."""
+    if snapshot.ready is not None:
+        snapshot.ready.synchronize()
+    create_draft(draft)
+    tensors = {name: value.contiguous() for name, value in snapshot.tensors.items()}
+    save_tensors(tensors, draft / "state.safetensors")
+    (draft / "state.json").write_text(json.dumps(snapshot.state))
+    for rank, state in enumerate(snapshot.ranks):
+        rank_file(draft, rank).write_text(json.dumps(state))
+    for file in draft.iterdir():
+        sync(file)
+    sync(draft)
+    if final.exists():
+        shutil.rmtree(final)
+    draft.rename(final)
+    sync(final.parent)
+
+
+def create_draft(draft: Path) -> None:
+    """Create an empty draft folder, and remove drafts that killed runs have left."""
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    for abandoned in draft.parent.glob(".draft_*"):
+        shutil.rmtree(abandoned)
+    draft.mkdir()

@@ -1,0 +1,126 @@
+"""Warnings about runs that train but do not learn: collapse, a parameter at its limit, a dead loss term, few sources.
+
+A warning needs `PATIENCE` rows of metrics in a row after the warm-up, and is logged once per run.
+"""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from trainer.build import Run
+from trainer.data.loader import Loader
+
+logger = logging.getLogger(__name__)
+
+PATIENCE: Final = 5
+NEAR_CHANCE: Final = 0.01
+"""Relative distance of a contrastive loss from that of equal similarities that counts as collapse."""
+AT_LIMIT: Final = 1e-4
+"""Relative distance of a parameter from its limit that counts as pinned."""
+DEAD: Final = 1e-7
+"""Absolute value of a loss term that counts as zero."""
+FEW: Final = 0.25
+"""Share of the sources of an independent draw below which a batch counts as one of few sources."""
+
+
+class Problem(NamedTuple):
+    """A sign of bad health: a short key, and the message with the fix."""
+
+    key: str
+    message: str
+
+
+class Health:
+    """Watches the metrics of a run in its main process."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.rows: Counter[str] = Counter()
+        self.logged: set[str] = set()
+
+    def check(self, step: int, values: dict[str, float]) -> list[str]:
+        """Log what is wrong since `PATIENCE` rows; return the messages. `values` are those of the row of this step."""
+        if step < self.run.config.optim.warmup_steps:
+            return []
+        found = {problem.key: problem.message for problem in self.problems(values)}
+        self.rows = Counter({key: self.rows[key] + 1 for key in found})
+        due = [key for key, n in self.rows.items() if n == PATIENCE and key not in self.logged]
+        self.logged.update(due)
+        for key in due:
+            logger.warning("step %d: %s", step, found[key])
+        return [found[key] for key in due]
+
+    def problems(self, values: dict[str, float]) -> Iterator[Problem]:
+        """The problems of one row of metrics."""
+        yield from collapse(values, self.run.config.batch_size * (1 + self.run.config.model.boxes_as_pairs))
+        yield from pinned(values, self.run)
+        yield from dead_terms(values)
+        yield from few_sources(self.run.loader, self.run.config.batch_size)
+
+
+def collapse(values: dict[str, float], n_candidates: int) -> Iterator[Problem]:
+    """Report a contrastive loss of log n, that of equal similarities with all n candidates."""
+    chance, loss = math.log(n_candidates), values.get("loss/contrastive", 0.0)
+    if n_candidates > 1 and abs(loss - chance) <= NEAR_CHANCE * chance:
+        yield Problem(
+            "collapse",
+            f"loss/contrastive is {loss:.3f}, as if all points were equal (log {n_candidates} = {chance:.3f}): the "
+            "points have collapsed, or the model learns nothing. Go back to an earlier checkpoint; lower optim.lr or "
+            "model.entail_weight, or raise optim.warmup_steps",
+        )
+
+
+def pinned(values: dict[str, float], run: Run) -> Iterator[Problem]:
+    """Report a temperature or a curvature at the limit to which it is clamped."""
+    model = run.config.model
+    ratio, center = getattr(model, "curv_max_ratio", 0.0), getattr(model, "curv_init", 0.0)
+    learns = getattr(model, "curv_learnable", False) and ratio > 1
+    limits = [("logit_scale", model.max_logit_scale, "model.max_logit_scale")]
+    limits += [("curvature", center * ratio, "model.curv_max_ratio")] if learns else []
+    limits += [("curvature", center / ratio, "model.curv_max_ratio")] if learns else []
+    for name, limit, key in limits:
+        for suffix in ("", "/min", "/max"):
+            value = values.get(f"geometry/{name}{suffix}")
+            if value is not None and abs(value - limit) <= AT_LIMIT * limit:
+                yield Problem(
+                    f"{name} {limit}",
+                    f"geometry/{name}{suffix} is at its limit, {limit:g}, and no longer learns; this is usual for the "
+                    f"temperature late in a run, otherwise lower optim.lr or change {key}",
+                )
+                break
+
+
+def dead_terms(values: dict[str, float]) -> Iterator[Problem]:
+    """Report loss terms that are zero and therefore have no gradient."""
+    for name, value in values.items():
+        if name.startswith("loss/") and not name.endswith(("/min", "/max")) and abs(value) <= DEAD:
+            yield Problem(
+                f"dead {name}",
+                f"{name} is zero and has no gradient: every pair satisfies it, which after a collapse is no success. "
+                "Compare its order and auc in the evaluation; check the weight and the eta of this term",
+            )
+
+
+def few_sources(loader: Loader, batch_size: int) -> Iterator[Problem]:
+    """Report a batch from far fewer shards than independent draws from all samples would give."""
+    found, expected = sources(loader, batch_size)
+    if found < FEW * expected:
+        yield Problem(
+            "sources",
+            f"the {batch_size} pairs of this batch come from {found} shards, independent draws would come from "
+            f"{expected:.0f}: if each shard has one subject, such as a subreddit, negatives are too similar. Shuffle "
+            "the samples over the shards, or mix more shards (data.shuffle_buffer)",
+        )
+
+
+def sources(loader: Loader, batch_size: int) -> tuple[int, float]:
+    """The number of shards in the last global batch, and its expectation for independent draws from all samples."""
+    index = loader.builder.index
+    samples = loader.order.take(max(0, loader.position - batch_size), batch_size)
+    shares = np.array(index.counts) / index.n_samples
+    expected = float((1 - (1 - shares) ** batch_size).sum())
+    return len(np.unique(np.searchsorted(index.ends, samples, side="right"))), expected

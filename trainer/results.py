@@ -1,0 +1,82 @@
+"""The results of a run: its evaluations and the trained model."""
+
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from common.errors import UserError, prefixed
+from trainer.build import Run, full_model
+from trainer.checkpoints.model import save_model
+from trainer.config import as_dict
+from trainer.data.preprocess import PreprocessConfig
+from trainer.distributed.signals import StopRequest
+from trainer.evaluation.share import InterruptedEvaluationError
+from trainer.metrics.writers import Metrics
+from trainer.step import autocast
+
+logger = logging.getLogger(__name__)
+
+LOGGED_RESULTS: Final = ("/accuracy", "/recall@5", "/order", "/auc", "/ap")
+"""Endings of the evaluation results that are logged; metrics.jsonl has all of them."""
+
+
+@contextmanager
+def write_errors_explained(path: Path) -> Iterator[None]:
+    """Raise UserError, naming `path`, for any error of the file system."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written: {error}; free disk space or give another output=, then repeat the command"
+        ) from None
+
+
+def evaluate(run: Run, metrics: Metrics | None, request: StopRequest) -> dict[str, float] | None:
+    """Evaluate the model, write the results to the metrics and return them; None if a signal ended the evaluation.
+
+    Collective: every rank embeds a part of the images and texts, and all have the results.
+    """
+    model = full_model(run).eval()
+    devices = [run.process.device] if run.process.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices), prefixed("evaluation."):
+            results = run.evaluation(
+                model,
+                run.tokenizer,
+                run.process.device,
+                precision=lambda: autocast(run),
+                is_stopping=lambda: request.signal_number is not None,
+            )
+    except InterruptedEvaluationError:
+        logger.warning("the evaluation of step %d was interrupted and has no results", run.step)
+        return None
+    finally:
+        run.model.train()
+    if metrics and results:
+        metrics.write(run.step, results)
+        logged = [f"{name} {value:.3f}" for name, value in results.items() if name.endswith(LOGGED_RESULTS)]
+        logger.info("step %d: %s", run.step, ", ".join(logged))
+    return results
+
+
+def save_trained_model(run: Run) -> None:
+    """Save the trained model in OUTPUT/model. Collective. Raises UserError if it cannot be written."""
+    model = full_model(run)
+    if not run.process.is_main:
+        return
+    output = run.folder.path
+    draft, final = output / ".model", output / "model"
+    shutil.rmtree(draft, ignore_errors=True)
+    preprocess = PreprocessConfig(size_px=run.config.model.image.size_px)
+    facts = {"steps": run.step, "samples": run.step * run.config.batch_size, "training": as_dict(run.config)}
+    with write_errors_explained(final):
+        save_model(draft, model, tokenizer=run.tokenizer, preprocess=preprocess, record=facts)
+        shutil.rmtree(final, ignore_errors=True)
+        draft.rename(final)
+    counts = {reason: n for reason, n in run.loader.counts.items() if n}
+    logger.info("%s: model saved after %d steps; samples read by this process: %s", final, run.step, counts)

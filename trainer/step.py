@@ -1,0 +1,124 @@
+"""One step of the optimizer. The host queues it without waiting for the device.
+
+The values of a step are read later, from a copy that the device makes when it has computed them. The check for numbers
+that are not finite is therefore done on the device: AdamW leaves the weights unchanged in such a step and in all steps
+after it, until the host reads the values and ends the run.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.devices import torch_dtype
+from common.errors import UserError
+from trainer.batch import Batch, Losses
+from trainer.build import Run
+from trainer.distributed.process import average, average_unsharded_gradients, gradient_norm
+from trainer.metrics.writers import named_values
+from trainer.models.nonfinite import describe_nonfinite
+from trainer.optim import learning_rate
+
+FP16_NAMES = ("fp16/scale", "fp16/skipped")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingStep:
+    """A step that has been queued, and its values on their way to the host."""
+
+    run: Run
+    batch: Batch
+    number: int  # of the step, from 1
+    rate: float
+    names: tuple[str, ...]
+    values: Tensor  # [v] on the host, valid once `ready` has been reached
+    ready: torch.cuda.Event | None
+
+    def read(self) -> dict[str, float]:
+        """Wait for the values, averaged over the ranks, and return them by name. Collective if they are not finite.
+
+        "stop" and "failed" are above 0 if these arguments of `start_step` were true on any rank. Raises UserError if
+        the loss or the gradient is not finite; weights and optimizer are those before the step.
+        """
+        if self.ready is not None:
+            self.ready.synchronize()
+        values = dict(zip(self.names, self.values.tolist(), strict=True)) | {"lr": self.rate}
+        may_overflow = self.run.scaler.is_enabled()  # the scaler then lowers its scale
+        if not (math.isfinite(values["loss/total"]) and (may_overflow or math.isfinite(values["grad_norm"]))):
+            compute_gradients(self.run, self.batch)  # again: the steps after this one have replaced them
+            last = self.run.folder.newest_checkpoint()
+            raise UserError(describe_nonfinite(self.run.model, self.batch, values, self.number, last))
+        return values
+
+
+def update(run: Run, batch: Batch, stopping: bool = False) -> dict[str, float]:
+    """Do one step and wait for its values. Collective; arguments, result and errors as in `start_step` and `read`."""
+    return start_step(run, batch, stopping=stopping).read()
+
+
+def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool = False) -> PendingStep:
+    """Queue one step of the optimizer. Collective. `stopping` and `failed` of any rank reach all ranks in its values.
+
+    Weights and optimizer stay unchanged if the loss or the gradient is not finite.
+    """
+    rate = learning_rate(run.step, run.config.optim)
+    for group in run.optimizer.param_groups:
+        group["lr"] = rate
+    losses = compute_gradients(run, batch)
+    run.scaler.unscale_(run.optimizer)
+    names, values = mean_values(run, losses, stopping, failed)
+    is_bad = ~torch.isfinite(values)
+    loss_is_bad, norm_is_bad = is_bad[0], is_bad[names.index("grad_norm")]
+    is_fatal = loss_is_bad if run.scaler.is_enabled() else loss_is_bad | norm_is_bad
+    run.halted = torch.maximum(run.halted, is_fatal.float())
+    # Fused AdamW skips a step for which this is 1, as after an overflow in fp16: no other way avoids reading a value.
+    run.optimizer.found_inf = torch.maximum(run.halted, norm_is_bad.float())  # type: ignore[attr-defined]
+    run.optimizer.step()
+    run.scaler.update()
+    run.optimizer.zero_grad(set_to_none=True)
+    run.model.clamp_parameters()
+    run.step += 1
+    if run.scaler.is_enabled():
+        scale = run.scaler.scale(torch.ones((), device=values.device))
+        names, values = (*names, *FP16_NAMES), torch.cat([values, torch.stack([scale, norm_is_bad.float()])])
+    host, ready = to_host(values)
+    return PendingStep(run=run, batch=batch, number=run.step, rate=rate, names=names, values=host, ready=ready)
+
+
+def compute_gradients(run: Run, batch: Batch) -> Losses:
+    """Compute the losses of a batch and their gradients, averaged over the ranks. Collective."""
+    with autocast(run):
+        losses: Losses = run.wrapped(batch)
+    run.scaler.scale(losses.loss).backward()
+    average_unsharded_gradients(run.model, run.wrapped, run.process)
+    return losses
+
+
+def autocast(run: Run) -> torch.autocast:
+    """A context in which the towers compute in the precision of the run. Models leave it to compute their losses."""
+    dtype = torch_dtype(run.precision)
+    return torch.autocast(run.process.device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+
+def mean_values(run: Run, losses: Losses, stopping: bool, failed: bool) -> tuple[tuple[str, ...], Tensor]:
+    """Names and averages over the ranks of the loss, the terms, the gradient norm, `stopping` and `failed`: [v].
+
+    They are stacked into one tensor, which takes one all-reduce per step. The loss comes first.
+    """
+    values = named_values(losses)
+    norm = gradient_norm(run.model.parameters())
+    # Not torch.tensor, which copies from the host and waits for it.
+    flags = [torch.full_like(norm, float(flag), dtype=torch.float32) for flag in (stopping, failed)]
+    stacked = torch.stack([value.float() for value in (*values.values(), norm, *flags)])
+    return (*values, "grad_norm", "stop", "failed"), average(stacked, run.process)
+
+
+def to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Copy values to the host. On a GPU the copy is only queued; it is complete once the event has been reached."""
+    if values.device.type != "cuda":
+        return values, None
+    host = values.to("cpu", non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    return host, event
