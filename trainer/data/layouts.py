@@ -65,6 +65,16 @@ def read_sample(data: bytes, layout: Layout, needs: frozenset[str]) -> Sample:
     return sample
 
 
+def is_needed(kind: str, member: str, needs: frozenset[str]) -> bool:
+    """Return False for a member, named without its key, that `read_sample` does not read; `kind` is the shard's format.
+
+    The JSON is the last member of a train/ sample, and before it come the boxes: what is not needed is not read.
+    """
+    if kind != "train" or member in (TRAIN_IMAGE, TRAIN_CAPTION):
+        return True
+    return ("parse" if member == TRAIN_ANNOTATIONS else "boxes") in needs
+
+
 def read_train(files: SampleFiles, needs: frozenset[str]) -> Sample:
     """Read a sample of the layouts train and hycoclip."""
     caption = check_caption(files.text(TRAIN_CAPTION))
