@@ -116,8 +116,8 @@ class WindowOrder(Order):
     counts: Sequence[int]  # samples of each shard
     seed: int
     buffer: int
-    _epoch: int = -1
-    _ids: SampleIds = field(default_factory=lambda: np.zeros(0, np.int64))
+    _epoch: int = field(default=-1, compare=False)
+    _ids: SampleIds = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
 
     def __post_init__(self) -> None:
         self.n_samples = int(sum(self.counts))

@@ -24,10 +24,13 @@ class RunReader:
 
     index: Index
     length: int = 1
-    files: ByteRangeReader = field(default_factory=ByteRangeReader)
+    files: ByteRangeReader = field(init=False)
     kept: OrderedDict[int, bytes] = field(default_factory=OrderedDict)  # sample -> bytes, the oldest first
     n_kept_bytes: int = 0
     n_requests: int = 0
+
+    def __post_init__(self) -> None:
+        self.files = ByteRangeReader({shard.url: shard.n_bytes for shard in self.index.shards})
 
     def read(self, samples: Sequence[int], ahead: Sequence[int] | None = None) -> list[bytes]:
         """Return the bytes of samples; the next `ahead[i]` samples after `samples[i]` are needed later.

@@ -5,8 +5,9 @@ import mmap
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from fsspec import AbstractFileSystem
@@ -68,14 +69,16 @@ class ShardFile:
 class ByteRangeReader:
     """Reads many byte ranges at once: local files stay open, and requests to a remote store run concurrently."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Create a reader of shards; `sizes` are those in bytes of the local ones when they were indexed, by path."""
+        self.sizes = dict(sizes)
         self.open_files: OrderedDict[str, int] = OrderedDict()  # path -> descriptor, least recently used first
         self.versions: dict[str, tuple[int, int]] = {}  # path -> size and modification time when it was first opened
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of each range.
 
-        Raises UserError if a shard cannot be read, has changed since this reader first read it, or is too short.
+        Raises UserError if a shard cannot be read, has changed since it was indexed or first read, or is too short.
         """
         data: list[bytes] = [b""] * len(ranges)
         remote_ranges: dict[AbstractFileSystem, list[tuple[int, ByteRange]]] = {}
@@ -114,7 +117,7 @@ class ByteRangeReader:
     def _check_unchanged(self, path: str, descriptor: int) -> None:
         facts = os.fstat(descriptor)
         present = facts.st_size, facts.st_mtime_ns
-        before = self.versions.setdefault(path, present)
+        before = self.versions.setdefault(path, (self.sizes.get(path, present[0]), present[1]))
         if present[0] < before[0]:
             raise UserError(
                 f"{path} has become shorter during the run: it has {present[0]} bytes, not {before[0]}; restore it, "
@@ -130,7 +133,7 @@ class ByteRangeReader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the open files, since descriptors are valid only in one process."""
-        return {"open_files": OrderedDict(), "versions": self.versions}
+        return {**vars(self), "open_files": OrderedDict()}
 
 
 def read_remote_ranges(fs: AbstractFileSystem, ranges: Sequence[ByteRange]) -> list[bytes]:
