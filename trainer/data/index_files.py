@@ -60,7 +60,7 @@ def sample_ranges(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return first bytes and ends [n] of the samples of one format in the bytes of an index."""
     options = pa.ipc.IpcReadOptions(use_threads=False)
-    (batch,) = pa.ipc.open_file(pa.BufferReader(content), options=options).read_all().select(COLUMNS).to_batches()
+    batch = pa.ipc.open_file(pa.BufferReader(content), options=options).get_batch(0).select(COLUMNS)
     batch = batch.filter(pc.equal(batch["format"].cast(pa.string()), kind))
     starts = batch["offset"].to_numpy()
     ends = starts + batch["size"].to_numpy()

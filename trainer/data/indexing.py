@@ -76,7 +76,7 @@ def index_shards(
     rest = [shard for shard, index in zip(facts, known, strict=True) if index is None]
     scanned = scan_shards(rest, folder, parallel)
     for index in known:
-        yield index or next(scanned)
+        yield next(scanned) if index is None else index
 
 
 def scan_shards(facts: Sequence[ShardFacts], folder: str, parallel: bool) -> Iterator[ShardIndex]:
