@@ -156,7 +156,7 @@ def block_width(batch: int) -> int:
 
 
 def order_of(name: str, counts: Sequence[int], seed: int) -> Order | None:
-    """Return the order with this name; None if there is none."""
+    """Return the order with this name, or None for an unknown name."""
     number = name.removeprefix(BLOCKS)
     if not number.isdecimal() or not (int(number) or name == number):
         return None
