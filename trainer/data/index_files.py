@@ -26,8 +26,8 @@ def read_index(facts: ShardFacts, needs: frozenset[str] | None) -> ShardIndex | 
     """Read the index of a shard if its manifest names one, else return None.
 
     A range ends with the last member that `needs` asks for (`trainer.data.layouts.is_needed`); None: the whole sample.
-    An index that differs from its manifest is logged, and the result is None. Raises UserError if the size of the shard
-    differs from that in its manifest.
+    Logs an index that differs from its manifest, and returns None. Raises UserError for a shard whose size differs
+    from that in its manifest.
     """
     recorded, number = facts.recorded, facts.name.rpartition(".")[0]
     if recorded is None:
