@@ -11,6 +11,9 @@ from schemas.files import (
     FAILED_FILE,
     FILES,
     GRIT_MEMBERS,
+    INDEX,
+    INDEX_FILE,
+    INDEX_MEMBER,
     JOB_FILE,
     LEASE_FILE,
     MANIFEST_FILE,
@@ -35,6 +38,7 @@ STRUCTS: Final = {
     "BOX": BOX,
     "BOX_SCORE": BOX_SCORE,
     "GIVEN_BOX": GIVEN_BOX,
+    "INDEX_MEMBER": INDEX_MEMBER,
 }
 JSON_FILES: Final[tuple[type, ...]] = (TrainAnnotations, Manifest, JobRecord, Lease, Statistics)
 """Types of JSON files with a table of their own; the types that they refer to follow at the end of the document."""
@@ -63,6 +67,11 @@ ARROW_NOTE: Final = """\
 An Arrow IPC file, compressed with zstd, with every input row and the columns of the `score` stage.
 `image` is null unless `write.image_bytes=true`. The metadata of the schema has the keys
 `hypergrit_schema` (the version) and `hypergrit_provenance` (as in the manifest).
+"""
+INDEX_NOTE: Final = """\
+An Arrow IPC file, compressed with zstd, with the place of every sample in the tars of the shard.
+Its metadata has `subreddits: true` if the JSON of a `train/` sample names a subreddit.
+Outputs of version 0.3 and earlier have none.
 """
 TIMINGS_NOTE: Final = """\
 The time of each stage of a shard, as {stage: [StageTiming](#stagetiming)}, and of the last run, as
@@ -203,6 +212,9 @@ def files() -> list[str]:
         field_table(grit_schema("clip_similarity_<scorer>")),
         f"### arrow: {names['arrow']}\n",
         ARROW_NOTE,
+        f"### index: `{INDEX_FILE.format(0)}`\n",
+        INDEX_NOTE,
+        field_table(INDEX),
         f"### manifest: `{MANIFEST_FILE.format(0)}`\n",
         "Written last: it commits the shard. Readers ignore the files of a shard without a manifest.\n",
         json_table(Manifest),

@@ -21,6 +21,8 @@ FILES: Final = MappingProxyType(
 """Paths of each format relative to the output folder; the number is the index of the shard."""
 MANIFEST_FOLDER: Final = "_manifests"
 MANIFEST_FILE: Final = f"{MANIFEST_FOLDER}/{{:05d}}.json"
+INDEX_FOLDER: Final = "_index"
+INDEX_FILE: Final = f"{INDEX_FOLDER}/{{:05d}}.arrow"
 TIMINGS_FOLDER: Final = "_timings"
 TIMINGS_FILE: Final = f"{TIMINGS_FOLDER}/{{:05d}}.json"
 RUN_TIMINGS_FILE: Final = f"{TIMINGS_FOLDER}/run.json"
@@ -28,7 +30,7 @@ FAILED_FOLDER: Final = "_failed"
 FAILED_FILE: Final = f"{FAILED_FOLDER}/{{:05d}}.json"
 JOB_FILE: Final = "_job.json"
 LEASE_FILE: Final = "_lease.json"
-OUTPUT_FOLDERS: Final = (".", *FILES, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER)
+OUTPUT_FOLDERS: Final = (".", *FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER)
 """All folders of an output, relative to it."""
 STATS_FILE: Final = "stats.json"
 REPORT_FILE: Final = "report.html"
@@ -111,6 +113,27 @@ class TrainAnnotations(TypedDict):
         ]
     ]
 
+
+INDEX_MEMBER: Final = pa.struct(
+    [
+        field("name", pa.dictionary(pa.int16(), pa.string()), "name without the key, such as child.jpg"),
+        field("offset", pa.int64(), "first byte of the content in the tar"),
+        field("size", pa.int64(), "bytes of the content"),
+    ]
+)
+INDEX: Final = pa.schema(
+    [
+        field("format", pa.dictionary(pa.int16(), pa.string()), "format of the tar: train or grit"),
+        field("key", pa.string(), "key of the sample"),
+        field("offset", pa.int64(), "first byte of the sample in the tar: the header of its first member"),
+        field("size", pa.int64(), "bytes from there to the header of the next sample"),
+        field("members", pa.list_(pa.field("item", INDEX_MEMBER, nullable=False)), "its members, in their order"),
+    ]
+)
+"""Schema of `_index/NNNNN.arrow`: the samples of the tars of a shard, in their order."""
+
+INDEX_SUBREDDITS: Final = "subreddits"
+"""Metadata of `_index/NNNNN.arrow`: "true" if the JSON of a sample of train/ has a `subreddit`."""
 
 _SPAN: Final = pa.list_(pa.list_(pa.float64()))
 

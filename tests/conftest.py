@@ -1,5 +1,7 @@
 """Fixtures of all tests."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -11,3 +13,12 @@ def autograd_before_compilers() -> None:
     Otherwise autograd starts a thread for each of them, and tests that fork processes hang.
     """
     torch.ones(1, requires_grad=True).backward()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the cached indexes of tars out of the user's cache folder."""
+    folder = str(tmp_path_factory.mktemp("index"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.data.loader.default_folder", lambda: folder)
+        yield

@@ -13,13 +13,14 @@ from pipeline.write.arrow import write_arrow
 from pipeline.write.config import WriteConfig
 from pipeline.write.counts import count_removed, count_rows, kept_rows
 from pipeline.write.grit import grit_columns, grit_sample, similarity_column, write_grit_parquet
+from pipeline.write.index import write_index
 from pipeline.write.samples import Row, kept_boxes, to_json
 from pipeline.write.secrets import remove_url_secrets
 from pipeline.write.staging import Staging
 from pipeline.write.store import Store
-from pipeline.write.tar import TarWriter
-from pipeline.write.train import train_sample
-from schemas.files import FAILED_FILE, FILES, MANIFEST_FILE
+from pipeline.write.tar import SamplePlace, TarWriter
+from pipeline.write.train import read_subreddit, train_sample
+from schemas.files import FAILED_FILE, FILES, INDEX_FILE, INDEX_SUBREDDITS, MANIFEST_FILE
 from schemas.manifest import Manifest, PlanJson, Provenance
 from schemas.rows import SCORED, VERSION
 from schemas.status import KEPT
@@ -56,7 +57,7 @@ def write_shard(
     >>> with TemporaryDirectory() as output:
     ...     manifest = write_shard(table, plan, WriteConfig(), output, provenance)
     >>> sorted(manifest["files"])
-    ['arrow/00000.arrow', 'grit/00000.parquet', 'grit/00000.tar', 'train/00000.tar']
+    ['_index/00000.arrow', 'arrow/00000.arrow', 'grit/00000.parquet', 'grit/00000.tar', 'train/00000.tar']
     >>> manifest["counts"]
     {'read': 1, 'kept': 0, 'dropped': {'download': {'http_error': 1}}}
     """
@@ -70,8 +71,16 @@ def write_shard(
     # not removed, so that a second attempt at the same shard never meets a manifest without its files.
     store.remove([manifest_file])
     with Staging(store) as staging:
+        places: dict[str, list[SamplePlace]] = {}
         for name in dict.fromkeys(config.formats):
-            WRITERS[name](staging, [file.format(index) for file in FILES[name]], rows, config, provenance)
+            found = WRITERS[name](staging, [file.format(index) for file in FILES[name]], rows, config, provenance)
+            if found is not None:
+                places[name] = found
+        if places:
+            with staging.open(INDEX_FILE.format(index), rows=sum(map(len, places.values()))) as file:
+                has_subreddits = any(read_subreddit(row["extra"]) for row in kept)
+                found_in_json = {INDEX_SUBREDDITS: "true"} if has_subreddits else {}
+                write_index(file, places, file_metadata(provenance) | found_in_json)
         manifest: Manifest = {
             "schema": VERSION,
             "shard": index,
@@ -90,7 +99,8 @@ def write_shard(
         if (other := read_manifest(store, index)) and is_same(other, plan, [provenance]):
             return other
         staging.publish()
-        store.remove(name.format(index) for kind in FILES.keys() - set(config.formats) for name in FILES[kind])
+        unused = [name for kind in sorted(FILES.keys() - set(config.formats)) for name in FILES[kind]]
+        store.remove(name.format(index) for name in [*unused, *([] if places else [INDEX_FILE])])
         with staging.open(manifest_file, rows=len(rows)) as file:
             file.write(json.dumps(manifest, sort_keys=True, ensure_ascii=False, indent=1).encode())
         staging.publish()
@@ -100,16 +110,17 @@ def write_shard(
 
 def _write_train(
     staging: Staging, files: Sequence[str], rows: Sequence[Row], config: WriteConfig, provenance: Provenance
-) -> None:
+) -> list[SamplePlace]:
     kept = kept_rows(rows)
     with staging.open(files[0], rows=len(kept)) as file, TarWriter(file) as tar:
         for row in kept:
             tar.add_sample(row["key"], train_sample(row, config, provenance["config_hash"]))
+    return tar.samples
 
 
 def _write_grit(
     staging: Staging, files: Sequence[str], rows: Sequence[Row], config: WriteConfig, provenance: Provenance
-) -> None:
+) -> list[SamplePlace]:
     similarity = similarity_column(provenance["models"]["scorer"]["name"])
     columns = [grit_columns(row, config.ref_exps, similarity) for row in rows]
     with staging.open(files[0], rows=len(kept_rows(rows))) as file, TarWriter(file) as tar:
@@ -118,6 +129,7 @@ def _write_grit(
                 tar.add_sample(row["key"], grit_sample(row, values))
     with staging.open(files[1], rows=len(rows)) as file:
         write_grit_parquet(file, columns, similarity, file_metadata(provenance))
+    return tar.samples
 
 
 def _write_arrow(
@@ -127,9 +139,9 @@ def _write_arrow(
         write_arrow(file, rows, config.image_bytes, file_metadata(provenance))
 
 
-Writer = Callable[[Staging, Sequence[str], Sequence[Row], WriteConfig, Provenance], None]
+Writer = Callable[[Staging, Sequence[str], Sequence[Row], WriteConfig, Provenance], list[SamplePlace] | None]
 WRITERS: Final[Mapping[str, Writer]] = {"train": _write_train, "grit": _write_grit, "arrow": _write_arrow}
-"""Format -> function that writes its files (schemas.files.FILES)."""
+"""Format -> function that writes its files (schemas.files.FILES), and returns the places of the samples in a tar."""
 
 
 def file_metadata(provenance: Provenance) -> dict[str, str]:

@@ -7,7 +7,7 @@ of the ustar format gets a pax header, which all common readers support.
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 BLOCK: Final = 512
 BUFFER_BYTES: Final = 1 << 20  # one write call for about twenty samples
@@ -19,6 +19,23 @@ _LINK_MAGIC_OWNER: Final = bytes(100) + b"ustar\x0000" + bytes(64 + 16 + 155 + 1
 # The checksum field itself is summed up as eight spaces.
 _FIXED_SUM: Final = sum(_MODE_UID_GID + _END_SIZE_MTIME + _LINK_MAGIC_OWNER) + 8 * ord(" ")
 _PADDING: Final = tuple(bytes(-n % BLOCK) for n in range(BLOCK))
+
+
+class Place(NamedTuple):
+    """A member of a tar: its name without the key, the offset of its content, and its size."""
+
+    name: str
+    offset: int
+    size: int
+
+
+class SamplePlace(NamedTuple):
+    """A sample of a tar: its bytes [start, end), headers included, and its members."""
+
+    key: str
+    start: int
+    end: int
+    members: list[Place]
 
 
 class Sink(Protocol):
@@ -46,31 +63,41 @@ def pax_path(name: bytes) -> bytes:
 
 
 class TarWriter:
-    """Write a tar archive to an open file. `close`, or the end of the `with` block, does not close the file."""
+    """Write a tar archive to an open file. `close`, or the end of the `with` block, does not close the file.
+
+    `samples` holds the places of the samples that were added.
+    """
 
     def __init__(self, file: Sink) -> None:
+        self.samples: list[SamplePlace] = []
         self._file = file
+        self._end = 0  # offset of the next header
         self._parts: list[bytes] = []
         self._pending_bytes = 0
 
-    def add(self, name: str, data: bytes) -> None:
-        """Add a member. Raises ValueError if it has 8 GiB or more."""
+    def add(self, name: str, data: bytes) -> int:
+        """Add a member and return the offset of its content. Raises ValueError if it has 8 GiB or more."""
         size = len(data)
         if size > MAX_MEMBER_BYTES:
             raise ValueError(f"tar member {name!r} has {size} bytes; the maximum of the format is {MAX_MEMBER_BYTES}")
         raw = name.encode()
         if len(raw) > 100 or not raw.isascii():
-            self._parts.append(pax_path(raw))
+            self._parts.append(extension := pax_path(raw))
+            self._end += len(extension)
             raw = raw.decode("ascii", "replace").replace("\ufffd", "_").encode()[:100]
         self._parts += (header(raw, size), data, _PADDING[size % BLOCK])
+        offset = self._end + BLOCK
+        self._end = offset + size + -size % BLOCK
         self._pending_bytes += size + 2 * BLOCK
         if self._pending_bytes >= BUFFER_BYTES:
             self._flush()
+        return offset
 
     def add_sample(self, key: str, members: Iterable[tuple[str, bytes]]) -> None:
-        """Add the members (extension, content) of a WebDataset sample, each named `<key>.<extension>`."""
-        for extension, data in members:
-            self.add(f"{key}.{extension}", data)
+        """Add the members (name, content) of a WebDataset sample, each named `<key>.<name>`."""
+        start = self._end
+        places = [Place(name, self.add(f"{key}.{name}", data), len(data)) for name, data in members]
+        self.samples.append(SamplePlace(key, start, self._end, places))
 
     def close(self) -> None:
         """End the archive with two empty blocks."""

@@ -48,6 +48,13 @@ def test_webdataset_example_reads_every_sample_with_crops_and_scores(
     assert printed.count("(224, 224) 'a small dog' score 0.90") == 4
 
 
+def test_index_example_reads_the_captions(
+    output: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    printed = run("read_index.py", output, monkeypatch, capfd)
+    assert printed.splitlines() == [f"{key} {CAPTION} 12 members" for key in KEYS]
+
+
 def test_torch_example_yields_batches_of_images_and_boxes(
     output: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from pipeline import grit
-from schemas.files import FILES, MANIFEST_FOLDER
+from schemas.files import FILES, INDEX_FOLDER, MANIFEST_FOLDER
 
 N_SCENES = 9
 """Scenes in the input tar; it also holds one broken image."""
@@ -17,6 +17,6 @@ def run_job(tars: Path, output: Path, *arguments: str) -> int:
 
 def hash_output(output: Path) -> dict[str, str]:
     """SHA-256 by name of the files that are the same in every run: shards and manifests."""
-    folders = (*FILES, MANIFEST_FOLDER)
+    folders = (*FILES, INDEX_FOLDER, MANIFEST_FOLDER)
     files = [path for folder in folders for path in sorted((output / folder).iterdir())]
     return {str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

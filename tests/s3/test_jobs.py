@@ -19,7 +19,7 @@ from pipeline.read.stage import read_shard
 from pipeline.report import __main__ as report
 from pipeline.write.store import Store
 from pipeline.write.tar import TarWriter
-from schemas.files import FILES, MANIFEST_FOLDER
+from schemas.files import FILES, INDEX_FOLDER, MANIFEST_FOLDER
 from tests.trainer.data.samples import TOKENIZER, jpeg
 from tests.trainer.small_run import overrides
 from trainer import train
@@ -68,7 +68,7 @@ def etags(bucket: S3FileSystem) -> dict[str, tuple[str, str]]:
     return {
         name: (facts["ETag"], str(facts["LastModified"]))
         for name, facts in found.items()
-        if name.split("/")[2] in (*FILES, MANIFEST_FOLDER)
+        if name.split("/")[2] in (*FILES, INDEX_FOLDER, MANIFEST_FOLDER)
     }
 
 

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from common.images import Image, ImageRejected
@@ -23,8 +22,9 @@ from trainer.data.config import DataConfig, Layout
 from trainer.data.crops import draw_crop
 from trainer.data.index import Index
 from trainer.data.layouts import read_sample
+from trainer.data.order import Draw
+from trainer.data.runs import RunReader
 from trainer.data.samples import BadSample, Box, Sample, open_image, sample_key
-from trainer.data.shards import ByteRangeReader
 from trainer.data.subreddits import Segmenter
 from trainer.text.syntax import WordTree, align, collate_trees
 from trainer.text.tokenizer import Tokenizer, pad
@@ -66,29 +66,31 @@ class BatchBuilder:
     tokenizer: Tokenizer
     size_px: int
     needs: frozenset[str]
-    reader: ByteRangeReader = field(default_factory=ByteRangeReader)
+    reader: RunReader = field(init=False)
 
     def __post_init__(self) -> None:
+        self.reader = RunReader(self.index)
         self.segmenter = Segmenter(self.tokenizer) if self.layout != "hycoclip" else None
 
-    def build(self, position: int, samples: NDArray[np.int64]) -> tuple[dict[str, Any], BatchReport]:
-        """Return the fields of a `trainer.batch.Batch` of `samples`, and a report.
+    def build(self, position: int, draw: Draw) -> tuple[dict[str, Any], BatchReport]:
+        """Return the fields of a `trainer.batch.Batch` of the samples of `draw`, and a report.
 
         `position` is the position of the first sample. A bad sample is replaced by a different, random one. If too many
         are bad, the fields are empty and the report has an `error`. Raises UserError if a shard cannot be read.
         """
+        samples: list[int] = draw.samples.tolist()
         rows = BatchRows(self.empty_images(len(samples)))
         if "boxes" in self.needs and self.config.boxes == "random":
             rows.boxes = self.empty_images(len(samples))
-        report, used = BatchReport(), set(map(int, samples))
-        contents = self.reader.read([self.index.byte_range(int(sample)) for sample in samples])
+        report, used = BatchReport(), set(samples)
+        contents = self.reader.read(samples, draw.ahead.tolist())
         for row, sample in enumerate(samples):
-            data, chosen = contents[row], int(sample)
+            data, chosen = contents[row], sample
             for attempt in range(MAX_ATTEMPTS):
                 generator = random.Random(f"{self.config.seed}:{position + row}:{attempt}")
                 if attempt:
                     chosen = self.draw_replacement(generator, used)
-                    data = self.reader.read([self.index.byte_range(chosen)])[0]
+                    data = self.reader.read([chosen])[0]
                 try:
                     self.add_sample(rows, row, read_sample(data, self.layout, self.needs), chosen, generator)
                     break

@@ -23,8 +23,12 @@ class DataConfig:
     boxes: Boxes = "random"
     # random seed of the sample order, and of the choice of boxes and crops
     seed: int = 0
-    # largest distance, in samples, by which shuffling moves a sample within an epoch; 0: samples keep the order of
-    # their shard. The shards of an epoch are in random order in any case
+    # order of the samples of an epoch. blocks: batches as diverse as if drawn from the whole set, from blocks of up to
+    # 16 samples that are drawn from all shards; window: that of version 0.3, in which a batch is drawn from one or a
+    # few shards (see shuffle_buffer). A resumed run keeps its order
+    order: Literal["blocks", "window"] = runtime("blocks")
+    # with order=window, the largest distance, in samples, by which shuffling moves a sample within an epoch; 0: samples
+    # keep the order of their shard. The shards of an epoch are in random order in any case
     shuffle_buffer: int = 4000
     # number of loader processes per training process; 0: the training process builds its batches itself
     workers: int = runtime(2)
@@ -36,13 +40,16 @@ class DataConfig:
     crop_ratio: tuple[float, float] = (0.75, 4 / 3)
     # probability, 0 to 1, of putting a sample's subreddit in front of its caption, if it has one (RedCaps)
     subreddit_probability: float = 0.5
-    # folder in which the index of the shards is cached for later runs; empty: build the index at each start
+    # folder in which the index of shards is cached that have none of their own (those of this pipeline have one);
+    # empty: hypergrit/index in the user's cache folder ($XDG_CACHE_HOME or ~/.cache)
     index_folder: str = runtime("")
+    # largest share, 0 to 1, of bad samples among those read, and of damaged shards; the run stops above it
+    max_bad_share: float = runtime(0.1)
 
     def __post_init__(self) -> None:
         check_range(self, "seed", "shuffle_buffer", "workers", least=0)
         check_range(self, "prefetch", least=1)
-        check_range(self, "subreddit_probability", least=0, most=1)
+        check_range(self, "subreddit_probability", "max_bad_share", least=0, most=1)
         for name, most in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
             low, high = getattr(self, name)
             if not 0 < low <= high <= most:

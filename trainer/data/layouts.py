@@ -65,6 +65,18 @@ def read_sample(data: bytes, layout: Layout, needs: frozenset[str]) -> Sample:
     return sample
 
 
+def is_needed(kind: str, member: str, needs: frozenset[str]) -> bool:
+    """Return False for a member, named without its key, that `read_sample` does not read; `kind` is the shard's format.
+
+    `needs` contains "subreddit" if the JSON of the shard has one.
+
+    The JSON is the last member of a train/ sample, and before it come the boxes: what is not needed is not read.
+    """
+    if kind != "train" or member in (TRAIN_IMAGE, TRAIN_CAPTION):
+        return True
+    return bool(needs & ({"parse", "subreddit"} if member == TRAIN_ANNOTATIONS else {"boxes"}))
+
+
 def read_train(files: SampleFiles, needs: frozenset[str]) -> Sample:
     """Read a sample of the layouts train and hycoclip."""
     caption = check_caption(files.text(TRAIN_CAPTION))

@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 import cv2
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from common.errors import UserError, prefixed
@@ -20,15 +18,19 @@ from common.text import one_line
 from trainer.batch import Batch
 from trainer.data.batch_builder import BatchBuilder, BatchReport
 from trainer.data.config import DataConfig
-from trainer.data.index import build_index
-from trainer.data.order import Order
+from trainer.data.index import Index
+from trainer.data.indexing import default_folder
+from trainer.data.order import BlockOrder, Draw, Order, WindowOrder, block_width, order_of
 from trainer.data.probe import probe
+from trainer.data.runs import run_length
+from trainer.data.shared_index import build_shared_index
 from trainer.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 KEY: Final = "data.shards"
 MAX_DAMAGED: Final = 100  # samples of this process with damaged headers, which indexing has found correct
+MIN_BAD: Final = 64  # bad samples of this process before their share counts
 MAX_LOGGED: Final = 5  # every bad sample up to this number is logged; after it, only the 8th, 16th, 32nd, ...
 T = TypeVar("T")
 
@@ -37,7 +39,7 @@ class BatchRequest(NamedTuple):
     """The samples of one rank's part of a batch; the first of them is at `position`."""
 
     position: int
-    samples: NDArray[np.int64]
+    draw: Draw
 
 
 class BatchDataset(Dataset[tuple[dict[str, Any], BatchReport]]):
@@ -78,12 +80,18 @@ class Loader:
         """Index the shards. Raises UserError if they have no samples, or no sample with all fields in `needs`."""
         self.config, self.batch, self.rank, self.world_size = config, batch, rank, world_size
         with prefixed(f"{KEY}: "):
-            index = build_index(list_shards(config.shards), config.index_folder, config.workers, rank, world_size)
+            urls = list_shards(config.shards)
+            index = build_shared_index(urls, config.index_folder or default_folder(), needs)
+            check_damaged_shards(index, config.max_bad_share)
             layout = probe(index, config.layout, needs)
         self.builder = BatchBuilder(
             config=config, layout=layout, index=index, tokenizer=tokenizer, size_px=size_px, needs=needs
         )
-        self.order = Order(index.counts, config.seed, config.shuffle_buffer)
+        self.order: Order = (
+            WindowOrder(index.counts, config.seed, config.shuffle_buffer)
+            if config.order == "window"
+            else BlockOrder(index.n_samples, config.seed, block_width(batch * world_size))
+        )
         self.position = 0  # samples returned so far, over all ranks
         self.counts: Counter[str] = Counter(samples=0, damaged_shards=sum(bool(s.problem) for s in index.shards))
         self.iterators: list[Iterator[Batch]] = []
@@ -117,7 +125,8 @@ class Loader:
         return batches
 
     def _batches(self) -> Iterator[Batch]:
-        workers = self.config.workers
+        workers, index = self.config.workers, self.builder.index
+        self.builder.reader.length = run_length(self.order, index.mean_bytes, self.batch, self.world_size, workers)
         loader = DataLoader(
             BatchDataset(self.builder),
             sampler=IteratorSampler(self.requests(self.position)),
@@ -155,9 +164,19 @@ class Loader:
                 f"{report.bad_samples[-1]}; the shards were changed during the run: restore them, then repeat the "
                 "command to resume"
             )
+        self._check_bad_share()
         for number, line in enumerate(report.bad_samples, n_bad + 1):
             if number <= MAX_LOGGED or number & (number - 1) == 0:
                 logger.warning("bad sample %d, replaced: %s", number, line)
+
+    def _check_bad_share(self) -> None:
+        n_read, limit = self.counts["samples"] + self.n_bad, self.config.max_bad_share
+        if self.n_bad >= MIN_BAD and self.n_bad > limit * n_read:
+            reasons = ", ".join(f"{n} {name[4:]}" for name, n in self.counts.most_common() if name.startswith("bad/"))
+            raise UserError(
+                f"{KEY}: {self.n_bad} of the {n_read} samples that this process has read are bad ({reasons}), more than "
+                f"data.max_bad_share={limit}; fix or remove the shards that the log names, or raise data.max_bad_share"
+            )
 
     @property
     def n_bad(self) -> int:
@@ -170,25 +189,44 @@ class Loader:
         return {"place": self.position, "data": self.fingerprint, "counts": dict(self.counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from the position in `state` without reading earlier samples. Raises UserError if the data differ."""
-        if state["data"] != self.fingerprint:
+        """Resume from the position in `state` without reading earlier samples, in the order in which the run began.
+
+        Raises UserError if the data differ.
+        """
+        prefix = self.fingerprint.removesuffix(self.order.name)
+        order = order_of(state["data"].removeprefix(prefix), self.builder.index.counts, self.config.seed)
+        if order is None:
             raise UserError(
                 f"{KEY}: the checkpoint belongs to different data ({state['data']}, not {self.fingerprint}); "
-                f"use the same shards, data.seed and data.shuffle_buffer as the checkpoint"
+                f"use the same shards and data.seed as the checkpoint"
             )
+        if order.name != self.order.name:
+            kind = "data.order=blocks" if isinstance(order, BlockOrder) else f"data.order=window, {order.name} samples"
+            logger.warning("the run began with %s (%s), and keeps this order", kind, state["data"])
+            self.order = order
         self.close()
         self.position = int(state["place"])
         self.counts = Counter(state["counts"])
 
     @property
     def fingerprint(self) -> str:
-        """Identifier of the sample order: hash of the index, seed, and size of the shuffle buffer."""
-        return f"{self.builder.index.fingerprint}-{self.config.seed}-{self.config.shuffle_buffer}"
+        """Identifier of the sample order: hash of the index, seed, and name of the order."""
+        return f"{self.builder.index.fingerprint}-{self.config.seed}-{self.order.name}"
 
     def close(self) -> None:
         """Stop the loader processes."""
         while self.iterators:
             self.iterators.pop().close()  # type: ignore[attr-defined]
+
+
+def check_damaged_shards(index: Index, limit: float) -> None:
+    """Raise UserError if a larger share than `limit` of the shards is damaged."""
+    damaged = index.damaged
+    if len(damaged) > limit * len(index.shards):
+        raise UserError(
+            f"{len(damaged)} of the {len(index.shards)} shards are damaged, more than data.max_bad_share={limit}, among "
+            f"them {damaged[0].url}: {damaged[0].problem}; create or download them again, or raise data.max_bad_share"
+        )
 
 
 class IteratorSampler:

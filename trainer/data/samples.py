@@ -12,7 +12,7 @@ from typing import Any, Literal
 from common.images import ImageRejected
 from common.tar import TarError
 from trainer.data.crops import EncodedImage, Region
-from trainer.data.index import sample_members
+from trainer.data.headers import sample_members
 from trainer.text.syntax import Word
 
 Reason = Literal[

@@ -5,8 +5,9 @@ import mmap
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from fsspec import AbstractFileSystem
@@ -17,7 +18,7 @@ from common.shards import is_local, read_errors_explained
 
 logger = logging.getLogger(__name__)
 
-MAX_OPEN_FILES: Final = 64  # per process; more than the shards that shuffling usually mixes
+MAX_OPEN_FILES: Final = 384  # per process, with room for its other files below 512
 MAX_ATTEMPTS: Final = 4  # for each read from a remote store, with pauses of 1, 2 and 4 seconds
 
 
@@ -27,18 +28,6 @@ class ByteRange(NamedTuple):
     path: str  # path or URL
     start: int
     end: int
-
-
-def shard_version(url: str) -> str:
-    """Return a string that changes when the shard does: its size, and its modification time and ETag if available.
-
-    Raises UserError if the shard cannot be read.
-    """
-    fs, path = remote.open_store(url)
-    with read_errors_explained(url):
-        info = fs.info(path)
-    fields = ("size", "mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "created")
-    return " ".join(str(info[name]) for name in fields if info.get(name) is not None)
 
 
 class ShardFile:
@@ -80,18 +69,26 @@ class ShardFile:
 class ByteRangeReader:
     """Reads many byte ranges at once: local files stay open, and requests to a remote store run concurrently."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Create a reader of shards; `sizes` are those in bytes of the local ones when they were indexed, by path."""
+        self.sizes = dict(sizes)
         self.open_files: OrderedDict[str, int] = OrderedDict()  # path -> descriptor, least recently used first
+        self.versions: dict[str, tuple[int, int]] = {}  # path -> size and modification time when it was first opened
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each range. Raises UserError if a shard cannot be read or is shorter than a range."""
+        """Return the bytes of each range.
+
+        Raises UserError if a shard cannot be read, has changed since it was indexed or first read, or is too short.
+        """
         data: list[bytes] = [b""] * len(ranges)
         remote_ranges: dict[AbstractFileSystem, list[tuple[int, ByteRange]]] = {}
         stores: dict[str, tuple[AbstractFileSystem, str]] = {}
         for index, (url, start, end) in enumerate(ranges):
             if "://" not in url:
                 with read_errors_explained(url):
-                    data[index] = os.pread(self._descriptor(url), end - start, start)
+                    descriptor = self._descriptor(url)
+                    self._check_unchanged(url, descriptor)
+                    data[index] = os.pread(descriptor, end - start, start)
                 if len(data[index]) < end - start:
                     raise UserError(
                         f"{url} has become shorter during the run: it ends before byte {end}; restore it, then repeat "
@@ -117,6 +114,18 @@ class ByteRangeReader:
         self.open_files[path] = os.open(path, os.O_RDONLY)
         return self.open_files[path]
 
+    def _check_unchanged(self, path: str, descriptor: int) -> None:
+        facts = os.fstat(descriptor)
+        present = facts.st_size, facts.st_mtime_ns
+        before = self.versions.setdefault(path, (self.sizes.get(path, present[0]), present[1]))
+        if present[0] < before[0]:
+            raise UserError(
+                f"{path} has become shorter during the run: it has {present[0]} bytes, not {before[0]}; restore it, "
+                "then repeat the command to resume"
+            )
+        if present != before:
+            raise UserError(f"{path} was replaced during the run; restore it, then repeat the command to resume")
+
     def close(self) -> None:
         """Close all files. The next `read` opens them again."""
         while self.open_files:
@@ -124,7 +133,7 @@ class ByteRangeReader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the open files, since descriptors are valid only in one process."""
-        return {"open_files": OrderedDict()}
+        return {**vars(self), "open_files": OrderedDict()}
 
 
 def read_remote_ranges(fs: AbstractFileSystem, ranges: Sequence[ByteRange]) -> list[bytes]:

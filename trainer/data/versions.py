@@ -6,26 +6,20 @@ time: it counts as the same if its bytes still have that SHA-256.
 """
 
 import hashlib
-import json
 import logging
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-from fsspec import AbstractFileSystem
+from typing import Final, NamedTuple
 
 from common.errors import UserError
 from common.json_file import read_object, write_object
-from common.remote import map_concurrently, open_file, open_store, store_errors
+from common.remote import open_file
 from common.shards import read_errors_explained
-from schemas.files import MANIFEST_FOLDER
+from trainer.data.listing import list_facts
 
 logger = logging.getLogger(__name__)
 
 VERSIONS_FILE: Final = "shards.json"
-ETAGS: Final = ("ETag", "etag", "md5Hash")
-TIMES: Final = ("mtime", "LastModified", "last_modified", "updated", "created")
 SHOWN: Final = 3
 BLOCK_BYTES: Final = 1 << 20
 
@@ -40,39 +34,11 @@ class ShardVersion(NamedTuple):
 
 
 def shard_versions(urls: Sequence[str]) -> list[ShardVersion]:
-    """Return the versions of shards: one listing per folder, and one read per manifest.
-
-    Raises UserError if a shard is missing or a store cannot be read.
-    """
-    listings: dict[str, dict[str, dict[str, Any]]] = {}
-    manifests: dict[str, set[str]] = {}
-    for folder in dict.fromkeys(url.rpartition("/")[0] for url in urls):
-        fs, path = open_store(folder or ".")
-        with read_errors_explained(folder):
-            listings[folder] = {_base(info["name"]): info for info in fs.ls(path, detail=True)}
-            manifests[folder] = _names(fs, f"{path.rpartition('/')[0]}/{MANIFEST_FOLDER}")
-    return list(map_concurrently(partial(_version, listings=listings, manifests=manifests), urls))
-
-
-def _version(url: str, listings: dict[str, dict[str, dict[str, Any]]], manifests: dict[str, set[str]]) -> ShardVersion:
-    folder, _, name = url.rpartition("/")
-    info = listings[folder].get(name)
-    if info is None:
-        raise UserError(f"{url} does not exist any more; restore it, then repeat the command")
-    modified = next((str(info[key]) for key in (*ETAGS, *TIMES) if info.get(key) is not None), "")
-    manifest = f"{name.rpartition('.')[0]}.json"
-    sha256 = _manifest_sha256(folder, name, manifest) if manifest in manifests[folder] else ""
-    return ShardVersion(name, int(info["size"]), modified, sha256)
-
-
-def _manifest_sha256(folder: str, name: str, manifest: str) -> str:
-    """The SHA-256 of a shard in its manifest, empty if the manifest does not have it."""
-    root, _, kind = folder.rpartition("/")
-    try:
-        with open_file(f"{root}/{MANIFEST_FOLDER}/{manifest}") as file:
-            return str(json.load(file)["files"][f"{kind}/{name}"]["sha256"])
-    except store_errors(ValueError, KeyError, TypeError):
-        return ""
+    """Return the versions of shards. Raises UserError if a shard is missing or a store cannot be read."""
+    return [
+        ShardVersion(facts.name, facts.size, facts.modified, facts.recorded["sha256"] if facts.recorded else "")
+        for facts in list_facts(urls)
+    ]
 
 
 def altered_shards(before: Sequence[ShardVersion], now: Sequence[ShardVersion], urls: Sequence[str]) -> list[str]:
@@ -124,11 +90,3 @@ def _sha256(url: str) -> str:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _names(fs: AbstractFileSystem, folder: str) -> set[str]:
-    return {_base(str(name)) for name in fs.ls(folder, detail=False)} if fs.isdir(folder) else set()
-
-
-def _base(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2]

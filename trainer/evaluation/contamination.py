@@ -28,7 +28,8 @@ from common.errors import prefixed
 from common.images import ImageRejected, decode
 from common.shards import list_shards
 from trainer.data.crops import LIMITS
-from trainer.data.index import Index, build_index
+from trainer.data.index import Index
+from trainer.data.indexing import build_index
 from trainer.data.samples import BadSample, SampleFiles
 from trainer.data.shards import ByteRangeReader
 from trainer.evaluation.pictures import read_content
@@ -93,8 +94,8 @@ def training_fingerprints(shards: str, folder: Path, workers: int = 4) -> NDArra
     Samples that cannot be read are skipped and logged. Raises UserError if there are no samples.
     """
     with prefixed("train_shards: "):
-        index = build_index(list_shards(shards), "", workers=0)
-    sizes = repr([(shard.url, int(shard.bounds[-1]), len(shard)) for shard in index.shards])
+        index = build_index(list_shards(shards))
+    sizes = repr([(shard.url, shard.n_bytes, len(shard)) for shard in index.shards])
     path = folder / f"training-{hashlib.sha256(sizes.encode()).hexdigest()[:16]}.npy"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from common.images import ImageRejected
 from common.shards import list_shards
 from trainer.data.config import Layout
 from trainer.data.crops import Crop, EncodedImage, Region, draw_crop
-from trainer.data.index import build_index
+from trainer.data.indexing import build_index
 from trainer.data.layouts import read_sample
 from trainer.data.probe import probe
 from trainer.data.samples import BadSample, Box, Sample, open_image, sample_key
@@ -59,7 +59,7 @@ class HeldOutShards:
 
     def __init__(self, shards: str) -> None:
         with prefixed("shards: "):
-            self.index = build_index(list_shards(shards), "", workers=0)
+            self.index = build_index(list_shards(shards))
             self.layout = probe(self.index, "auto", NO_NEEDS)
 
     def read_part(self, numbers: Sequence[int], size_px: int) -> HeldOut:

@@ -16,7 +16,7 @@ from pipeline.read.types import ShardPlan
 from pipeline.resume.plan import Work, plan_work
 from pipeline.write.stage import write_shard
 from pipeline.write.store import Store
-from schemas.files import FILES, MANIFEST_FOLDER
+from schemas.files import FILES, INDEX_FOLDER, MANIFEST_FOLDER
 from schemas.manifest import Provenance
 from schemas.rows import SCORED
 
@@ -75,7 +75,7 @@ def overwriting(config: PipelineConfig) -> PipelineConfig:
 
 def digests(output: Path) -> dict[str, str]:
     """SHA-256 of the shards and manifests."""
-    folders = (*FILES, MANIFEST_FOLDER)
+    folders = (*FILES, INDEX_FOLDER, MANIFEST_FOLDER)
     files = [path for folder in folders for path in sorted((output / folder).glob("*"))]
     return {str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 

@@ -191,7 +191,7 @@ def test_equal_history_gives_equal_bytes(config: PipelineConfig, folder: Path, t
     write_rows(folder / "0.jsonl", "0", 1)
     run(config)
     run(other)
-    assert len(digests(tmp_path / "other")) == 7 * 5
+    assert len(digests(tmp_path / "other")) == 7 * 6
     assert digests(tmp_path / "other") == digests(Path(config.output))
 
 

@@ -21,7 +21,7 @@ from pipeline.write.temporary import remove_abandoned, temporary_name
 from tests.pipeline.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table
 
 ALL_FORMATS = WriteConfig()
-FILES = {"train/00001.tar", "grit/00001.tar", "grit/00001.parquet", "arrow/00001.arrow"}
+FILES = {"train/00001.tar", "grit/00001.tar", "grit/00001.parquet", "arrow/00001.arrow", "_index/00001.arrow"}
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -38,7 +38,7 @@ def test_manifest_has_the_hash_of_every_file_and_the_counts_add_up(tmp_path: Pat
         assert facts["bytes"] == len(found[name])
         assert facts["sha256"] == hashlib.sha256(found[name]).hexdigest()
     assert manifest["counts"] == {"read": 4, "kept": 3, "dropped": {"download": {"http_error": 1}}}
-    assert [manifest["files"][name]["rows"] for name in sorted(FILES)] == [4, 4, 3, 3]
+    assert [manifest["files"][name]["rows"] for name in sorted(FILES)] == [6, 4, 4, 3, 3]
     assert (manifest["boxes"], manifest["phrases"]) == (12, 12)
     assert manifest["formats"] == ["arrow", "grit", "train"]
 

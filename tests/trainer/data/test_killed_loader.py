@@ -1,9 +1,11 @@
 """A loader process that is killed, at whatever moment, ends in one line with the fix."""
 
+import multiprocessing
 import os
 import signal
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from common.errors import UserError
+from tests.trainer.data.samples import train_files, write_tar
+from tests.trainer.small_run import run
+from trainer import loop
 from trainer.data.loader import next_result, preserve_sigchld_handler
 
 
@@ -58,3 +63,31 @@ def test_a_process_that_dies_while_sending_is_a_user_error(error: Exception) -> 
         next_result(Gone(error))  # type: ignore[arg-type]
     with pytest.raises(type(error)):
         next_result(Gone(error, alive=True))  # type: ignore[arg-type]
+
+
+def test_a_run_whose_loader_process_is_killed_ends_with_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    update, others = loop.update, set(multiprocessing.active_children())
+
+    def kill_then_update(*arguments: Any, **named: Any) -> dict[str, float]:
+        for process in set(multiprocessing.active_children()) - others:
+            os.kill(process.pid or 0, signal.SIGKILL)
+        return update(*arguments, **named)
+
+    monkeypatch.setattr(loop, "update", kill_then_update)
+    assert run(tmp_path / "run", "data.workers=1", "steps=50") == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "loader process" in line]
+    assert "a loader process was killed" in line
+    assert "repeat the command to resume" in line
+
+
+def test_a_run_that_reads_too_many_bad_samples_ends_with_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = [(f"{n}", train_files(n)) for n in range(40)]
+    for _, files in samples[::3]:
+        files["child.jpg"] = b"no image"
+    write_tar(tmp_path / "bad" / "00000.tar", samples)
+    assert run(tmp_path / "run", f"shards={tmp_path / 'bad'}", "data.workers=1", "steps=50") == 2
+    assert "undecodable_image), more than data.max_bad_share=0.1" in capsys.readouterr().err

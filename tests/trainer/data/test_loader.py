@@ -84,7 +84,7 @@ def test_samples_before_the_position_are_not_read(shards: Path, monkeypatch: pyt
     built = []
     build = resumed.builder.build
     monkeypatch.setattr(
-        resumed.builder, "build", lambda position, samples: built.append(position) or build(position, samples)
+        resumed.builder, "build", lambda position, draw: built.append(position) or build(position, draw)
     )
     take(resumed, 2)
     assert built == [20000, 20004]
@@ -123,7 +123,7 @@ def test_crop_and_box_are_drawn_again_in_each_epoch(tmp_path: Path) -> None:
 def test_all_boxes_are_returned_with_their_owners(tmp_path: Path) -> None:
     samples = [(f"{n}", train_files(n, n_boxes=n)) for n in (1, 2, 3)]
     write_tar(tmp_path / "0.tar", samples)
-    (batch,) = take(small_loader(tmp_path, batch=3, boxes="all", shuffle_buffer=0), 1)
+    (batch,) = take(small_loader(tmp_path, batch=3, boxes="all", order="window", shuffle_buffer=0), 1)
     assert batch.box_owner is not None
     assert batch.box_images is not None
     assert batch.box_owner.tolist() == [0, 1, 1, 2, 2, 2]

@@ -51,10 +51,33 @@ def test_log_of_many_bad_samples_is_short(tmp_path: Path, caplog: pytest.LogCapt
     for _, files in samples[4:]:
         files["child.txt"] = b""
     write_tar(tmp_path / "0.tar", samples)
-    source = small_loader(tmp_path, batch=1)
-    take(source, 30)
+    source = small_loader(tmp_path, batch=1, max_bad_share=1.0)
+    take(source, 40)
     assert source.n_bad > 100
     assert len(caplog.records) < 20
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_more_bad_samples_than_the_stated_share_stop_the_run_with_their_reasons(tmp_path: Path, workers: int) -> None:
+    samples = [(f"{n}", train_files(n)) for n in range(40)]
+    for _, files in samples[5::5]:
+        files["child.txt"] = b""
+    write_tar(tmp_path / "0.tar", samples)
+    with pytest.raises(
+        UserError, match=r"64 of the \d+ samples .*64 no_caption.* data\.max_bad_share=0\.1; fix"
+    ) as error:
+        take(small_loader(tmp_path, workers=workers), 200)
+    assert "\n" not in str(error.value)
+    assert small_loader(tmp_path, max_bad_share=0.4).n_bad == 0
+    take(small_loader(tmp_path, max_bad_share=0.4), 200)
+
+
+def test_more_damaged_shards_than_the_stated_share_stop_the_run_at_its_start(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, [3, 3, 3])
+    (tmp_path / "00001.tar").write_bytes((tmp_path / "00001.tar").read_bytes()[:9000])
+    with pytest.raises(UserError, match=r"1 of the 3 shards are damaged.*00001\.tar: truncated .*download them again"):
+        small_loader(shards)
+    assert small_loader(shards, max_bad_share=0.5).counts["damaged_shards"] == 1
 
 
 @pytest.mark.parametrize(

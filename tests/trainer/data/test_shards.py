@@ -9,8 +9,8 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from common.errors import UserError
 from common.shards import list_shards
 from tests.trainer.data.samples import write_shards
-from trainer.data.index import index_shard
-from trainer.data.shards import MAX_ATTEMPTS, ByteRange, ByteRangeReader, shard_version
+from trainer.data.headers import index_shard
+from trainer.data.shards import MAX_ATTEMPTS, ByteRange, ByteRangeReader
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -67,13 +67,6 @@ def test_missing_shards_raise_a_user_error(shards: str, message: str) -> None:
         list_shards(shards)
 
 
-def test_version_changes_with_the_shard(tmp_path: Path) -> None:
-    path = write_shards(tmp_path, [1]) / "00000.tar"
-    before = shard_version(str(path))
-    path.write_bytes(path.read_bytes() + bytes(512))
-    assert shard_version(str(path)) != before
-
-
 def test_least_recently_used_files_are_closed_at_the_limit_of_open_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +114,7 @@ def test_indexing_retries_after_a_lost_connection(monkeypatch: pytest.MonkeyPatc
     url = "memory://unreliable/00000.tar"
     fsspec.filesystem("memory").pipe("/unreliable/00000.tar", local.read_bytes())
     failing(monkeypatch, MemoryFile, "read", MAX_ATTEMPTS - 1)
-    assert index_shard(url).bounds.tolist() == index_shard(str(local)).bounds.tolist()
+    assert index_shard(url).starts.tolist() == index_shard(str(local)).starts.tolist()
     failing(monkeypatch, MemoryFile, "read", MAX_ATTEMPTS)
     with pytest.raises(UserError, match=r"unreliable/00000.tar cannot be read: connection lost"):
         index_shard(url)

@@ -1,0 +1,15 @@
+"""Read single members of train/ by their place in _index/: python docs/examples/read_index.py out/demo"""
+
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+
+for path in sorted(Path(sys.argv[1], "_index").glob("*.arrow")):
+    for sample in pa.ipc.open_file(pa.memory_map(str(path))).read_all().to_pylist():
+        if sample["format"] != "train":
+            continue
+        with Path(sys.argv[1], "train", f"{path.stem}.tar").open("rb") as tar:
+            places = {member["name"]: member for member in sample["members"]}
+            tar.seek(places["child.txt"]["offset"])
+            print(sample["key"], tar.read(places["child.txt"]["size"]).decode(), f"{len(places)} members")

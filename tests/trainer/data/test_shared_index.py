@@ -1,0 +1,75 @@
+"""One rank indexes the shards of a run, and the others receive the index."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.errors import UserError
+from common.shards import list_shards
+from tests.trainer.data.samples import write_shards
+from trainer.data import indexing, shared_index
+from trainer.data.headers import index_shard
+from trainer.data.index import ShardIndex
+from trainer.data.indexing import build_index
+from trainer.data.shared_index import build_shared_index
+from trainer.distributed.process import process_group
+
+TIMEOUT_S = 2.0
+
+
+def one_of_three(rank: int, folder: str, port: int, delay_s: float) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    opened: list[str] = []
+
+    def slow_scan(url: str) -> ShardIndex:
+        opened.append(url)
+        time.sleep(delay_s)
+        return index_shard(url)
+
+    indexing.index_shard, shared_index.BEAT_S = slow_scan, 0.1  # type: ignore[assignment]
+    with process_group("cpu", TIMEOUT_S):
+        try:
+            index = build_shared_index(list_shards(folder), "", None)
+            found = [[index.byte_range(sample) for sample in range(index.n_samples)], index.fingerprint]
+            problems = [shard.problem for shard in index.shards]
+            result = {"found": found, "problems": problems, "opened": len(opened)}
+        except UserError as error:
+            result = {"error": str(error)}
+        Path(folder, f"{rank}.json").write_text(json.dumps(result))
+
+
+def run(folder: Path, port: int, delay_s: float) -> Iterator[dict[str, object]]:
+    torch.multiprocessing.start_processes(
+        one_of_three, args=(str(folder), port, delay_s), nprocs=3, start_method="fork"
+    )
+    for rank in range(3):
+        yield json.loads((folder / f"{rank}.json").read_text())
+
+
+def test_one_rank_reads_the_headers_and_the_others_wait_beyond_the_time_limit(tmp_path: Path, free_port: int) -> None:
+    folder = write_shards(tmp_path, [2, 0, 3, 1, 1, 1])
+    (folder / "00002.tar").write_bytes((folder / "00002.tar").read_bytes()[:9000])
+    index = build_index(list_shards(str(folder)))
+    expected = json.loads(json.dumps([[index.byte_range(n) for n in range(index.n_samples)], index.fingerprint]))
+    started = time.monotonic()
+    ranks = list(run(folder, free_port, 0.6))
+    assert time.monotonic() - started > 6 * 0.6 > TIMEOUT_S
+    assert [rank["found"] for rank in ranks] == [expected] * 3
+    assert [rank["opened"] for rank in ranks] == [6, 0, 0]
+    assert all(rank["problems"] == ranks[0]["problems"] for rank in ranks)
+    assert "truncated" in str(ranks[2]["problems"])
+
+
+def test_all_ranks_end_with_the_error_of_the_one_that_indexes(tmp_path: Path, free_port: int) -> None:
+    (tmp_path / "00000.tar").write_bytes(b"no tar" * 200)
+    errors = [rank["error"] for rank in run(tmp_path, free_port, 0)]
+    assert len(set(errors)) == 1
+    with pytest.raises(UserError) as caught:
+        build_index([str(tmp_path / "00000.tar")])
+    assert errors[0] == str(caught.value)

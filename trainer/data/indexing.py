@@ -1,0 +1,128 @@
+"""Build the index of shards: read that of the pipeline, or find the samples from the headers once and cache them."""
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from common.errors import UserError
+from common.remote import map_concurrently
+from trainer.data.headers import index_shard
+from trainer.data.index import Index, ShardIndex
+from trainer.data.index_files import read_index
+from trainer.data.listing import ShardFacts, list_facts
+
+logger = logging.getLogger(__name__)
+
+VERSION: Final = 2  # format version of the files in the index folder
+MAX_WITHOUT_POOL: Final = 8  # shards; up to this number, a pool of processes takes longer to start than it saves
+MAX_PROCESSES: Final = 64
+MAX_LOGGED: Final = 5  # damaged shards that are logged by name
+
+
+def build_index(
+    urls: Sequence[str], folder: str = "", parallel: bool = False, needs: frozenset[str] | None = None
+) -> Index:
+    """Build the index of the shards `urls`. Raises UserError if no shard has a sample.
+
+    Shards with an index of the pipeline are not opened, and their ranges end with the last member that `needs` asks for
+    (None: all). Other shards are read once, with `parallel` by one process per CPU, and cached in `folder` unless that
+    is empty.
+    """
+    return finish_index(index_shards(urls, folder, parallel, needs))
+
+
+def finish_index(shards: Iterator[ShardIndex]) -> Index:
+    """Return the index of all shards, and log it. Raises UserError if no shard has a sample."""
+    started = time.monotonic()
+    index = Index(list(shards))
+    if not index.n_samples:
+        reasons = "; ".join(f"{shard.url}: {shard.problem or 'no samples'}" for shard in index.shards[:MAX_LOGGED])
+        raise UserError(f"no sample in {len(index.shards)} shards: {reasons}; create or download them again")
+    log_damaged_shards(index)
+    seconds = time.monotonic() - started
+    logger.info("%d samples in %d shards, indexed in %.1f s", index.n_samples, len(index.shards), seconds)
+    return index
+
+
+def log_damaged_shards(index: Index) -> None:
+    """Log the damaged shards: the first few by name, then the number of the others."""
+    for shard in index.damaged[:MAX_LOGGED]:
+        logger.warning(
+            "%s: %s; the %d samples before the damage are used; create or download the shard again",
+            shard.url,
+            shard.problem,
+            len(shard),
+        )
+    if len(index.damaged) > MAX_LOGGED:
+        logger.warning("%d more shards are damaged", len(index.damaged) - MAX_LOGGED)
+
+
+def index_shards(
+    urls: Sequence[str], folder: str, parallel: bool, needs: frozenset[str] | None
+) -> Iterator[ShardIndex]:
+    """Yield the index of each shard, in order; see `build_index`."""
+    facts = list_facts(urls)
+    known = list(map_concurrently(partial(read_index, needs=needs), facts))
+    rest = [shard for shard, index in zip(facts, known, strict=True) if index is None]
+    scanned = scan_shards(rest, folder, parallel)
+    for index in known:
+        yield next(scanned) if index is None else index
+
+
+def scan_shards(facts: Sequence[ShardFacts], folder: str, parallel: bool) -> Iterator[ShardIndex]:
+    """Yield the index of each shard from its headers or the cache, computed by a pool of processes if that is faster."""
+    scan = partial(load_or_scan, folder=folder)
+    if parallel and len(facts) > MAX_WITHOUT_POOL:
+        n_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        with ProcessPoolExecutor(min(n_cpus, MAX_PROCESSES)) as pool:
+            yield from pool.map(scan, facts)
+    else:
+        yield from map(scan, facts)
+
+
+def default_folder() -> str:
+    """Return the folder of cached indexes of this user: hypergrit/index in $XDG_CACHE_HOME, else in ~/.cache."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "hypergrit", "index")
+
+
+def load_or_scan(facts: ShardFacts, folder: str) -> ShardIndex:
+    """Load the index of the shard's present version from `folder`, or scan the shard and save the result there."""
+    if not folder:
+        return index_shard(facts.url)
+    digest = hashlib.sha256(f"{VERSION}\n{facts.url}\n{facts.size}\n{facts.modified}".encode()).hexdigest()
+    path = Path(folder, f"{digest[:32]}.npz")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return ShardIndex(facts.url, int(file["n_bytes"]), file["starts"], file["sizes"], str(file["problem"]))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        shard = index_shard(facts.url)
+        if facts.modified:
+            save_shard_index(shard, path)
+        return shard
+
+
+def save_shard_index(shard: ShardIndex, path: Path) -> None:
+    """Write the index of a shard atomically, since several runs may write the same file. A failure is only logged."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+            np.savez(
+                file,
+                n_bytes=np.array(shard.n_bytes),
+                starts=shard.starts,
+                sizes=shard.sizes,
+                problem=np.array(shard.problem),
+            )
+        os.replace(file.name, path)
+    except OSError as error:
+        logger.warning("data.index_folder: %s cannot be written (%s); the index is kept in memory", path, error)

@@ -1,0 +1,97 @@
+"""Facts about shards that are known without opening them: their sizes, versions and manifests."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from fsspec import AbstractFileSystem
+
+from common.errors import UserError
+from common.remote import map_concurrently, open_file, open_store, store_errors
+from common.shards import read_errors_explained
+from schemas.files import MANIFEST_FOLDER
+from schemas.manifest import FileFacts
+
+ETAGS: Final = ("ETag", "etag", "md5Hash")
+TIMES: Final = ("mtime", "LastModified", "last_modified", "updated", "created")
+
+
+class ShardFacts(NamedTuple):
+    """A shard, and the files of its manifest."""
+
+    url: str
+    size: int
+    modified: str  # ETag, else modification time, else empty
+    files: Mapping[str, FileFacts]  # path relative to the output -> size and content; empty without a manifest
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    @property
+    def path(self) -> str:
+        """The path of the shard relative to its output, such as train/00000.tar."""
+        return f"{self.url.rpartition('/')[0].rpartition('/')[2]}/{self.name}"
+
+    @property
+    def root(self) -> str:
+        """The output of the shard: a folder or a URL."""
+        return self.url.rpartition("/")[0].rpartition("/")[0]
+
+    @property
+    def recorded(self) -> FileFacts | None:
+        """Size and hash of the shard in its manifest."""
+        return self.files.get(self.path)
+
+
+def list_facts(urls: Sequence[str]) -> list[ShardFacts]:
+    """Return the facts of shards: one listing per folder where the store has listings, and one read per manifest.
+
+    Raises UserError if a shard is missing or a store cannot be read.
+    """
+    listings: dict[str, dict[str, dict[str, Any]]] = {}
+    manifests: dict[str, set[str]] = {}
+    for folder in dict.fromkeys(url.rpartition("/")[0] for url in urls):
+        fs, path = open_store(folder or ".")
+        try:
+            listings[folder] = {_base(info["name"]): info for info in fs.ls(path, detail=True)}
+            manifests[folder] = _names(fs, f"{path.rpartition('/')[0]}/{MANIFEST_FOLDER}")
+        except store_errors(ValueError):  # HTTP servers list nothing; other causes have their message for each shard
+            listings[folder], manifests[folder] = {}, set()
+    return list(map_concurrently(partial(_facts, listings=listings, manifests=manifests), urls))
+
+
+def _facts(url: str, listings: dict[str, dict[str, dict[str, Any]]], manifests: dict[str, set[str]]) -> ShardFacts:
+    folder, _, name = url.rpartition("/")
+    info = listings[folder].get(name) or _info(url)
+    modified = next((str(info[key]) for key in (*ETAGS, *TIMES) if info.get(key) is not None), "")
+    manifest = f"{name.rpartition('.')[0]}.json"
+    files = _manifest_files(folder, manifest) if manifest in manifests[folder] else {}
+    return ShardFacts(url, int(info.get("size") or 0), modified, files)
+
+
+def _info(url: str) -> dict[str, Any]:
+    fs, path = open_store(url)
+    with read_errors_explained(url):
+        try:
+            return dict(fs.info(path))
+        except FileNotFoundError:
+            raise UserError(f"{url} does not exist any more; restore it, then repeat the command") from None
+
+
+def _manifest_files(folder: str, manifest: str) -> Mapping[str, FileFacts]:
+    """The files of a manifest; empty if it is damaged."""
+    try:
+        with open_file(f"{folder.rpartition('/')[0]}/{MANIFEST_FOLDER}/{manifest}") as file:
+            return {str(name): facts for name, facts in dict(json.load(file)["files"]).items() if "sha256" in facts}
+    except store_errors(ValueError, KeyError, TypeError):
+        return {}
+
+
+def _names(fs: AbstractFileSystem, folder: str) -> set[str]:
+    return {_base(str(name)) for name in fs.ls(folder, detail=False)} if fs.isdir(folder) else set()
+
+
+def _base(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
