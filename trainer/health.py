@@ -113,14 +113,14 @@ def few_sources(loader: Loader, batch_size: int) -> Iterator[Problem]:
             "sources",
             f"the {batch_size} pairs of this batch come from {found} shards, independent draws would come from "
             f"{expected:.0f}: if each shard has one subject, such as a subreddit, negatives are too similar. Shuffle "
-            "the samples over the shards, or mix more shards (data.shuffle_buffer)",
+            "the samples over the shards, or draw them from all shards (data.order=blocks)",
         )
 
 
 def sources(loader: Loader, batch_size: int) -> tuple[int, float]:
     """The number of shards in the last global batch, and its expectation for independent draws from all samples."""
     index = loader.builder.index
-    samples = loader.order.take(max(0, loader.position - batch_size), batch_size)
+    samples = loader.order.take(max(0, loader.position - batch_size), batch_size).samples
     shares = np.array(index.counts) / index.n_samples
     expected = float((1 - (1 - shares) ** batch_size).sum())
     return len(np.unique(np.searchsorted(index.ends, samples, side="right"))), expected
