@@ -64,12 +64,14 @@ def test_a_loss_term_without_gradient_is_reported(tmp_path: Path, caplog: pytest
     assert "loss/entailment/text_image is zero and has no gradient" in found
 
 
-@pytest.mark.parametrize(("buffer", "is_reported"), [(1, True), (4000, False)])
+@pytest.mark.parametrize(
+    ("order", "is_reported"), [(["data.order=window", "data.shuffle_buffer=1"], True), (["data.order=blocks"], False)]
+)
 def test_a_batch_of_few_shards_is_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, buffer: int, is_reported: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, order: list[str], is_reported: bool
 ) -> None:
     write_shards(tmp_path / "many", [16] * 20, small_sample)
-    found = small_run(tmp_path / "run", f"shards={tmp_path / 'many'}", f"data.shuffle_buffer={buffer}", "steps=60")
+    found = small_run(tmp_path / "run", f"shards={tmp_path / 'many'}", *order, "steps=60")
     health, messages = Health(found), []
     for number, _ in zip(range(2, 3 + PATIENCE), found.loader, strict=False):
         messages += health.check(number, {})
