@@ -5,14 +5,25 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 from common.cli import print_exception, set_up_logging
 from common.errors import UserError
 
+LOCAL: Final = ("file://", "local://")
+"""Protocols of local paths in fsspec; what follows may be a relative path."""
+
 
 def absolute(path: str) -> str:
     """Make a local path absolute; strip the trailing slashes of a URL, which object stores treat as part of a name."""
-    return path.rstrip("/") if "://" in path else os.path.abspath(path)
+    local = without_protocol(path)
+    is_url = "://" in path and (path == local or os.path.isabs(local))
+    return path.rstrip("/") if is_url else os.path.abspath(local)
+
+
+def without_protocol(path: str) -> str:
+    """Return the path of a local URL; other URLs and paths as they are."""
+    return next((path.removeprefix(name) for name in LOCAL if path.startswith(name)), path)
 
 
 def check_output_is_absolute(output: str, instead: str) -> None:
@@ -20,7 +31,7 @@ def check_output_is_absolute(output: str, instead: str) -> None:
     if is_relative_in_ray_job(output):
         raise UserError(
             f"output={output} is relative, but a Ray job runs in a temporary copy of the working directory, so the "
-            f"output would be lost. Give {instead}, such as output=$PWD/{output}"
+            f"output would be lost. Give {instead}, such as output={made_absolute(output)}"
         )
 
 
@@ -33,14 +44,20 @@ def check_input_is_absolute(input: str) -> None:
     if is_relative_in_ray_job(input):
         raise UserError(
             f"input={input} is relative, but a Ray job runs in a temporary copy of the working directory. Give an "
-            f"absolute path that all machines can read, such as input=$PWD/{input}, or a URL"
+            f"absolute path that all machines can read, such as input={made_absolute(input)}, or a URL"
         )
 
 
 def is_relative_in_ray_job(path: str) -> bool:
     """Return True for a relative path, no URL, if this process was started by `ray job submit`."""
-    is_ray_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    is_ray_job, path = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ, without_protocol(path)
     return is_ray_job and "://" not in path and not os.path.isabs(path)
+
+
+def made_absolute(path: str) -> str:
+    """Return what to write in a shell in place of a relative path."""
+    path = without_protocol(path)
+    return path if path.startswith("~") else f"$PWD/{path}"
 
 
 def chdir_hook(folder: str) -> Callable[[], None]:

@@ -6,7 +6,8 @@ its lease is watched, and taken over if it is not renewed within `EXPIRY_S` of t
 differ, the watch lasts at least `WATCH_S`, in which a live holder renews it.
 
 A holder that was cut off, whose lease another job has taken over, learns of it at the next renewal or check and stops.
-The shards that its workers still finish do no harm: they are complete before they get a manifest.
+The shards that its workers still finish do no harm: a shard is committed by one process at a time
+(pipeline.write.commit).
 """
 
 import json

@@ -20,8 +20,11 @@ class InputFile(TypedDict):
         "in its place",
     ]
     footer: NotRequired[Annotated[str, "SHA-256 of the footer of a parquet file that is not hashed completely"]]
-    mtime_ns: NotRequired[Annotated[int, "time of modification of a local file; while it, `size` and `inode` are equal, "
-                                         "the file is not hashed again"]]  # fmt: skip
+    mtime_ns: NotRequired[Annotated[int, "time of modification of a local file; while it, `size`, `ctime_ns` and "
+                                         "`inode` are equal, the file is not hashed again"]]  # fmt: skip
+    ctime_ns: NotRequired[
+        Annotated[int, "time of the last change of a local file or its attributes, which cannot be set"]
+    ]
     inode: NotRequired[Annotated[int, "inode number of a local file"]]
     damage: NotRequired[Annotated[str, "the error at which the rows of a damaged file end"]]
     cuts: Annotated[list[list[int]], "[row, byte, line] at which a shard starts, and the end of the file"]

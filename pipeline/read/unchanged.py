@@ -1,6 +1,7 @@
 """Notice that an input file changed between planning and reading."""
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,13 +11,17 @@ from common.errors import UserError
 from common.remote import one_line, open_store, store_errors
 from pipeline.read.types import Piece
 
-VERSION_KEYS: Final = ("ETag", "etag", "md5Hash", "content_md5", "version_id", "last_modified", "LastModified", "mtime")
-"""Names that stores have for the version of an object, the best first."""
+VERSION_KEYS: Final = (
+    *("etag", "md5hash", "contentmd5", "digest", "versionid"),
+    *("lastmodified", "updated", "timemodified", "modified", "mtime"),
+)
+"""Names that stores and HTTP servers have for the version of an object, without punctuation, the best first."""
 
 
 def object_version(info: Mapping[str, Any]) -> str:
     """Return the ETag of an object, or the value that its store has in place of one; "" if it has neither."""
-    return next((str(info[key]).strip('"') for key in VERSION_KEYS if info.get(key)), "")
+    found = {re.sub(r"[^a-z0-9]", "", name.lower()): value for name, value in info.items()}
+    return next((str(found[key]).strip('"') for key in VERSION_KEYS if found.get(key)), "")
 
 
 def check_unchanged(piece: Piece) -> None:

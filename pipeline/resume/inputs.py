@@ -1,6 +1,7 @@
 """The identity of input files, by content."""
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -15,6 +16,8 @@ from pipeline.read.formats import format_of
 from pipeline.read.unchanged import object_version
 from schemas.job import InputFile
 
+logger = logging.getLogger("hypergrit")
+
 WHOLE_BYTES: Final = 10**9
 """Local files up to this size are hashed completely, larger ones by sampled blocks."""
 BLOCK_BYTES: Final = 1 << 20
@@ -24,7 +27,7 @@ N_BLOCKS: Final = 64
 def identify_files(files: Iterable[tuple[str, int]], known: Mapping[str, InputFile]) -> list[InputFile]:
     """Return the identity of each of `files`, pairs (path, size), with `cuts` left empty.
 
-    Files of `known` are not hashed again if their size, time of modification and inode, or their ETag are the same.
+    Files of `known` are not hashed again if their size, times of change and inode, or their ETag are the same.
     Raises UserError for a file that cannot be read.
     """
     return list(map_concurrently(partial(_identify, known=known), [path for path, _ in files]))
@@ -49,10 +52,11 @@ def _identify_local(path: str, known: InputFile | None) -> InputFile:
         "size": facts.st_size,
         "hash": "",
         "mtime_ns": facts.st_mtime_ns,
+        "ctime_ns": facts.st_ctime_ns,
         "inode": facts.st_ino,
         "cuts": [],
     }
-    if known and all(known.get(name) == found.get(name) for name in ("size", "mtime_ns", "inode")):
+    if known and all(known.get(name) == found.get(name) for name in ("size", "mtime_ns", "ctime_ns", "inode")):
         found["hash"] = known["hash"]
         return found | ({"footer": known["footer"]} if "footer" in known else {})
     with open(path, "rb") as file:
@@ -67,12 +71,12 @@ def _identify_local(path: str, known: InputFile | None) -> InputFile:
 
 def _identify_object(fs: AbstractFileSystem, path: str, name: str, known: InputFile | None) -> InputFile:
     info = fs.info(name)
-    found: InputFile = {
-        "path": path,
-        "size": int(info["size"] or 0),
-        "hash": f"etag:{object_version(info)}",
-        "cuts": [],
-    }
+    version = object_version(info)
+    if not version:
+        logger.warning(
+            "%s: its server names neither an ETag nor a date, so that only changes of size are noticed", path
+        )
+    found: InputFile = {"path": path, "size": int(info["size"] or 0), "hash": f"etag:{version}", "cuts": []}
     if format_of(path) == "parquet":
         if known and (known["size"], known["hash"]) == (found["size"], found["hash"]) and "footer" in known:
             found["footer"] = known["footer"]

@@ -10,6 +10,7 @@ import pyarrow as pa
 from common.config import without_passwords
 from pipeline.read.types import ShardPlan
 from pipeline.write.arrow import write_arrow
+from pipeline.write.commit import check_committed, exclusive
 from pipeline.write.config import WriteConfig
 from pipeline.write.counts import count_removed, count_rows, kept_rows
 from pipeline.write.grit import grit_columns, grit_sample, similarity_column, write_grit_parquet
@@ -95,15 +96,17 @@ def write_shard(
             "provenance": provenance,
             "runtime": dict(runtime),
         }
-        # Another attempt at this shard, on a machine that was believed dead, may have committed it in the meantime.
-        if (other := read_manifest(store, index)) and is_same(other, plan, [provenance]):
-            return other
-        staging.publish()
-        unused = [name for kind in sorted(FILES.keys() - set(config.formats)) for name in FILES[kind]]
-        store.remove(name.format(index) for name in [*unused, *([] if places else [INDEX_FILE])])
-        with staging.open(manifest_file, rows=len(rows)) as file:
-            file.write(json.dumps(manifest, sort_keys=True, ensure_ascii=False, indent=1).encode())
-        staging.publish()
+        with exclusive(store, index):
+            # Another attempt at this shard, on a machine that was believed dead, may have committed it meanwhile.
+            if (other := read_manifest(store, index)) and is_same(other, plan, [provenance]):
+                return other
+            staging.publish()
+            unused = [name for kind in sorted(FILES.keys() - set(config.formats)) for name in FILES[kind]]
+            store.remove(name.format(index) for name in [*unused, *([] if places else [INDEX_FILE])])
+            with staging.open(manifest_file, rows=len(rows)) as file:
+                file.write(json.dumps(manifest, sort_keys=True, ensure_ascii=False, indent=1).encode())
+            staging.publish()
+        check_committed(store, manifest)
     store.remove([FAILED_FILE.format(index)])
     return manifest
 

@@ -103,18 +103,22 @@ class Staging:
 
     def publish(self) -> None:
         """Rename or upload all staged files to their final names, in the order in which they were opened."""
-        for relative, path in self._staged.items():
-            final = self.store.path(relative)
-            with convert_disk_errors(final if self.store.is_local else path):
-                check_size(path, self.files[relative]["bytes"])
-            if not self.store.is_local:
-                self.store.upload(path, relative, self.files[relative])
-                os.remove(path)
-                continue
-            with convert_disk_errors(final):
-                os.replace(path, final)
-                sync(os.path.dirname(final))
+        for relative in self._staged:
+            self.publish_file(relative)
         self._staged.clear()
+
+    def publish_file(self, relative: str) -> None:
+        """Rename or upload one staged file to its final name."""
+        path, final = self._staged[relative], self.store.path(relative)
+        with convert_disk_errors(final if self.store.is_local else path):
+            check_size(path, self.files[relative]["bytes"])
+        if not self.store.is_local:
+            self.store.upload(path, relative, self.files[relative])
+            os.remove(path)
+            return
+        with convert_disk_errors(final):
+            os.replace(path, final)
+            sync(os.path.dirname(final))
 
 
 def check_size(path: str, n_bytes: int) -> None:

@@ -118,14 +118,14 @@ class Store:
             with self.convert_errors("write", relative):
                 self.make_folder(relative)
                 self.fs.put_file(path, self.path(relative), **metadata)
-                if self._has(relative, facts):
+                if self.has(relative, facts):
                     return
         raise UserError(
             f"cannot write {self.url(relative)}: the store accepted {UPLOADS} uploads, but the object is missing or "
             f"differs; {REMOTE_FIX}"
         )
 
-    def _has(self, relative: str, facts: FileFacts) -> bool:
+    def has(self, relative: str, facts: FileFacts) -> bool:
         """Return True if a remote file has this size, and on S3 this hash in its metadata."""
         try:
             if not is_s3(self.fs):

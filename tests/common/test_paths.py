@@ -13,6 +13,8 @@ def test_absolute_resolves_paths_and_strips_slashes_from_urls(monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     assert absolute("a/../b/") == str(tmp_path / "b")
     assert absolute("s3://bucket/b/") == "s3://bucket/b"
+    assert absolute("file:///data/b/") == "file:///data/b"
+    assert absolute("file://a/b") == absolute("local://a/b") == str(tmp_path / "a" / "b")
 
 
 def test_a_relative_output_is_refused_only_in_a_ray_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,6 +24,8 @@ def test_a_relative_output_is_refused_only_in_a_ray_job(monkeypatch: pytest.Monk
     check_output_is_absolute("s3://bucket/out", "an absolute path")
     with pytest.raises(UserError, match=r"output=out is relative.*Give an absolute path, such as output=\$PWD/out"):
         check_output_is_absolute("out", "an absolute path")
+    with pytest.raises(UserError, match=r"output=file://out is relative.*such as output=\$PWD/out"):
+        check_output_is_absolute("file://out", "an absolute path")
 
 
 def test_a_relative_input_is_refused_only_in_a_ray_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +35,11 @@ def test_a_relative_input_is_refused_only_in_a_ray_job(monkeypatch: pytest.Monke
     check_input_is_absolute("s3://bucket/pairs.parquet")
     with pytest.raises(UserError, match=r"input=a/b\.csv is relative, .* such as input=\$PWD/a/b\.csv, or a URL"):
         check_input_is_absolute("a/b.csv")
+    check_input_is_absolute("file:///data/b.csv")
+    with pytest.raises(UserError, match=r"input=local://a/b\.csv is relative, .* such as input=\$PWD/a/b\.csv"):
+        check_input_is_absolute("local://a/b.csv")
+    with pytest.raises(UserError, match=r"such as input=~/a, or a URL"):
+        check_input_is_absolute("~/a")
 
 
 def test_workers_change_to_the_folder_of_the_job_if_it_exists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.read.unchanged import object_version
 from pipeline.resume import inputs
 from pipeline.resume.inputs import identify_files
 
@@ -56,3 +58,28 @@ def test_the_footer_of_a_large_parquet_file_is_hashed(tmp_path: Path, large: Non
     rows["caption"][250] = "a dog"
     pq.write_table(pa.table(rows), path)
     assert identify(path)["footer"] != footer
+
+
+def test_edit_that_restores_size_and_time_of_modification_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("url,caption")
+    (known,), facts = identify_files([(str(path), 11)], {}), path.stat()
+    path.write_text("url,Caption")
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    (found,) = identify_files([(str(path), 11)], {str(path): known})
+    assert found["mtime_ns"] == known["mtime_ns"]
+    assert found["hash"] != known["hash"]
+
+
+@pytest.mark.parametrize(
+    ("info", "version"),
+    [
+        ({"Last-Modified": "Sun, 22 Nov 2026 10:00:00 GMT", "size": 3}, "Sun, 22 Nov 2026 10:00:00 GMT"),
+        ({"ETag": '"a"', "Last-Modified": "Sun, 22 Nov 2026 10:00:00 GMT"}, "a"),
+        ({"Content-MD5": "b", "size": 3}, "b"),
+        ({"md5Hash": "c", "updated": "2026"}, "c"),
+        ({"size": 3}, ""),
+    ],
+)
+def test_version_of_an_object_is_found_under_the_names_of_each_store(info: dict[str, Any], version: str) -> None:
+    assert object_version(info) == version

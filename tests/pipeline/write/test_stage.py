@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import fsspec
 import pytest
 
 from common.errors import UserError
+from pipeline.write import store as store_module
 from pipeline.write.config import WriteConfig
-from pipeline.write.stage import is_finished, write_shard
-from pipeline.write.staging import HashedFile
+from pipeline.write.stage import is_finished, read_manifest, write_shard
+from pipeline.write.staging import HashedFile, Staging
+from pipeline.write.store import Store
 from pipeline.write.temporary import remove_abandoned, temporary_name
 from tests.pipeline.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table
 
@@ -173,3 +176,48 @@ def test_object_store_has_the_same_bytes_and_its_manifest_is_uploaded_last(tmp_p
 def test_error_for_a_wrong_setting_names_it(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"formats is|jpeg_quality is"):
         WriteConfig(**wrong)
+
+
+@pytest.mark.parametrize("output", ["disk", "memory"])
+def test_two_attempts_at_a_shard_never_mix_their_files(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is paused between two files, while the second, with another result for a row, commits."""
+    folder = str(tmp_path / "out") if output == "disk" else f"memory://{tmp_path.name}"
+    monkeypatch.setattr(store_module, "is_s3", lambda fs: False)
+    reached, go_on = threading.Event(), threading.Event()
+    real = Staging.publish_file
+
+    def publish_file(self: Staging, relative: str) -> None:
+        if threading.current_thread().name == "first" and relative.startswith("arrow/"):
+            reached.set()
+            go_on.wait(20)
+        real(self, relative)
+
+    monkeypatch.setattr(Staging, "publish_file", publish_file)
+    errors: list[Exception] = []
+
+    def attempt(detail: str) -> None:
+        found = [*rows()[:-1], dropped_row(3) | {"detail": detail * 10}]
+        try:
+            write_shard(table(found), plan(), ALL_FORMATS, folder, PROVENANCE)
+        except OSError as error:
+            errors.append(error)
+
+    first = threading.Thread(target=attempt, args=("404",), name="first")
+    second = threading.Thread(target=attempt, args=("50",), name="second")
+    first.start()
+    assert reached.wait(20)
+    second.start()
+    second.join(2)
+    go_on.set()
+    first.join(20)
+    second.join(20)
+    store = Store(folder)
+    manifest = read_manifest(store, 1)
+    if manifest is None:
+        assert "another attempt" in str(errors[0])
+    else:
+        for name, facts in manifest["files"].items():
+            assert hashlib.sha256(store.read(name) or b"").hexdigest() == facts["sha256"]
+    assert (manifest is None) == (output == "memory")

@@ -1,0 +1,38 @@
+"""Commit a shard while no other process does: a worker that was believed dead may still write the same shard.
+
+- Local disk: files and manifest are published under a lock of the kernel, which the death of its holder releases.
+- Object stores have no locks: after the manifest, all files are checked, and the manifest is removed if one is another
+  attempt's. A process that dies between an upload and this check may leave another attempt's manifest with its file.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pipeline.write.store import Store
+from pipeline.write.swap import locked
+from pipeline.write.temporary import SUFFIX
+from schemas.files import MANIFEST_FILE
+from schemas.manifest import Manifest
+
+
+@contextmanager
+def exclusive(store: Store, index: int) -> Iterator[None]:
+    """Keep other processes from publishing files of this shard on a local disk; waits for one that does."""
+    if not store.is_local:
+        yield
+        return
+    name = f"{MANIFEST_FILE.format(index)}.lock{SUFFIX}"  # a killed holder's file is removed as a temporary file
+    with store.convert_errors("write", name):
+        store.make_folder(name)
+        with locked(store.path(name)):
+            yield
+
+
+def check_committed(store: Store, manifest: Manifest) -> None:
+    """Remove the manifest and raise OSError if a remote file of the shard is not the one that it describes."""
+    if store.is_local:
+        return
+    wrong = next((name for name, facts in manifest["files"].items() if not store.has(name, facts)), None)
+    if wrong is not None:
+        store.remove([MANIFEST_FILE.format(manifest["shard"])])
+        raise OSError(f"{store.url(wrong)} was replaced by another attempt at the same shard")
