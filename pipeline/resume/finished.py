@@ -9,7 +9,7 @@ from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.read.types import ShardPlan
 from pipeline.write.stage import is_same, read_manifest
 from pipeline.write.store import Store
-from schemas.files import FAILED_FILE, FAILED_FOLDER, FILES, MANIFEST_FOLDER
+from schemas.files import FAILED_FILE, FAILED_FOLDER, FILES, INDEX_FOLDER, MANIFEST_FOLDER
 from schemas.manifest import Provenance
 
 
@@ -39,7 +39,7 @@ class Listing:
 
 def list_output(store: Store) -> Listing:
     """List the files of all shards: one request per 1,000 files of an object store."""
-    folders = (*FILES, MANIFEST_FOLDER, FAILED_FOLDER)
+    folders = (*FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER)
     listings = map_concurrently(store.sizes, folders)
     pairs = zip(folders, listings, strict=True)
     return Listing({f"{folder}/{name}": size for folder, sizes in pairs for name, size in sizes.items()})
