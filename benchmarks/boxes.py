@@ -44,7 +44,9 @@ def main() -> None:
     stages = Setup.with_weights(options.weights).stages()
     results: dict[str, dict[str, Any]] = {world: {} for world in WORLDS}
     for (world, group), (min_precision, min_recall) in AIMS.items():
-        cases = [WORLDS[world](seed, style) for style in GROUPS[group] for seed in SEEDS[options.split][: options.scenes]]
+        cases = [
+            WORLDS[world](seed, style) for style in GROUPS[group] for seed in SEEDS[options.split][: options.scenes]
+        ]
         counts = [count(case, row) for case, row in zip(cases, run(cases, stages), strict=True)]
         results[world][group] = print_result(f"{world} world, {group} styles", counts)
         results[world][group]["ratio"] = round(

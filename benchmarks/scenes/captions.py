@@ -18,7 +18,17 @@ PREPOSITIONS = {
     "below": ("below", "underneath", "lower down than"),
     "beside": ("beside", "next to", "near", "by"),
 }
-LEADS = ("", "", "", "Photograph of ", "Here is ", "One can make out ", "A composition of ", "This shows ", "Pictured: ")
+LEADS = (
+    "",
+    "",
+    "",
+    "Photograph of ",
+    "Here is ",
+    "One can make out ",
+    "A composition of ",
+    "This shows ",
+    "Pictured: ",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +98,7 @@ def general_group(names: Sequence[str], rng: Random) -> Unit | None:
             others = {name for index, name in enumerate(names) if index not in members}
             if len(members) > 1 and plural in [p for _, p in general_words({names[i] for i in members}, others)]:
                 tags = frozenset({"hypernym", "count"})
-                return Unit(
-                    words=f"{COUNTS[len(members)]} ", noun=plural, kind="category", objects=members, tags=tags
-                )
+                return Unit(words=f"{COUNTS[len(members)]} ", noun=plural, kind="category", objects=members, tags=tags)
     return None
 
 
@@ -159,9 +167,7 @@ def listing(writer: Writer, parts: Sequence[Unit]) -> Writer:
     return writer
 
 
-def chain(
-    writer: Writer, parts: Sequence[Unit], items: Sequence[Item], rng: Random, *, verbs: tuple[str, ...]
-) -> None:
+def chain(writer: Writer, parts: Sequence[Unit], items: Sequence[Item], rng: Random, *, verbs: tuple[str, ...]) -> None:
     """Write pairs of references joined by where the first is, as in "a cat right of a dog, and a bus below a tree"."""
     for index in range(0, len(parts), 2):
         writer.say(", and " if index else "")

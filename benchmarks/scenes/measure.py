@@ -114,9 +114,7 @@ def unmatched_boxes(true: Sequence[Any], predicted: Sequence[Any]) -> list[Any]:
     return left
 
 
-def lost_cause(
-    box: Any, index: int, row: Mapping[str, Any], boxes: Sequence[tuple[Any, Any]], truth: Truth
-) -> str:
+def lost_cause(box: Any, index: int, row: Mapping[str, Any], boxes: Sequence[tuple[Any, Any]], truth: Truth) -> str:
     """Return why no kept box matches a true box of the phrase with this index."""
     chunks = [n for n, c in enumerate(row["noun_chunks"] or []) if phrase_of(c["start"], c["end"], truth) == index]
     removed = [row["noun_chunks"][n]["removed"] for n in chunks]
@@ -125,7 +123,8 @@ def lost_cause(
     near = [
         (b["score"], s["removed"])
         for b, s in boxes
-        if b["phrase"] in chunks and iou([prediction_of(row["noun_chunks"][b["phrase"]], b).box], [box])[0, 0] >= MIN_IOU
+        if b["phrase"] in chunks
+        and iou([prediction_of(row["noun_chunks"][b["phrase"]], b).box], [box])[0, 0] >= MIN_IOU
     ]
     if not near:
         return NO_BOX

@@ -69,7 +69,9 @@ def hills(rng: Random, size: Size) -> Image.Image:
     draw = ImageDraw.Draw(image)
     for layer in range(3):
         top, wave, phase = height * (0.55 + 0.15 * layer), rng.uniform(0.5, 2.5), rng.uniform(0, 6)
-        line = [(x, top + height * 0.06 * math.sin(wave * math.tau * x / width + phase)) for x in range(0, width + 8, 8)]
+        line = [
+            (x, top + height * 0.06 * math.sin(wave * math.tau * x / width + phase)) for x in range(0, width + 8, 8)
+        ]
         draw.polygon([(0, height), *line, (width, height)], shade(rng, (90 + 20 * layer, 150, 70), 20))
     return image
 

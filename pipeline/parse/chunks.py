@@ -31,7 +31,9 @@ MODIFIERS: Final = frozenset({"det", "amod", "poss", "compound", "nummod", "nmod
 """Labels of words that belong to the phrase of the noun after them."""
 JOINED: Final = frozenset({"amod", "compound", "nmod", "npadvmod", "dep"})
 """Labels of a noun right after its head that in truth is the head: "a wire" + "hanger"."""
-UNCHUNKED: Final = frozenset({"npadvmod", "conj", "appos", "dep", "nmod", "compound", "acl", "advcl", "ccomp", "advmod"})
+UNCHUNKED: Final = frozenset(
+    {"npadvmod", "conj", "appos", "dep", "nmod", "compound", "acl", "advcl", "ccomp", "advmod"}
+)
 """Labels of nouns that spaCy leaves out of its noun chunks if it took them, or the word before "and", for adverbs."""
 ARTICLES: Final = frozenset({"a", "an", "the", "some", "two", "three", "four", "five", "six", "his", "her", "their"})
 MEASURES: Final = frozenset({"bit", "foot", "inch", "meter", "metre", "mile", "lot", "way", "side", "year", "time"})

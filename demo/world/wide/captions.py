@@ -86,7 +86,9 @@ def describe(objects: Sequence[Placed], rng: Random, config: WorldConfig) -> tup
             return finish(sentences(draft, mentions, slots, rng, config), objects, rng)
     for index, mention in enumerate(mentions):
         if index:
-            draft.add_text(connection(mentions[index - 1], mention, slots, rng, config, plain, index == len(mentions) - 1))
+            draft.add_text(
+                connection(mentions[index - 1], mention, slots, rng, config, plain, index == len(mentions) - 1)
+            )
         add(draft, mention)
         if not plain and len(mention.objects) == 1 and rng.random() < 0.12:
             draft.add_text(" " + place(slots[mention.objects[0]], rng, config))
@@ -113,7 +115,13 @@ def relation(first: WideMention, second: WideMention, slots: Sequence[Slot], rng
 
 
 def connection(
-    first: WideMention, second: WideMention, slots: Sequence[Slot], rng: Random, config: WorldConfig, plain: bool, last: bool
+    first: WideMention,
+    second: WideMention,
+    slots: Sequence[Slot],
+    rng: Random,
+    config: WorldConfig,
+    plain: bool,
+    last: bool,
 ) -> str:
     """Draw the text between two mentions: a true relation, or a word such as "and"."""
     if plain:
@@ -168,7 +176,9 @@ def finish(draft: Draft, objects: Sequence[Placed], rng: Random) -> tuple[str, l
         draft.add_text(rng.choice(grammar.ABSTRACT_TAILS[:10]).replace("{z}", ""))
         draft.add_phrase("abstract", (), "", rng.choice(grammar.ABSTRACT_NOUNS))
     if rng.random() < 0.15:
-        draft.add_text(rng.choice((", but no ", " and no ", ", without ", ", far from ", ". there is no ", " but not ")))
+        draft.add_text(
+            rng.choice((", but no ", " and no ", ", without ", ", far from ", ". there is no ", " but not "))
+        )
         noun = absent(names, rng)
         is_no = draft.text.endswith("no ")
         draft.add_phrase("absent", (), "" if is_no else f"{article(noun)} ", noun)

@@ -40,8 +40,10 @@ def draw_things(rng: Random) -> list[tuple[Concept, Look]]:
         concepts[:k] = [concepts[0]] * k
         if kind < 0.35:
             looks[:k] = [looks[0]] * k
-    return list(dict.fromkeys(zip(concepts, looks, strict=True))) if kind >= 0.5 else list(
-        zip(concepts, looks, strict=True)
+    return (
+        list(dict.fromkeys(zip(concepts, looks, strict=True)))
+        if kind >= 0.5
+        else list(zip(concepts, looks, strict=True))
     )
 
 

@@ -13,7 +13,19 @@ from demo.world.wide.words import GENERAL_NOUNS, SYNONYMS, GeneralNoun, perhaps,
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
 SMALL_WORDS, LARGE_WORDS = ("small", "little", "tiny", "smaller"), ("large", "big", "huge", "bigger")
 UNCOUNTABLE = ("food", "clothing", "furniture", "equipment", "produce", "fruit", "footwear", "electronic equipment")
-VAGUE_WORDS = ("nice", "cute", "old", "new", "shiny", "single", "lovely", "simple", "pretty", "funny", "colorful")  # no information
+VAGUE_WORDS = (
+    "nice",
+    "cute",
+    "old",
+    "new",
+    "shiny",
+    "single",
+    "lovely",
+    "simple",
+    "pretty",
+    "funny",
+    "colorful",
+)  # no information
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,9 +47,7 @@ def wide_caption(seed: int) -> str:
     return describe(draw_wide_layout(rng, SIDES[0]), rng, WorldConfig())[0]
 
 
-def render_wide(
-    objects: Sequence[Placed], rng: Random, style: Style, side: int
-) -> tuple[Image, list[Object | None]]:
+def render_wide(objects: Sequence[Placed], rng: Random, style: Style, side: int) -> tuple[Image, list[Object | None]]:
     """Render the objects. Boxes enclose the visible pixels; None for an object that is mostly hidden."""
     image = backdrop(rng, side)
     topmost = np.full((side, side), 255, np.uint8)
@@ -79,7 +77,7 @@ def render_wide(
         found.append(Object(concept=item.slot.concept.name, colour=item.look.colour, box=box))
     image = degrade(image, rng)
     if all(item.look.colour in (None, BLACK_AND_WHITE) for item in objects) and rng.random() < 0.08:
-        image = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+        image = np.asarray(cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB), np.uint8)
     return image, found
 
 
@@ -119,8 +117,9 @@ def outlined(rgb: NDArray[Any], alpha: NDArray[Any], width: int) -> tuple[NDArra
     if min(h, w) <= 4 * width:
         return rgb, alpha
     inner = (w - 2 * width, h - 2 * width)
-    small_rgb = cv2.copyMakeBorder(cv2.resize(rgb, inner), *[width] * 4, cv2.BORDER_REPLICATE)
-    small = cv2.copyMakeBorder(cv2.resize(alpha, inner), *[width] * 4, cv2.BORDER_CONSTANT, value=0)
+    edges = width, width, width, width
+    small_rgb = cv2.copyMakeBorder(cv2.resize(rgb, inner), *edges, cv2.BORDER_REPLICATE)
+    small = cv2.copyMakeBorder(cv2.resize(alpha, inner), *edges, cv2.BORDER_CONSTANT, value=0)
     grown = cv2.dilate(small, np.ones((2 * width + 1, 2 * width + 1), np.uint8))
     share = small[..., None].astype(np.float32) / 255
     return (small_rgb * share + 255 * (1 - share)).astype(np.uint8), grown

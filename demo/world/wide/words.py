@@ -102,10 +102,11 @@ CURATED = (
 
 # Synsets that say too little, and lemmas that nobody writes in a caption.
 UNSAID = frozenset(
-    "entity physical_entity abstraction object whole matter solid substance artifact instrumentality covering psychological_feature "
-    "measure definite_quantity number relation group placental chordate vertebrate nutriment foodstuff commodity "
-    "thing part living_thing organism person causal_agent attribute state event act communication".split()
-)
+    {"entity", "physical_entity", "abstraction", "object", "whole", "matter", "solid", "substance", "artifact",
+     "instrumentality", "covering", "measure", "definite_quantity", "number", "relation", "group", "placental",
+     "chordate", "vertebrate", "nutriment", "foodstuff", "commodity", "thing", "part", "living_thing", "organism",
+     "person", "attribute", "state"}
+)  # fmt: skip
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "dog": ("puppy", "hound"),
     "cat": ("kitten", "kitty"),
@@ -161,7 +162,7 @@ def wordnet_nouns() -> tuple[GeneralNoun, ...]:
     categories = {concept.name: concept.category for concept in CONCEPTS}
     found = []
     for lemma, names in members.items():
-        if lemma not in UNSAID and 2 <= len(set(names)):
+        if lemma not in UNSAID and len(set(names)) >= 2:
             noun = lemma.replace("_", " ").replace("-", "-")
             plural = "es" if noun.endswith(("s", "sh", "ch", "x")) else "s"
             plural = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else noun + plural
