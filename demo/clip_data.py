@@ -84,9 +84,12 @@ def colours_fit() -> Tensor:
 
     Two of `COLOURS` never do; the further colours of the wide world may be taken for those that are like them.
     """
+
+    def fits(text: str, crop: str | None) -> bool:
+        return text == crop or (crop is not None and not {text, crop} <= COLOURS.keys() and alike(text, crop))
+
     names = (None, *COLOUR_NAMES)
-    rows = [[a is None or a == b or (not {a, b} <= COLOURS.keys() and alike(a, b)) for b in names] for a in names]
-    return torch.tensor(rows)
+    return torch.tensor([[text is None or fits(text, crop) for crop in names] for text in names])
 
 
 def crop_pixels(scene: Scene, box: PixelBox, preprocess: PreprocessConfig) -> Tensor:

@@ -28,7 +28,7 @@ from pipeline.quality.tables import draw, table
 
 EXAMPLES = """\
 examples:
-  python -m pipeline.calibrate out/demo --known out/demo-input/truth.json
+  python -m pipeline.calibrate out/demo --known out/demo_input/truth.json
   python -m pipeline.calibrate out/coco --known instances_val2017.json --synonyms synonyms.json --precision 0.95
   python -m pipeline.calibrate out/web --marks audit.csv
 

@@ -60,6 +60,7 @@ class Referrer:
     def __init__(self, objects: Sequence[Placed], rng: Random, style: str) -> None:
         self.objects, self.rng, self.style = objects, rng, style
         self.names = [item.slot.concept.name for item in objects]
+        self.taken: set[str] = set()  # concepts that a general noun of the caption may mean
 
     def mentions(self) -> list[WideMention]:
         """Return mentions that together cover each object once."""
@@ -74,7 +75,8 @@ class Referrer:
             same = [index for index in remaining if self.names[index] == self.names[remaining[0]]]
             remaining = [index for index in remaining if index not in same]
             found += self.same_concept(same)
-        found = [self.generalised(mention, found) for mention in found]
+        for number, mention in enumerate(found):
+            found[number] = self.generalised(mention, found)
         rng.shuffle(found)
         return found
 
@@ -84,6 +86,7 @@ class Referrer:
             members = [index for index, name in enumerate(self.names) if name in surely(word)]
             maybe = [index for index, name in enumerate(self.names) if name in perhaps(word)]
             if len(members) > 1 and members == maybe:
+                self.taken |= perhaps(word)
                 return self.plural("category", members, word.plural, self.shared_adjective(members))
         return None
 
@@ -181,6 +184,8 @@ class Referrer:
         if mention.kind not in ("object", "count") or rng.random() > 0.3:
             return mention
         inside = {self.names[index] for index in mention.objects}
+        if inside & self.taken:
+            return mention
         outside = {self.names[index] for index in range(len(self.names)) if index not in mention.objects}
         if rng.random() < 0.33:
             general = {index for other in mentions if other.kind == "category" for index in other.objects}
@@ -191,6 +196,7 @@ class Referrer:
         if not fitting:
             return mention
         word = rng.choice(fitting)
+        self.taken |= perhaps(word)
         if len(mention.objects) > 1:
             return self.plural("category", mention.objects, word.plural, mention.adjectives)
         return self.single(mention.objects[0], "category", mention.adjectives, word.noun)
