@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from common.cli import EXIT_CODES, command
+from common.errors import UserError
 from common.weights import read_tensors
 from demo.world.scenes import TRAIN_SEEDS, Curriculum, Scene, corpus, scene_stream
 from demo.world.sprites import TRAIN_STYLES, Style
@@ -71,6 +72,8 @@ def main() -> int:
     parser.add_argument("--plain", action="store_true", help="use plain instead of deformable convolutions")
     parser.add_argument("--resume", action="store_true", help="resume from the checkpoint in --out")
     options = parser.parse_args()
+    if options.init and options.init.resolve() == options.out.resolve():
+        raise UserError(f"--init and --out are both {options.out}; give another folder for the new weights")
     config = GlipTrainConfig(
         shards="scenes of the demo's world",
         output=str(options.out),

@@ -64,11 +64,12 @@ def main() -> int:
         return 0
     if options.boxes < 1:
         raise UserError(f"--boxes is {options.boxes}; give 1 or more")
-    if options.form.exists():
-        raise UserError(f"{options.form} exists and may hold marks; remove it, or give another file with --form")
     questions = choose(options.output, options.boxes, options.seed, options.of, options.min_score)
+    form = write_form(question.candidate for question in questions)
+    if options.form.exists() and options.form.read_bytes() != form.encode():
+        raise UserError(f"{options.form} exists and may hold marks; remove it, or give another file with --form")
     write(options.page, render(questions, options.output))
-    write(options.form, write_form(question.candidate for question in questions))
+    write(options.form, form)
     print_text(
         f"{len(questions)} boxes: mark them in {options.page}, or in the column `mark` of {options.form}; then run\n"
         f"  python -m pipeline.audit {options.output} --marks {options.form}"

@@ -19,7 +19,7 @@ MODEL_STAGES: Final = (None, "parse", "ground", "score")
 
 @dataclass(frozen=True, kw_only=True)
 class FoundBox:
-    """A box of the output. `clip_score` is None if an earlier filter removed the box before CLIP saw it."""
+    """A box of the output. `clip_score`: None for boxes that an earlier filter removed."""
 
     number: int  # index in the column `boxes`
     start: int

@@ -112,7 +112,7 @@ def score_points(judged: Sequence[Judged], n_true: int, min_clip_score: float, s
 
 
 def recommended(points: Iterable[Point], min_precision: float) -> Point | None:
-    """Return the point with the highest recall among those of at least this precision; None if there is none.
+    """Return the point with the highest recall among those of at least this precision, or None.
 
     Of several, the one with the most precision is returned.
     """

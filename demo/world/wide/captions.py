@@ -108,7 +108,7 @@ def place(slot: Slot, rng: Random, config: WorldConfig) -> str:
 
 
 def relation(first: WideMention, second: WideMention, slots: Sequence[Slot], rng: Random, config: WorldConfig) -> str:
-    """Draw words for a relation that holds from all objects of `first` to all of `second`; "" if there is none."""
+    """Draw words for a relation that holds from all objects of `first` to all of `second`, or ""."""
     a, b = [slots[index] for index in first.objects], [slots[index] for index in second.objects]
     names = relations(a, b, list(slots), config)
     return rng.choice((*grammar.RELATIONS[(name := rng.choice(names))], *MORE_RELATIONS[name])) if names else ""

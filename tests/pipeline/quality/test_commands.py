@@ -155,6 +155,10 @@ def test_form_with_marks_is_not_overwritten(
     assert (folder / "audit.csv").read_text() == "mine"
 
 
+def test_form_without_marks_is_written_again(folder: Path, output: str, monkeypatch: CLI) -> None:
+    assert [run(audit, monkeypatch, output, "--boxes", 3) for _ in range(2)] == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
