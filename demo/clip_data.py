@@ -10,13 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from demo.world.captions import GROUNDED_KINDS, Phrase
-from demo.world.scenes import Object, Scene, scene_stream
+from demo.world.scenes import Curriculum, Object, Scene, scene_stream
 from demo.world.sprites import TRAIN_STYLES
 from demo.world.vocabulary import CATEGORY_NOUNS, COLOURS, CONCEPT, CONCEPTS
+from demo.world.wide.looks import ALL_COLOURS, BLACK_AND_WHITE, BLACK_AND_WHITE_WORDS, SYNONYMS, alike
+from demo.world.wide.stream import mixed_stream
+from demo.world.wide.words import GENERAL_NOUNS, perhaps
 from trainer.data.preprocess import PreprocessConfig, fit
 
 CONCEPT_INDEX = {concept.name: index for index, concept in enumerate(CONCEPTS)}
-COLOUR_INDEX: dict[str | None, int] = {None: 0, **{colour: index for index, colour in enumerate(COLOURS, start=1)}}
+COLOUR_NAMES = (*ALL_COLOURS, BLACK_AND_WHITE)  # those of `COLOURS` first
+COLOUR_INDEX: dict[str | None, int] = {None: 0, **{name: index for index, name in enumerate(COLOUR_NAMES, start=1)}}
+COLOUR_WORDS = frozenset(
+    word
+    for text in (*COLOUR_NAMES, *BLACK_AND_WHITE_WORDS, *(word for words in SYNONYMS.values() for word in words))
+    for word in text.split()
+)
 PixelBox = tuple[float, float, float, float]  # x_min, y_min, x_max, y_max in pixels
 
 
@@ -30,6 +39,7 @@ class DataConfig:
     scene_share: float = 0.15  # full scenes with captions per object crop
     template_share: float = 0.3  # share of crops with a template text ("a red car") instead of the caption's phrase
     expression_share: float = 0.15  # share of phrases extended to a referring expression ("a car to the left of a dog")
+    wide_share: float = 0.0  # share of scenes of the wide world
     buffer: int = 3000  # size of the shuffle buffer in crops, so that the crops of one scene are spread over batches
 
 
@@ -60,10 +70,26 @@ class Batch:
 
 @cache
 def concepts_of_category(noun: str) -> frozenset[int]:
-    """Return the indices of the concepts that a category noun describes or may describe ("a toy" for a rocket)."""
-    entry = next(entry for entry in CATEGORY_NOUNS if entry.noun == noun)
-    names = {*entry.applies_to, *entry.excluded_by}
-    return frozenset(CONCEPT_INDEX[c.name] for c in CONCEPTS if c.name in names or c.category in names)
+    """Return the indices of the concepts that a general noun describes or may describe ("a toy" for a rocket)."""
+    entries = [entry for entry in CATEGORY_NOUNS if entry.noun == noun]
+    names = {name for entry in entries for name in (*entry.applies_to, *entry.excluded_by)}
+    found = {c.name for c in CONCEPTS if c.name in names or c.category in names}
+    found |= {name for word in GENERAL_NOUNS if noun in (word.noun, word.plural) for name in perhaps(word)}
+    return frozenset(CONCEPT_INDEX[name] for name in found)
+
+
+@cache
+def colours_fit() -> Tensor:
+    """Return a mask [c+1 c+1], True if a text with the first colour may describe a crop of the second; 0: no colour.
+
+    Two of `COLOURS` never do; the further colours of the wide world may be taken for those that are like them.
+    """
+
+    def fits(text: str, crop: str | None) -> bool:
+        return text == crop or (crop is not None and not {text, crop} <= COLOURS.keys() and alike(text, crop))
+
+    names = (None, *COLOUR_NAMES)
+    return torch.tensor([[text is None or fits(text, crop) for crop in names] for text in names])
 
 
 def crop_pixels(scene: Scene, box: PixelBox, preprocess: PreprocessConfig) -> Tensor:
@@ -125,9 +151,11 @@ def object_crops(scene: Scene, config: DataConfig, preprocess: PreprocessConfig,
             text, colour = template_text(obj, rng)
             if index in phrase_of and rng.random() >= config.template_share:
                 phrase = phrase_of[index]
-                text, colour = caption_text(scene, phrase, config, rng), obj.colour
+                text = caption_text(scene, phrase, config, rng)
+                adjectives = scene.caption[phrase.start : phrase.noun_start].lower().replace("-", " ").split()
+                colour = obj.colour if COLOUR_WORDS.intersection(adjectives) else None
                 if phrase.kind == "category":
-                    concepts |= concepts_of_category(scene.caption[phrase.noun_start : phrase.noun_end])
+                    concepts |= concepts_of_category(scene.caption[phrase.noun_start : phrase.noun_end].lower())
             yield Crop(
                 pixels=crop_pixels(scene, jitter_box(obj.box, config.jitter, rng), preprocess),
                 text=text,
@@ -145,14 +173,18 @@ def compatibility(crops: list[Crop], n_background: int) -> Tensor:
         concept_fits[row, list(crop.text_concepts)] = True
     text_colour = torch.tensor([crop.text_colour for crop in crops])[:, None]
     colour = torch.tensor([crop.colour for crop in crops])[None]
-    fits = concept_fits[:, [crop.concept for crop in crops]] & ((text_colour == 0) | (text_colour == colour))
+    fits = concept_fits[:, [crop.concept for crop in crops]] & colours_fit()[text_colour, colour]
     return F.pad(fits, (0, n_background))
 
 
 def batches(size: int, config: DataConfig, preprocess: PreprocessConfig, seed_start: int, step: int) -> Iterator[Batch]:
     """Yield batches indefinitely from the training scenes of `seed_start`, `seed_start + step`, ..."""
     rng = Random(f"batches {seed_start}")
-    stream = scene_stream(seed_start, TRAIN_STYLES, step=step)
+    if config.wide_share:
+        none_dense = Curriculum(dense_first=0.0, dense_last=0.0, list_prompt_share=0.0)
+        stream = mixed_stream(seed_start, TRAIN_STYLES, step=step, curriculum=none_dense, wide_share=config.wide_share)
+    else:
+        stream = scene_stream(seed_start, TRAIN_STYLES, step=step)
     buffer: list[Crop] = []
     background: list[Tensor] = []
     scenes: list[tuple[Tensor, str]] = []

@@ -22,6 +22,7 @@ from demo.world.layout import WorldConfig
 from demo.world.scenes import TEST_SEEDS, Scene, list_prompt, make_scene
 from demo.world.sprites import HELD_OUT_STYLE, STYLES, TRAIN_STYLES, Style
 from demo.world.truth import Prediction, Truth, average_precision, iou, matches, recall_at, truth_of
+from demo.world.wide.scenes import make_wide_scene
 from pipeline.ground.config import GroundConfig
 from pipeline.ground.stage import Ground
 from pipeline.parse.config import ParseConfig
@@ -37,7 +38,7 @@ CALIBRATION_SEEDS = TEST_SEEDS[10_000:20_000]
 REPORT_SEEDS = TEST_SEEDS[20_000:30_000]
 N_SCENES = 150
 # jobs/README.md promises at least 0.90 and 0.85 for the demo. The margin covers the difference between scenes.
-MIN_PRECISION = {"trained": 0.955, "held_out": 0.90}
+MIN_PRECISION = {"trained": 0.955, "held_out": 0.90, "wide trained": 0.90, "wide held_out": 0.85}
 SEARCH_FLOOR = 0.02  # minimum grounding score of the boxes for AP and recall; the filters use the pipeline's floor
 
 Images = list[tuple[list[Prediction], Truth]]
@@ -53,7 +54,9 @@ def main() -> int:
     options = parser.parse_args()
     stages = EvaluationStages(options.weights)
     calibration = {style: stages.scored(scenes(style, CALIBRATION_SEEDS, options.scenes))[1] for style in STYLES}
-    chosen = choose_thresholds(by_training(calibration), MIN_PRECISION)["trained"]
+    wide = {style: stages.scored(wide_scenes(style, CALIBRATION_SEEDS, options.scenes))[1] for style in STYLES}
+    groups = by_training(calibration) | {f"wide {name}": images for name, images in by_training(wide).items()}
+    chosen = choose_thresholds(groups, MIN_PRECISION)["trained"]
     report = {style: stages.scored(scenes(style, REPORT_SEEDS, options.scenes)) for style in STYLES}
     lists = {style: stages.list_prompts(scenes(style, REPORT_SEEDS, options.scenes)) for style in STYLES}
     lines = card_lines(options.scenes, chosen, report, lists)
@@ -80,7 +83,9 @@ def card_lines(
         "",
         f"The thresholds were chosen on {n_scenes} other scenes per style (seeds from {CALIBRATION_SEEDS.start}) for the "
         f"highest recall at a precision of at least {MIN_PRECISION['trained']} in the training styles and "
-        f"{MIN_PRECISION['held_out']} in the held-out style: grounding score >= {chosen.min_score:.2f}, cosine >= "
+        f"{MIN_PRECISION['held_out']} in the held-out style ({MIN_PRECISION['wide trained']} and "
+        f"{MIN_PRECISION['wide held_out']} on as many scenes of the wide world), or else the smallest shortfall: "
+        f"grounding score >= {chosen.min_score:.2f}, cosine >= "
         f"{max(chosen.min_cosine, 0.0):.2f} (CLIPScore >= {clip_score(chosen):.2f}).",
         "",
         *filter_table(scored, chosen),
@@ -122,6 +127,11 @@ def scenes(style: Style, seeds: range, n: int) -> list[Scene]:
         width, height = Random(f"canvas {seed}").choice(CANVASES)
         generated.append(make_scene(seed, style, WorldConfig(width=width, height=height)))
     return generated
+
+
+def wide_scenes(style: Style, seeds: range, n: int) -> list[Scene]:
+    """Generate the first `n` scenes of `seeds` in the wide world."""
+    return [make_wide_scene(seed, style) for seed in seeds[:n]]
 
 
 def read_scored(table: pa.Table, truths: Sequence[Truth]) -> list[ScoredImage]:

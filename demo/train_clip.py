@@ -1,7 +1,7 @@
 """Train the miniature CLIP on the demo's world: `python -m demo.train_clip`, about ten minutes on two cores.
 
 Each process generates its own scenes. Gradients are averaged over the processes. The saved weights are an exponential
-moving average.
+moving average. With `--init`, trained weights are trained further, on the wide world too (`demo/world/wide/`).
 """
 
 import argparse
@@ -37,6 +37,7 @@ from trainer.models.clip import CLIP
 from trainer.models.config import ModelConfig
 from trainer.text.tokenizer import END_OF_WORD, WORD, Tokenizer, alphabet
 
+FURTHER_SEED = 600_000_000  # first scene of further training
 WEIGHTS = Path(__file__).parent / "weights" / "clip"
 
 # The miniature GLIP has the same image tower and is initialised from it.
@@ -67,6 +68,8 @@ class TrainClipConfig:
     n_captions: int = 20_000  # captions that the tokenizer is trained on
     log_every: int = 50
     evaluation_scenes: int = 400
+    save_every: int = 100  # steps between two checkpoints
+    init: str = ""  # folder of a miniature CLIP to train further
     data: DataConfig = field(default_factory=DataConfig)
     preprocess: PreprocessConfig = field(default_factory=lambda: PreprocessConfig(size_px=64, mode="squash"))
 
@@ -141,15 +144,22 @@ def train(rank: int, rendezvous: str, config: TrainClipConfig, out: Path) -> Non
     """Run one training process. Rank 0 logs, evaluates and saves."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=config.processes)
-    tokenizer = train_tokenizer(config)
     torch.manual_seed(config.seed)
-    model = CLIP(model_config(tokenizer))
+    if config.init:
+        trained = load_model(config.init)
+        assert isinstance(trained.model, CLIP)
+        tokenizer, model = trained.tokenizer, trained.model.requires_grad_(True).train()
+    else:
+        tokenizer = train_tokenizer(config)
+        torch.manual_seed(config.seed)
+        model = CLIP(model_config(tokenizer))
     average = copy.deepcopy(model).requires_grad_(False)
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = parameter_groups(model, lr=config.lr, weight_decay=config.weight_decay)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
     noise = torch.Generator().manual_seed(config.seed + rank)
-    stream = batches(config.batch, config.data, config.preprocess, rank, config.processes)
+    first_seed = FURTHER_SEED if config.init else 0
+    stream = batches(config.batch, config.data, config.preprocess, first_seed + rank, config.processes)
     log = progress_logger(config)
     for step in range(config.steps):
         for group in optimizer.param_groups:
@@ -164,6 +174,8 @@ def train(rank: int, rendezvous: str, config: TrainClipConfig, out: Path) -> Non
         update_average(average, model, min(config.ema, (1 + step) / (10 + step)))
         if rank == 0:
             log(step, loss.item())
+            if (step + 1) % config.save_every == 0:
+                save_model(out, average, record={}, tokenizer=tokenizer, preprocess=config.preprocess, half=True)
     if rank == 0:
         save_and_evaluate(average, tokenizer, config, out)
     dist.destroy_process_group()
@@ -192,7 +204,7 @@ def progress_logger(config: TrainClipConfig) -> Callable[[int, float], None]:
 def save_and_evaluate(model: CLIP, tokenizer: Tokenizer, config: TrainClipConfig, out: Path) -> None:
     """Save the model, evaluate the saved half-precision weights, and record the metrics in config.json."""
     record: dict[str, Any] = {
-        "command": "python -m demo.train_clip",
+        "command": "python -m demo.train_clip" + (" --init ..." if config.init else ""),
         "seed": config.seed,
         "steps": config.steps,
         "pairs": config.steps * config.batch * config.processes,
@@ -216,8 +228,18 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=TrainClipConfig.steps, help="number of steps")
     parser.add_argument("--processes", type=int, default=TrainClipConfig.processes, help="number of processes")
     parser.add_argument("--seed", type=int, default=TrainClipConfig.seed, help="random seed")
+    parser.add_argument("--lr", type=float, default=TrainClipConfig.lr, help="peak learning rate")
+    parser.add_argument("--init", type=Path, help="folder of a miniature CLIP to train further, on the wide world too")
+    parser.add_argument("--wide-share", type=float, default=0.6, help="share of wide scenes, with --init")
     arguments = parser.parse_args()
-    config = TrainClipConfig(steps=arguments.steps, processes=arguments.processes, seed=arguments.seed)
+    config = TrainClipConfig(
+        steps=arguments.steps,
+        processes=arguments.processes,
+        seed=arguments.seed,
+        lr=arguments.lr,
+        init=str(arguments.init or ""),
+        data=DataConfig(wide_share=arguments.wide_share if arguments.init else 0.0),
+    )
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(
             train, args=(f"{folder}/rendezvous", config, arguments.out), nprocs=config.processes, join=True

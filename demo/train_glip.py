@@ -1,13 +1,17 @@
 """Train the miniature GLIP on the demo's world: `python -m demo.train_glip --out demo/weights/glip`.
 
 Scenes are generated from their seeds during training. The share of dense grids with list prompts falls during training, and
-that of scenes with captions rises. Processes use different seeds and average their weights.
+that of scenes with captions rises. Processes use different seeds and average their weights. With `--init`, trained
+weights are trained further, on the wide world too (`demo/world/wide/`): word pieces of its words are added, each with
+the mean of the embeddings that its pieces had before.
 """
 
 import argparse
 import logging
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -19,12 +23,16 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from common.cli import EXIT_CODES, command
+from common.errors import UserError
 from common.weights import read_tensors
 from demo.world.scenes import TRAIN_SEEDS, Curriculum, Scene, corpus, scene_stream
 from demo.world.sprites import TRAIN_STYLES, Style
 from demo.world.vocabulary import CONCEPTS
+from demo.world.wide.scenes import wide_caption
+from demo.world.wide.stream import mixed_stream
 from pipeline.ground.glip.backbone import ConvBackbone
-from pipeline.ground.glip.config import MINIATURE
+from pipeline.ground.glip.config import MINIATURE, TextConfig
+from pipeline.ground.glip.load import load_glip
 from pipeline.ground.glip.model import Glip
 from pipeline.ground.glip.text import Prompter
 from pipeline.ground.glip.training.checkpoint import next_step
@@ -35,6 +43,7 @@ from pipeline.ground.glip.training.vocabulary import write_vocabulary
 
 logger = logging.getLogger(__name__)
 
+WIDE_SEEDS = TRAIN_SEEDS[500_000_000:]  # further training uses other scenes than the first one
 N_CAPTIONS = 20_000  # captions that the vocabulary is built from
 # Keep freed memory in the process. By default, glibc returns large activations to the system, which zeroes their
 # pages again in the next step.
@@ -52,6 +61,10 @@ def main() -> int:
     )
     parser.add_argument("--processes", type=int, default=2, help="number of processes, each with one thread")
     parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate")
+    parser.add_argument("--init", type=Path, help="folder of a miniature GLIP to train further, on the wide world too")
+    parser.add_argument(
+        "--wide-share", type=float, default=0.7, help="share of wide scenes among those that are no grids, with --init"
+    )
     parser.add_argument("--init-clip", type=Path, help="weights of a miniature CLIP that initialise the image tower")
     parser.add_argument(
         "--styles", nargs="+", choices=get_args(Style), default=TRAIN_STYLES, help="styles of the scenes"
@@ -59,6 +72,8 @@ def main() -> int:
     parser.add_argument("--plain", action="store_true", help="use plain instead of deformable convolutions")
     parser.add_argument("--resume", action="store_true", help="resume from the checkpoint in --out")
     options = parser.parse_args()
+    if options.init and options.init.resolve() == options.out.resolve():
+        raise UserError(f"--init and --out are both {options.out}; give another folder for the new weights")
     config = GlipTrainConfig(
         shards="scenes of the demo's world",
         output=str(options.out),
@@ -68,7 +83,10 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     vocab = options.out / "vocab.txt"
     if not (options.resume and vocab.exists()):
-        build_vocabulary(vocab, MINIATURE.text.vocab_size)
+        if options.init:
+            widen_vocabulary(options.init / vocab.name, vocab, MINIATURE.text)
+        else:
+            build_vocabulary(vocab, MINIATURE.text.vocab_size)
     os.environ.update(KEEP_MEMORY)
     rendezvous = options.out.resolve() / f"rendezvous-{os.getpid()}"
     try:
@@ -86,14 +104,30 @@ def run(rank: int, options: argparse.Namespace, config: GlipTrainConfig, vocab: 
     torch.manual_seed(0)
     if options.processes > 1:
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=options.processes)
-    model = Glip(replace(MINIATURE, head=replace(MINIATURE.head, deformable=not options.plain)))
+    if options.init:
+        model = load_glip(options.init)
+        extend_embeddings(model, Prompter(options.init / vocab.name, model.config.text), vocab)
+    else:
+        model = Glip(replace(MINIATURE, head=replace(MINIATURE.head, deformable=not options.plain)))
     if options.init_clip:
         n_copied = copy_image_tower(model, options.init_clip)
         logger.info("copied %d tensors of the image tower from %s", n_copied, options.init_clip)
     first = next_step(options.out) if options.resume else 0
     n_seen = first * config.batch_size * options.processes
     n_scenes = config.optim.steps * config.batch_size * options.processes
-    scenes = stream(n_seen + rank, options.processes, n_scenes, tuple(options.styles))
+    scenes: Iterator[Scene]
+    if options.init:
+        curriculum = Curriculum(dense_first=0.2, dense_last=0.05, n_scenes=n_scenes, list_prompt_share=0.15)
+        seed = WIDE_SEEDS.start + n_seen + rank
+        scenes = mixed_stream(
+            seed,
+            tuple(options.styles),
+            step=options.processes,
+            curriculum=remaining(curriculum, n_seen + rank),
+            wide_share=options.wide_share,
+        )
+    else:
+        scenes = stream(n_seen + rank, options.processes, n_scenes, tuple(options.styles))
     data = batches(map(example, scenes), Prompter(vocab, model.config.text), model.config, config.batch_size)
     if dist.is_initialized():
         dist.barrier()  # no process may overwrite the checkpoint before all have read its step
@@ -104,9 +138,13 @@ def run(rank: int, options: argparse.Namespace, config: GlipTrainConfig, vocab: 
 
 def stream(start: int, step: int, n_scenes: int, styles: tuple[Style, ...]) -> Iterator[Scene]:
     """Yield the scenes from index `start`. The share of dense grids continues the schedule of the full run."""
-    full = Curriculum(n_scenes=n_scenes)
-    remaining = replace(full, dense_first=full.dense_share(start), n_scenes=max(n_scenes - start, 1))
-    return scene_stream(TRAIN_SEEDS.start + start, styles, step=step, curriculum=remaining)
+    curriculum = remaining(Curriculum(n_scenes=n_scenes), start)
+    return scene_stream(TRAIN_SEEDS.start + start, styles, step=step, curriculum=curriculum)
+
+
+def remaining(full: Curriculum, start: int) -> Curriculum:
+    """Return the rest of a schedule from the scene with index `start`."""
+    return replace(full, dense_first=full.dense_share(start), n_scenes=max(full.n_scenes - start, 1))
 
 
 def example(scene: Scene) -> Example:
@@ -120,6 +158,30 @@ def build_vocabulary(path: Path, size: int) -> None:
     captions = corpus(N_CAPTIONS, TRAIN_SEEDS.start)
     names = (text for concept in CONCEPTS for text in (concept.name, concept.plural))
     write_vocabulary(path, chain(captions, names), size)
+
+
+def widen_vocabulary(old: Path, new: Path, config: TextConfig) -> None:
+    """Write the old word pieces and, as far as the embedding has rows, the most frequent new words of wide captions."""
+    prompter = Prompter(old, config)
+    pieces = old.read_text(encoding="utf-8").splitlines()
+    words = Counter(
+        word
+        for seed in WIDE_SEEDS[:N_CAPTIONS]
+        for word in re.findall(r"[a-z]+", wide_caption(seed).lower())
+        if len(prompter.tokenizer.encode(word, add_special_tokens=False).ids) > 1
+    )
+    added = [word for word, _ in words.most_common(config.vocab_size - len(pieces))]
+    new.write_text("".join(f"{piece}\n" for piece in [*pieces, *added]), encoding="utf-8")
+
+
+def extend_embeddings(model: Glip, old: Prompter, vocab: Path) -> None:
+    """Set the embedding of each word piece that only `vocab` holds to the mean of its pieces in the old vocabulary."""
+    embeddings = next(p for p in model.language_backbone.parameters() if p.shape[0] == model.config.text.vocab_size)
+    words = vocab.read_text(encoding="utf-8").splitlines()
+    with torch.no_grad():
+        for index in range(old.tokenizer.get_vocab_size(), len(words)):
+            ids = old.tokenizer.encode(words[index], add_special_tokens=False).ids
+            embeddings[index] = embeddings[ids].mean(dim=0)
 
 
 def copy_image_tower(model: Glip, clip: Path) -> int:

@@ -31,6 +31,15 @@ MODIFIERS: Final = frozenset({"det", "amod", "poss", "compound", "nummod", "nmod
 """Labels of words that belong to the phrase of the noun after them."""
 JOINED: Final = frozenset({"amod", "compound", "nmod", "npadvmod", "dep"})
 """Labels of a noun right after its head that in truth is the head: "a wire" + "hanger"."""
+UNCHUNKED: Final = frozenset(
+    {"npadvmod", "conj", "appos", "dep", "nmod", "compound", "acl", "advcl", "ccomp", "advmod"}
+)
+"""Labels of nouns that spaCy leaves out of its noun chunks if it took them, or the word before "and", for adverbs."""
+ARTICLES: Final = frozenset({"a", "an", "the", "some", "two", "three", "four", "five", "six", "his", "her", "their"})
+MEASURES: Final = frozenset({"bit", "foot", "inch", "meter", "metre", "mile", "lot", "way", "side", "year", "time"})
+"""Nouns whose phrases are adverbs indeed: "a bit higher", "two feet tall"."""
+POSITION_WORDS: Final = frozenset({"far", "upper", "lower", "top", "bottom", "very", "extreme", "immediate"})
+"""Adjectives of "left" and "right" as nouns: "the far left of the picture"."""
 EDGE: Final = re.compile(r"[^\W_]|[$€£#@&%°]")
 """Character that a phrase can start with."""
 LAST: Final = re.compile(r"[^\W_]|[.'’%°+)\]]")
@@ -87,7 +96,7 @@ def repair(words: Sequence[str], tokens: Sequence[Token], phrases: Sequence[Noun
     for phrase in phrases:
         if phrase.first < position:
             continue
-        found += _before_verbs(tokens, position, phrase.first)
+        found += _between(words, tokens, position, phrase.first)
         for part in _divide(words, tokens, _join_noun(words, tokens, phrase, starts)):
             while True:
                 shorter = _without_verb(words, tokens, part, starts)
@@ -96,7 +105,33 @@ def repair(words: Sequence[str], tokens: Sequence[Token], phrases: Sequence[Noun
                 part = shorter
             found.append(_without_depiction(tokens, part))
             position = part.end
-    return found + _before_verbs(tokens, position, len(tokens))
+    return found + _between(words, tokens, position, len(tokens))
+
+
+def _between(words: Sequence[str], tokens: Sequence[Token], start: int, end: int) -> list[NounPhrase]:
+    """Return the phrases in [start, end), which no noun chunk covers: nouns before verbs, and nouns with an article."""
+    if end - start < 2:
+        return []
+    verbal = _before_verbs(tokens, start, end)
+    covered = {i for phrase in verbal for i in range(phrase.first, phrase.end)}
+    return sorted(verbal + _with_articles(words, tokens, start, end, covered))
+
+
+def _with_articles(
+    words: Sequence[str], tokens: Sequence[Token], start: int, end: int, covered: set[int]
+) -> list[NounPhrase]:
+    """Return the phrases of nouns that the parser took for adverbs: "a cup" + "higher up than"."""
+    found = []
+    for root in range(start, end):
+        token = tokens[root]
+        if token.pos not in NOUNS or token.dep not in UNCHUNKED or root in covered:
+            continue
+        first = root
+        while first > start and tokens[first - 1].head == root and tokens[first - 1].dep in MODIFIERS:
+            first -= 1
+        if first < root and words[first] in ARTICLES and singular(token) not in MEASURES:
+            found.append(NounPhrase(first, root + 1, root, root))
+    return found
 
 
 def _before_verbs(tokens: Sequence[Token], start: int, end: int) -> list[NounPhrase]:
@@ -143,12 +178,16 @@ def _divide(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase) -
 def _without_verb(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase, starts: set[int]) -> NounPhrase:
     """Remove a last word that is a verb or a direction; the noun before it becomes the head."""
     first, end, root, _ = phrase
-    if root == first or tokens[root - 1].pos not in NOUNS:
+    if root == first:
         return phrase
     word, tag, following = words[root], tokens[root].tag, words[end] if end < len(words) else ""
     shorter = phrase._replace(end=root, root=root - 1)
-    if word in ("left", "right") and following == "of":
+    # The small parser takes some nouns for adjectives here: "a key left of a dog".
+    is_direction = word in ("left", "right") and following == "of" and words[root - 1] not in POSITION_WORDS
+    if is_direction and (tokens[root - 1].pos in NOUNS or (root - 1 > first and tokens[root - 1].pos == "ADJ")):
         return shorter
+    if tokens[root - 1].pos not in NOUNS:
+        return phrase
     if word.endswith("ing") and tag in ("NN", "VBG", "NNP") and word not in ING_NOUNS and following != "of":
         return shorter
     if tag in PLURAL_NOUNS and tokens[root - 1].tag in SINGULAR_NOUNS and word not in PLURAL_WORDS:

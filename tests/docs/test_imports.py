@@ -51,6 +51,8 @@ FLOORS: dict[str, list[set[str]]] = {
         {"download", "ground", "write"},
         {"score"},
         {"report"},
+        {"quality"},
+        {"audit", "calibrate"},
         {"config"},
         {"lease", "paths", "provenance", "run"},
         {"resume", "rescue"},

@@ -1,0 +1,114 @@
+"""Let people judge a sample of the boxes of a finished output, and compute the precision from their marks.
+
+  1. python -m pipeline.audit OUTPUT                    writes audit.html and audit.csv
+  2. Open audit.html in a browser and mark each box with the buttons or the keys R (right), W (wrong), U (unsure); then
+     download the CSV. Or write right, wrong or unsure into the column `mark` of audit.csv.
+  3. python -m pipeline.audit OUTPUT --marks audit.csv  prints the precision with its interval, by score
+
+A box is right if it encloses what its phrase names, and IoU 0.5 with the best box is enough. The sample is random, so
+the precision holds for the whole output; 200 marks give an interval of about +-4 % at 0.9. For thresholds, sample with
+--of all --min-score 0.3 (lower scores are nearly always wrong and cost marks), and pass the marks to `python -m
+pipeline.calibrate OUTPUT --marks audit.csv`.
+"""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.cli import EXIT_CODES, command
+from common.config_help import print_text
+from common.disk import atomic_write
+from common.errors import UserError
+from common.text import one_line
+from pipeline.quality.curve import Judged, wilson
+from pipeline.quality.marks import marked_boxes, read_marks, write_form
+from pipeline.quality.page import render
+from pipeline.quality.sample import choose
+
+BINS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)
+CLIP_BINS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.51)
+
+
+@command()
+def main() -> int:
+    """Run the command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.audit",
+        description=__doc__,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("output", help="output folder or URL of the job; it needs arrow/ files and images")
+    parser.add_argument("--boxes", type=int, default=200, help="number of boxes (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default: %(default)s)")
+    parser.add_argument(
+        "--of",
+        choices=("kept", "all"),
+        default="kept",
+        help="sample kept boxes, or also those that a threshold of the scores removed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--min-score", type=float, default=0.0, help="sample boxes of at least this score (default: %(default)s)"
+    )
+    parser.add_argument("--page", type=Path, default=Path("audit.html"), help="page to write (default: %(default)s)")
+    parser.add_argument("--form", type=Path, default=Path("audit.csv"), help="CSV to write (default: %(default)s)")
+    parser.add_argument("--marks", type=Path, metavar="FILE", help="read the marks of this CSV instead of sampling")
+    options = parser.parse_args()
+    if options.marks:
+        found = marked_boxes(options.output, options.marks, read_marks(options.marks))
+        kept = [box.removed is None for _, _, box in found]
+        judged = [Judged(score=box.score, clip_score=box.clip_score, is_right=mark.is_right) for mark, _, box in found]
+        print_text(summary(judged, kept))
+        return 0
+    if options.boxes < 1:
+        raise UserError(f"--boxes is {options.boxes}; give 1 or more")
+    questions = choose(options.output, options.boxes, options.seed, options.of, options.min_score)
+    form = write_form(question.candidate for question in questions)
+    if options.form.exists() and options.form.read_bytes() != form.encode():
+        raise UserError(f"{options.form} exists and may hold marks; remove it, or give another file with --form")
+    write(options.page, render(questions, options.output))
+    write(options.form, form)
+    print_text(
+        f"{len(questions)} boxes: mark them in {options.page}, or in the column `mark` of {options.form}; then run\n"
+        f"  python -m pipeline.audit {options.output} --marks {options.form}"
+    )
+    return 0
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file. Raises UserError if it cannot be written."""
+    try:
+        with atomic_write(path) as draft:
+            draft.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {one_line(error)}; give another file") from error
+
+
+def summary(judged: Sequence[Judged], kept: Sequence[bool]) -> str:
+    """Return the precision with its 95 % interval: of kept boxes, and by score of all marked ones."""
+    lines = [line("kept boxes", [box for box, is_kept in zip(judged, kept, strict=True) if is_kept])]
+    if not all(kept):
+        lines.append(line("removed boxes", [b for b, is_kept in zip(judged, kept, strict=True) if not is_kept]))
+    for title, bins, value in (
+        ("grounding score", BINS, [box.score for box in judged]),
+        ("CLIPScore", CLIP_BINS, [box.clip_score for box in judged]),
+    ):
+        lines.append(f"{title}:")
+        for low, high in itertools.pairwise(bins):
+            inside = [b for b, v in zip(judged, value, strict=True) if v is not None and low <= v < high]
+            if inside:
+                lines.append(line(f"  {low:.2f} to {min(high, 2.5 if bins is CLIP_BINS else 1.0):.2f}", inside))
+    return "\n".join(lines)
+
+
+def line(title: str, judged: Sequence[Judged]) -> str:
+    n_right = sum(box.is_right for box in judged)
+    low, high = wilson(n_right, len(judged))
+    share = f"{n_right / len(judged):.3f}" if judged else "  -  "
+    return f"{title:16} precision {share} [{low:.3f}, {high:.3f}], {n_right} of {len(judged)} right"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""The form on which people mark boxes as right or wrong: written and read as CSV."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from common.errors import UserError
+from common.text import one_line
+from pipeline.quality.boxes import FoundBox, FoundRow, only, read_rows
+from pipeline.quality.curve import Judged
+from pipeline.quality.sample import Candidate
+
+COLUMNS: Final = ("key", "box", "phrase", "mark", "score", "clip_score", "caption", "x_min", "y_min", "x_max", "y_max")
+MARKS: Final = {
+    **dict.fromkeys(("right", "r", "yes", "y", "1", "true"), "right"),
+    **dict.fromkeys(("wrong", "w", "no", "n", "0", "false"), "wrong"),
+    **dict.fromkeys(("unsure", "u", "?"), "unsure"),
+}
+"""What may stand in the column `mark`; an empty one is no mark."""
+FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+"""First characters by which spreadsheets recognise a formula."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The judgement of one box: right or wrong. `line` is its line in the CSV."""
+
+    key: str
+    box: int
+    phrase: str
+    is_right: bool
+    line: int
+
+
+def write_form(candidates: Iterable[Candidate]) -> str:
+    """Return the CSV with an empty column `mark`. Texts that a spreadsheet would compute begin with an apostrophe."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(map(form_row, candidates))
+    return file.getvalue()
+
+
+def form_row(candidate: Candidate) -> list[str]:
+    """Return the line of a box, with COLUMNS."""
+    row, box = candidate.row, candidate.box
+    clip = "" if box.clip_score is None else f"{box.clip_score:.4f}"
+    corners = [f"{corner:.4f}" for corner in box.corners]
+    return [row.key, str(box.number), safe(row.phrase(box)), "", f"{box.score:.4f}", clip, safe(row.caption), *corners]
+
+
+def safe(text: str) -> str:
+    """Put an apostrophe before a text that a spreadsheet would take for a formula."""
+    return f"'{text}" if text.startswith(FORMULA) else text
+
+
+def read_marks(path: Path) -> list[Mark]:
+    """Read the boxes that are marked as right or wrong. Raises UserError with file, line and fix."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in ("key", "box", "phrase", "mark") if name not in (reader.fieldnames or ())]
+            if missing:
+                raise UserError(f"{path} has no column {missing[0]!r}; give the CSV that pipeline.audit wrote")
+            found: dict[tuple[str, int], Mark] = {}
+            for row in reader:
+                mark = one_mark(path, reader.line_num, row)
+                if mark and found.setdefault((mark.key, mark.box), mark).is_right != mark.is_right:
+                    raise UserError(
+                        f"{path}, line {mark.line}: box {mark.box} of row {mark.key} has another mark in line "
+                        f"{found[mark.key, mark.box].line}; keep one of them"
+                    )
+    except (OSError, ValueError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read: {one_line(error)}; give a CSV in UTF-8") from error
+    if not found:
+        raise UserError(f"{path} has no marks; write right, wrong or unsure into the column `mark`")
+    return list(found.values())
+
+
+def one_mark(path: Path, line: int, row: dict[str, str | None]) -> Mark | None:
+    """Return the mark of a line; None if it is empty or unsure."""
+    text = (row["mark"] or "").strip().lower()
+    if not text:
+        return None
+    if text not in MARKS:
+        raise UserError(f"{path}, line {line}: the mark is {text[:40]!r}; write right, wrong or unsure")
+    key, number = (row["key"] or "").strip(), (row["box"] or "").strip()
+    if not number.isdecimal():
+        raise UserError(f"{path}, line {line}: `box` is {number[:40]!r}, not a number; keep the columns of the form")
+    if MARKS[text] == "unsure":
+        return None
+    # Spreadsheets remove the zeros in front of numbers.
+    return Mark(key.zfill(12), int(number), row["phrase"] or "", MARKS[text] == "right", line)
+
+
+def marked_boxes(output: str, path: Path, marks: Sequence[Mark]) -> list[tuple[Mark, FoundRow, FoundBox]]:
+    """Find the marked boxes in the output. Raises UserError if one is not there or has another phrase."""
+    rows = only(read_rows(output), {mark.key for mark in marks})
+    found = []
+    for mark in marks:
+        row = rows.get(mark.key)
+        box = next((box for box in row.boxes if box.number == mark.box), None) if row else None
+        if row is None or box is None or safe(row.phrase(box)) != mark.phrase:
+            raise UserError(
+                f"{path}, line {mark.line}: {output} has no box {mark.box} of row {mark.key} with the phrase "
+                f"{mark.phrase[:80]!r}; give the output that was audited"
+            )
+        found.append((mark, row, box))
+    return found
+
+
+def judged_marks(output: str, path: Path, marks: Sequence[Mark]) -> list[Judged]:
+    """Return the marked boxes with the scores of the output."""
+    return [
+        Judged(score=box.score, clip_score=box.clip_score, is_right=mark.is_right)
+        for mark, _, box in marked_boxes(output, path, marks)
+    ]

@@ -1,0 +1,204 @@
+"""The commands pipeline.calibrate and pipeline.audit on a small output."""
+
+import csv
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline import audit, calibrate
+from pipeline.quality.boxes import read_rows
+from pipeline.quality.marks import safe
+
+CLI = pytest.MonkeyPatch
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: CLI) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(module: object, monkeypatch: CLI, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
+    return int(module.main())  # type: ignore[attr-defined]
+
+
+def lines_of(form: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(form.read_text(encoding="utf-8"))))
+
+
+def mark(form: Path, answers: list[str]) -> None:
+    rows = lines_of(form)
+    for row, answer in zip(rows, answers, strict=False):
+        row["mark"] = answer
+    with form.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_calibration_draws_the_curve_and_names_settings(
+    folder: Path, output: str, phrases_file: Path, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(calibrate, monkeypatch, output, "--known", phrases_file, "--precision", "0.95") == 0
+    text = capsys.readouterr().out
+    assert re.search(r"score\.min_score=0\.\d+ score\.min_clip_score=\d", text)
+    assert (folder / "calibration.png").read_bytes().startswith(b"\x89PNG")
+    rows = [line.split() for line in text.splitlines() if re.match(r" +0\.\d\d +\d+ ", line)]
+    recalls = [float(row[-1]) for row in rows if "score" in text][:3]
+    assert recalls == sorted(recalls, reverse=True)
+    # The boxes of this output are the true boxes, moved a little: none is wrong, none is found twice.
+    assert {row[2] for row in rows} == {"1.000"}
+
+
+def test_recall_counts_rows_without_boxes(
+    folder: Path, output: str, phrases_file: Path, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(calibrate, monkeypatch, output, "--known", phrases_file)
+    n_objects = int(re.search(r"(\d+) objects to be found", capsys.readouterr().out)[1])  # type: ignore[index]
+    rows = {row.url.rsplit("/", 1)[1] for _, row in read_rows(output) if row.url}
+    truth = json.loads(phrases_file.read_text())
+    assert n_objects == sum(len(phrase["boxes"]) for name in rows for phrase in truth[name]["phrases"])
+
+
+def test_precision_out_of_reach_is_said(
+    folder: Path, output: str, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing = {"images": [{"id": str(n), "width": 10, "height": 10} for n in range(24)], "categories": [{"id": 1, "name": "a"}],
+               "annotations": [{"image_id": str(n), "category_id": 1, "bbox": [0, 0, 1, 1]} for n in range(24)]}  # fmt: skip
+    (folder / "coco.json").write_text(json.dumps(nothing))
+    assert run(calibrate, monkeypatch, output, "--known", "coco.json", "--any-phrase") == 0
+    assert "No thresholds reach a precision of 0.90" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--known", "none.json"], "none.json cannot be read"),
+        (["--known", "other.json"], "has known objects in other.json"),
+        (["--known", "other.json", "--precision", "2"], "--precision is 2.0"),
+        (["--known", "other.json", "--synonyms", "list.json"], "list.json must hold one object of lists"),
+        (["--marks", "none.csv"], "none.csv cannot be read"),
+    ],
+)
+def test_bad_arguments_end_in_one_line(
+    folder: Path, output: str, arguments: list[str], message: str, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "other.json").write_text('{"x": {"phrases": []}}')
+    (folder / "list.json").write_text("[]")
+    assert run(calibrate, monkeypatch, output, *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_folder_without_shards_is_reported(folder: Path, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(audit, monkeypatch, folder / "empty") == 2
+    assert "no finished shard" in capsys.readouterr().err
+
+
+def test_marks_give_precision_with_interval_and_feed_the_calibration(
+    folder: Path, output: str, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(audit, monkeypatch, output, "--boxes", 10) == 0
+    mark(folder / "audit.csv", ["right"] * 6 + ["no", "W", "unsure", ""])
+    assert run(audit, monkeypatch, output, "--marks", "audit.csv") == 0
+    assert "precision 0.750 [0.409, 0.929], 6 of 8 right" in capsys.readouterr().out
+    assert run(calibrate, monkeypatch, output, "--marks", "audit.csv", "--precision", "0.7") == 0
+    text = capsys.readouterr().out
+    assert "8 marked boxes, 6 of them right" in text
+    assert "right boxes kept 1.000" in text
+
+
+def test_sample_depends_on_the_seed_only(folder: Path, output: str, monkeypatch: CLI) -> None:
+    forms = []
+    for number, seed in enumerate((0, 0, 1)):
+        run(
+            audit,
+            monkeypatch,
+            output,
+            "--boxes",
+            12,
+            "--seed",
+            seed,
+            "--form",
+            f"{number}.csv",
+            "--page",
+            f"{number}.html",
+        )
+        forms.append((folder / f"{number}.csv").read_text())
+    assert forms[0] == forms[1] != forms[2]
+
+
+def test_removed_boxes_are_sampled_on_request(folder: Path, output: str, monkeypatch: CLI) -> None:
+    removed = {(row.key, box.number): box.removed for _, row in read_rows(output) for box in row.boxes}
+    run(audit, monkeypatch, output, "--boxes", 1000, "--form", "kept.csv")
+    run(audit, monkeypatch, output, "--boxes", 1000, "--form", "all.csv", "--of", "all", "--min-score", "0.5")
+    kept, every = (
+        {removed[row["key"], int(row["box"])] for row in lines_of(Path(name))} for name in ("kept.csv", "all.csv")
+    )
+    assert kept == {None}
+    assert {"low_clip_score", "low_score", None} == every
+    assert all(float(row["score"]) >= 0.5 for row in lines_of(Path("all.csv")))
+
+
+def test_form_with_marks_is_not_overwritten(
+    folder: Path, output: str, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "audit.csv").write_text("mine")
+    assert run(audit, monkeypatch, output) == 2
+    assert "audit.csv exists and may hold marks" in capsys.readouterr().err
+    assert (folder / "audit.csv").read_text() == "mine"
+
+
+def test_form_without_marks_is_written_again(folder: Path, output: str, monkeypatch: CLI) -> None:
+    assert [run(audit, monkeypatch, output, "--boxes", 3) for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows[0].update(mark="maybe"), "line 2: the mark is 'maybe'; write right, wrong or unsure"),
+        (lambda rows: rows[1].update(box="x", mark="right"), "line 3: `box` is 'x', not a number"),
+        (lambda rows: rows[0].update(phrase="a unicorn", mark="right"), "give the output that was audited"),
+        (
+            lambda rows: rows.append({**rows[0], "mark": "wrong"}) or rows[0].update(mark="right"),
+            "another mark in line 2",
+        ),
+        (lambda rows: None, "has no marks"),
+    ],
+)
+def test_bad_marks_are_reported_with_their_line(
+    folder: Path, output: str, change: object, message: str, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(audit, monkeypatch, output, "--boxes", 5)
+    rows = lines_of(folder / "audit.csv")
+    change(rows)  # type: ignore[operator]
+    with (folder / "audit.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    assert run(audit, monkeypatch, output, "--marks", "audit.csv") == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_keys_without_zeros_are_found(
+    folder: Path, output: str, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(audit, monkeypatch, output, "--boxes", 3)
+    mark(folder / "audit.csv", ["right"] * 3)
+    form = folder / "audit.csv"
+    form.write_text("\ufeff" + re.sub(r"(?m)^0+(?=\d)", "", form.read_text()), encoding="utf-8")
+    assert run(audit, monkeypatch, output, "--marks", form) == 0
+    assert "3 of 3 right" in capsys.readouterr().out
+
+
+def test_texts_cannot_become_formulas() -> None:
+    assert safe('=HYPERLINK("x")') == '\'=HYPERLINK("x")'
+    assert safe("a dog") == "a dog"

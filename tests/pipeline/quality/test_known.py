@@ -1,0 +1,100 @@
+"""Known boxes in COCO's form and as phrases, and the messages for bad files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import UserError
+from pipeline.quality.boxes import FoundRow
+from pipeline.quality.known import contains, read_known
+
+COCO = {
+    "images": [{"id": 7, "file_name": "dir/dog.jpg", "width": 200, "height": 100}],
+    "annotations": [
+        {"image_id": 7, "category_id": 1, "bbox": [20, 10, 100, 50]},
+        {"image_id": 7, "category_id": 2, "bbox": [0, 0, 200, 100], "iscrowd": 1},
+    ],
+    "categories": [{"id": 1, "name": "dog"}, {"id": 2, "name": "person"}],
+}
+
+
+def row(id_: str | None = None, url: str | None = None, caption: str = "a dog") -> FoundRow:
+    return FoundRow(key="000000000000", id=id_, url=url, caption=caption, boxes=())
+
+
+def write(folder: Path, data: Any) -> Path:
+    path = folder / "known.json"
+    path.write_text(data if isinstance(data, str) else json.dumps(data))
+    return path
+
+
+@pytest.mark.parametrize(
+    "found", [row("7"), row("dog"), row(None, "http://x.org/a/dog.jpg?q=1"), row("x", "s3://b/dog")]
+)
+def test_coco_images_are_found_by_id_or_file_name(tmp_path: Path, found: FoundRow) -> None:
+    known = read_known(write(tmp_path, COCO), {"person": ["man"]}).of(found)
+    assert known is not None
+    assert known[0].corners == (0.1, 0.1, 0.6, 0.6)
+    assert (known[0].names, known[0].is_crowd) == (("dog",), False)
+    assert (known[1].names, known[1].is_crowd) == (("person", "man"), True)
+
+
+def test_other_rows_have_no_known_boxes(tmp_path: Path) -> None:
+    assert read_known(write(tmp_path, COCO), {}).of(row("8", "http://x.org/cat.jpg")) is None
+
+
+def test_names_are_ignored_for_any_phrase(tmp_path: Path) -> None:
+    known = read_known(write(tmp_path, COCO), {}, any_phrase=True).of(row("7"))
+    assert known is not None
+    assert known[0].names == ()
+
+
+@pytest.mark.parametrize(
+    ("phrase", "name", "is_in"),
+    [
+        ("two big Dogs", "dog", True),
+        ("a hot-dog", "hot dog", True),
+        ("three buses", "bus", True),
+        ("some cherries", "cherry", True),
+        ("a dogma", "dog", False),
+        ("a cat", "dog", False),
+    ],
+)
+def test_names_are_whole_words_in_singular_or_plural(phrase: str, name: str, is_in: bool) -> None:
+    assert contains(phrase, name) is is_in
+
+
+def test_caption_of_another_output_is_reported(tmp_path: Path) -> None:
+    data = {"7": {"caption": "a cat", "phrases": [{"start": 0, "end": 5, "boxes": [[0, 0, 1, 1]]}]}}
+    with pytest.raises(UserError, match="the caption of image '7' is 'a cat', but the output has 'a dog'"):
+        read_known(write(tmp_path, data), {}).of(row("7"))
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ("{", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        ([1], "holds no known boxes"),
+        ({}, "holds no known boxes"),
+        ({**COCO, "images": [{"id": 7}]}, r"images\[0\] needs id, width and height"),
+        ({**COCO, "images": [{"id": 7, "width": 0, "height": 3}]}, r"images\[0\] needs id, width and height"),
+        ({**COCO, "annotations": [{"image_id": 8, "bbox": [0, 0, 1, 1]}]}, r"annotations\[0\] needs the image_id"),
+        ({**COCO, "annotations": [{"image_id": 7, "bbox": [0, 0, 1]}]}, r"annotations\[0\] needs the image_id"),
+        ({**COCO, "categories": []}, r"annotations\[0\] has no category"),
+        ({"7": {"phrases": [{"start": 0, "end": 5, "boxes": [[0, 0, 1]]}]}}, "row '7' needs phrases"),
+        ({"7": {"phrases": [{"boxes": []}]}}, "row '7' needs phrases"),
+    ],
+)
+def test_bad_file_is_reported_in_one_line(tmp_path: Path, data: Any, text: str) -> None:
+    with pytest.raises(UserError, match=text) as error:
+        read_known(write(tmp_path, data), {})
+    assert "\n" not in str(error.value)
+    assert "known.json" in str(error.value)
+
+
+def test_missing_file_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        read_known(tmp_path / "no.json", {})

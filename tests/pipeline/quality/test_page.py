@@ -1,0 +1,68 @@
+"""The audit page: hostile captions are escaped, and in a browser its marks become a CSV that the command reads."""
+
+import csv
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.quality.marks import COLUMNS
+from pipeline.quality.page import render
+from pipeline.quality.sample import choose
+from tests.pipeline.report.make_output import HOSTILE, make_tables, with_markup, write_output
+from tests.pipeline.report.test_browser import CHROMIUM, FLAGS
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of an output whose captions contain markup."""
+    folder = tmp_path_factory.mktemp("hostile")
+    output = write_output(folder, [with_markup(table) for table in make_tables(1, 12)])
+    return render(choose(output, 8, 0), f"out/{HOSTILE}</title>")
+
+
+def test_markup_in_captions_and_names_is_escaped(page: str) -> None:
+    assert HOSTILE not in page
+    assert page.count("<script") == page.count("</script>") == 2
+    assert page.count("</title>") == 1
+    assert "&lt;script&gt;alert" in page
+    assert "\\u003cscript\\u003e" in page
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=120_000)
+        yield browser
+        browser.close()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None or not shutil.which(CHROMIUM), reason="no Chromium on this machine")
+def test_marks_survive_a_reload_and_are_downloaded_as_csv(browser: Any, page: str, tmp_path: Path) -> None:
+    (tmp_path / "audit.html").write_text(page, encoding="utf-8")
+    tab, messages = browser.new_page(viewport={"width": 390, "height": 900}), []
+    tab.on("console", lambda message: messages.append(message.text))
+    tab.on("pageerror", lambda error: messages.append(str(error)))
+    tab.on("dialog", lambda dialog: messages.append("dialog"))
+    tab.goto(f"file://{tmp_path}/audit.html")
+    tab.keyboard.press("r")
+    tab.keyboard.press("w")
+    tab.locator("article").nth(3).locator("button[value=unsure]").click()
+    tab.locator("article").nth(0).locator("button[value=right]").click()  # a second click removes the mark
+    tab.locator("article").nth(0).locator("button[value=wrong]").click()
+    tab.reload()
+    assert "3 of 8 marked: 0 right, 2 wrong, 1 unsure" in tab.locator("#count").inner_text()
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    with tab.expect_download() as download:
+        tab.locator("#save").click()
+    rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text(encoding="utf-8"))))
+    assert tuple(rows[0]) == COLUMNS
+    assert [row["mark"] for row in rows] == ["wrong", "wrong", "", "unsure", "", "", "", ""]
+    assert all(HOSTILE in row["caption"] for row in rows)
+    assert messages == []
+    tab.close()
