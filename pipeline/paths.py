@@ -8,7 +8,7 @@ from typing import Final
 from common.errors import UserError
 from common.paths import absolute, check_input_is_absolute, check_output_is_absolute
 from common.remote import open_store
-from common.urls import without_user
+from common.urls import check_no_user, without_user
 from pipeline.config import PipelineConfig
 from pipeline.write.store import Store
 from schemas.files import FILES
@@ -23,21 +23,12 @@ def with_absolute_paths(config: PipelineConfig) -> PipelineConfig:
     Raises UserError for a relative input or output of a Ray job, for a URL with a user name or a password, and like
     `check_no_query`.
     """
-    check_no_user(config)
+    check_no_user("input", config.input)
+    check_no_user("output", config.output)
     check_no_query(config, [config.input])
     check_output_is_absolute(config.output, "an absolute path or a URL")
     check_input_is_absolute(config.input)
     return dataclasses.replace(config, input=absolute(config.input), output=absolute(config.output))
-
-
-def check_no_user(config: PipelineConfig) -> None:
-    """Raise UserError if the input or output is a URL with a user name or a password, which paths of shards repeat."""
-    for key in ("input", "output"):
-        if without_user(value := getattr(config, key)) != value:
-            raise UserError(
-                f"the URL of {key}= contains a user name or a password; remove them, and give the credentials in the "
-                "environment or in the configuration of fsspec (docs/cluster.md)"
-            )
 
 
 def check_no_query(config: PipelineConfig, files: Iterable[str]) -> None:
