@@ -9,7 +9,7 @@ from typing import IO, Any, Final, TypeVar, cast
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.registry import known_implementations
+from fsspec.registry import available_protocols, known_implementations
 from fsspec.utils import get_protocol
 
 from common.errors import UserError
@@ -26,6 +26,7 @@ BUFFER: Final = 1 << 20
 THREADS: Final = 16
 CLIENT_ERRORS: Final = {"botocore.exceptions": ("BotoCoreError", "ClientError"), "aiohttp": ("ClientError",)}
 """Module -> exceptions of HTTP clients that fsspec does not convert to OSError."""
+EXAMPLES: Final = "s3://, gs://, abfs://, hf://, https:// or another protocol of fsspec"
 
 
 def open_store(url: str, **options: Any) -> tuple[AbstractFileSystem, str]:
@@ -42,7 +43,8 @@ def open_store(url: str, **options: Any) -> tuple[AbstractFileSystem, str]:
         fix = f"; pip install '{package}'" if package not in ("", "fsspec") else ""
         raise UserError(f"{url}: {error}{fix}") from error
     except store_errors(ValueError) as error:
-        raise UserError(f"{url}: {one_line(error)}") from error
+        fix = "" if get_protocol(url) in available_protocols() else f"; give a path, or a URL such as {EXAMPLES}"
+        raise UserError(f"{url}: {one_line(error)}{fix}") from error
     if get_protocol(url) in ("s3", "s3a"):
         fs.retries = S3_TRIES
     return fs, str(path)

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 BLOCK: Final = 512
 CHECKSUM: Final = slice(148, 156)
+MAGIC: Final = b"ustar"
 MAX_EXTENSION_BYTES: Final = 1 << 20  # maximum size of a long name or of pax records
 MAX_EXTENSIONS: Final = 16  # extended headers before a member; tar writes at most four
 MAX_RECORDS: Final = 1000  # of a pax header
@@ -35,18 +36,25 @@ class Member(NamedTuple):
 
 
 class TarError(Exception):
-    """Data that are not a tar, or a truncated tar. `member` is the name of the truncated member, or empty."""
+    """Data that are not a tar, or a truncated tar.
 
-    def __init__(self, message: str, member: str = "") -> None:
+    `member` is the name of the truncated member, or empty. `damaged_name` is the name in a damaged header, in which the
+    damage may be, or empty.
+    """
+
+    def __init__(self, message: str, member: str = "", damaged_name: str = "") -> None:
         super().__init__(message)
-        self.member = member
+        self.member, self.damaged_name = member, damaged_name
 
 
-def iter_members(read_at: ReadAt, start: int, end: int, verify: bool = True) -> Iterator[Member]:
+def iter_members(
+    read_at: ReadAt, start: int, end: int, verify: bool = True, needs_mark: bool = False
+) -> Iterator[Member]:
     """Yield the regular files from `start`, the offset of a header, up to the end-of-archive mark or `end`.
 
-    `verify` compares the checksum of each header. Raises TarError if a header is damaged, if a header or the content of
-    a member extends beyond `end`, for sparse files, and for more than `MAX_EXTENSIONS` extended headers of a member.
+    `verify` compares the checksum of each header; `needs_mark` requires the mark, of which one block is enough. Raises
+    TarError if a header is damaged, if a header or the content of a member extends beyond `end`, for sparse files, for
+    more than `MAX_EXTENSIONS` extended headers of a member, and for a missing mark.
     """
     offset, header_offset = start, None
     # Name and size of the next member, from a pax or GNU header before it.
@@ -89,6 +97,8 @@ def iter_members(read_at: ReadAt, start: int, end: int, verify: bool = True) -> 
             yield Member(name, header_offset, data_offset, size)
         offset, header_offset, long_name, long_size = data_offset + round_up_to_block(size), None, None, None
         n_extensions = 0
+    if needs_mark:
+        raise TarError(f"no end-of-archive mark at byte {min(offset, end)}, so the tar may be truncated")
 
 
 def read_extension(read_at: ReadAt, offset: int, size: int) -> bytes:
@@ -148,11 +158,16 @@ def parse_decimal(text: str, offset: int) -> int:
 def verify_checksum(header: bytes, offset: int) -> None:
     """Compare a header's checksum with the sum of its bytes, with spaces in place of the checksum itself.
 
-    Raises TarError, naming the header's `offset`, if they differ.
+    Raises TarError, naming the header's `offset`, if they differ; with a name if the block looks like a header.
     """
     total = sum(header) - sum(header[CHECKSUM]) + 8 * ord(" ")
-    if total != parse_number(header[CHECKSUM], offset):
-        raise TarError(f"missing or damaged tar header at byte {offset}")
+    name = parse_name(header) if header[257:262] == MAGIC else ""
+    try:
+        is_same = total == parse_number(header[CHECKSUM], offset)
+    except TarError as error:
+        raise TarError(str(error), damaged_name=name) from None
+    if not is_same:
+        raise TarError(f"missing or damaged tar header at byte {offset}", damaged_name=name)
 
 
 def parse_pax_records(data: bytes, offset: int) -> dict[str, str]:

@@ -12,6 +12,8 @@ UNPRINTABLE: Final = re.compile(
     r"\ud800-\udfff"  # lone surrogates, which UTF-8 cannot encode
     "]"
 )
+CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters other than tab and newline."""
 USER_INFO: Final = re.compile(
     r"(?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)(?P<start>:[/\\]+|(?<![:/\\\w])//)"
     r"(?:[^/\\?#\s]*@|[^/\\?#\s:@\[]{0,200}:(?!\d)[^\n@\"<>]{0,300}@)"
@@ -28,7 +30,20 @@ def printable(text: str) -> str:
     >>> print(printable("a dog\x1b[2J\n00:00:00 INFO done \u202etxt.exe"))
     a dog\x1b[2J\n00:00:00 INFO done \u202etxt.exe
     """
-    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+    return UNPRINTABLE.sub(_escape, text)
+
+
+def without_controls(text: str) -> str:
+    r"""Escape the control characters of a document, such as an HTML page, except tabs and newlines.
+
+    >>> print(without_controls("<p>a dog\x1b[2J</p>"))
+    <p>a dog\x1b[2J</p>
+    """
+    return CONTROL.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")
 
 
 def redact(text: str) -> str:
@@ -55,5 +70,9 @@ def message_lines(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an exception without line breaks, or the name of its type if the message is empty."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """Return the message of an exception as part of a sentence: without line breaks and full stop at the end.
+
+    An empty message is replaced by the name of the type.
+    """
+    text = " ".join(str(error).split())
+    return (text if text.endswith("..") else text.removesuffix(".")) or type(error).__name__

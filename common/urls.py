@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any, Final
 
+from common.errors import UserError
 from common.text import USER_INFO
 
 SCHEME_AND_USER: Final = re.compile(r"^(?!abfss?:|wasbs?:)([^/?#]*/[\x00-\x20]*/)[^/?#]*@")
@@ -24,6 +25,15 @@ def without_user(url: str) -> str:
     's3://bucket/pairs.parquet'
     """
     return ODD_USER.sub(r"\1", SCHEME_AND_USER.sub(r"\1", url)) if "@" in url else url
+
+
+def check_no_user(key: str, url: str) -> None:
+    """Raise UserError, naming the configuration key, if a URL has a user name or a password."""
+    if without_user(url) != url:
+        raise UserError(
+            f"the URL of {key}= contains a user name or a password; remove them, and give the credentials in the "
+            "environment or in the configuration of fsspec (docs/cluster.md)"
+        )
 
 
 def without_secrets(url: str, *, strip_query: bool) -> str:

@@ -11,7 +11,7 @@ from common.text import message
 from pipeline.compute import compute
 from pipeline.config import PipelineConfig
 from pipeline.lease import Lease, hold_lease
-from pipeline.paths import check_output_outside_input, check_writable, with_absolute_paths
+from pipeline.paths import check_no_query, check_output_outside_input, check_writable, with_absolute_paths
 from pipeline.provenance import make_provenance
 from pipeline.read.plan import list_files
 from pipeline.read.types import ShardPlan
@@ -37,6 +37,7 @@ def run(config: PipelineConfig) -> int:
     """
     config = with_absolute_paths(config)
     files = list_files(config.input)
+    check_no_query(config, [path for path, _ in files])  # a listing of a web server may hold signed links
     check_output_outside_input(config, [path for path, _ in files])
     output = Store(config.output)
     check_writable(output)

@@ -1,36 +1,45 @@
 """Checks of the input and output paths of a job, before anything is computed."""
 
 import dataclasses
+import re
 from collections.abc import Iterable
+from typing import Final
 
 from common.errors import UserError
 from common.paths import absolute, check_input_is_absolute, check_output_is_absolute
 from common.remote import open_store
-from common.urls import without_user
+from common.urls import check_no_user, without_user
 from pipeline.config import PipelineConfig
 from pipeline.write.store import Store
 from schemas.files import FILES
+
+HTTP_QUERY: Final = re.compile(r"(https?://[^?#]*)\?", re.IGNORECASE)
+"""A URL with a query, also behind a cache of fsspec; for other protocols, a question mark is a wildcard."""
 
 
 def with_absolute_paths(config: PipelineConfig) -> PipelineConfig:
     """Make input and output absolute, since workers run in other folders.
 
-    Raises UserError for a relative input or output of a Ray job, and for a URL with a user name or a password.
+    Raises UserError for a relative input or output of a Ray job, for a URL with a user name or a password, and like
+    `check_no_query`.
     """
-    check_no_user(config)
+    check_no_user("input", config.input)
+    check_no_user("output", config.output)
+    check_no_query(config, [config.input])
     check_output_is_absolute(config.output, "an absolute path or a URL")
     check_input_is_absolute(config.input)
     return dataclasses.replace(config, input=absolute(config.input), output=absolute(config.output))
 
 
-def check_no_user(config: PipelineConfig) -> None:
-    """Raise UserError if the input or output is a URL with a user name or a password, which paths of shards repeat."""
-    for key in ("input", "output"):
-        if without_user(value := getattr(config, key)) != value:
-            raise UserError(
-                f"the URL of {key}= contains a user name or a password; remove them, and give the credentials in the "
-                "environment or in the configuration of fsspec (docs/cluster.md)"
-            )
+def check_no_query(config: PipelineConfig, files: Iterable[str]) -> None:
+    """Raise UserError if queries are removed from what is written, but an input file has one: its path is written."""
+    found = (HTTP_QUERY.search(path) for path in files if config.write.strip_url_queries)
+    if match := next(filter(None, found), None):
+        raise UserError(
+            f"the input URL {without_user(match[1])} has a query, which every manifest would repeat, but "
+            "write.strip_url_queries=true forbids that; copy the file to a disk or a bucket and give its path, or its "
+            "URL without a query and the credentials in the configuration of fsspec (docs/cluster.md)"
+        )
 
 
 def check_output_outside_input(config: PipelineConfig, files: Iterable[str]) -> None:

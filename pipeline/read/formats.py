@@ -87,10 +87,10 @@ class DamagedFileError(UserError):
 
 
 @contextmanager
-def open_input(path: str) -> Iterator[IO[bytes]]:
+def open_input(path: str, rows: str = "") -> Iterator[IO[bytes]]:
     """Open a file as decompressed bytes. Raises UserError, naming the file, if opening or reading it fails.
 
-    The error is a DamagedFileError if the file can be read, but not parsed.
+    `rows` names the rows to read, for the message. The error is a DamagedFileError if the file can be read, but not parsed.
     """
     try:
         with open_file(path) as file:
@@ -102,7 +102,7 @@ def open_input(path: str) -> Iterator[IO[bytes]]:
     except store_errors(*UNREADABLE) as error:
         kind = DamagedFileError if isinstance(error, UNREADABLE) else UserError
         fix = "replace the file, or remove it from the input"
-        raise kind(f"cannot read input file {path}: {one_line(error)}; {fix}") from error
+        raise kind(f"cannot read {rows}input file {path}: {one_line(error)}; {fix}") from error
 
 
 def raw_rows(
@@ -136,7 +136,8 @@ def read_rows(
     parsed nor converted, and becomes None. Binary columns of a parquet file are skipped, except `text_columns`: some
     writers store text in binary columns. Raises UserError if the file cannot be read.
     """
-    with open_input(piece.path) as file:
+    last_row = piece.first_row + piece.n_rows - 1
+    with open_input(piece.path, f"rows {piece.first_row} to {last_row} of ") as file:
         for i, (line, load) in enumerate(_loads(piece, file, text_columns, config, is_wanted), piece.first_row):
             yield line, isolated(partial(_converted, convert, load)) if load and is_wanted(i) else None
 

@@ -14,6 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from common.errors import UserError
 from common.remote import map_concurrently, one_line, open_store, store_errors
 from common.time_limits import reported
+from common.urls import check_no_user
 from pipeline.read.config import ReadConfig
 from pipeline.read.formats import SUFFIXES, DamagedFileError, column_names, format_of, open_input, raw_rows
 from pipeline.read.stage import check_columns
@@ -141,8 +142,10 @@ def list_files(input: str) -> list[tuple[str, int]]:
 
     `input` is a file, folder or glob, as a local path or an fsspec URL. In a folder with tars, other files are ignored:
     img2dataset writes a parquet file with the same rows next to each tar. Raises UserError if there are no input files,
-    or if they cannot be listed.
+    if they cannot be listed, and for a URL with a user name or a password, which errors of stores repeat in other forms.
     """
+    if "://" in input:
+        check_no_user("input", input)
     with reported(f"waiting for the list of {input}") if "://" in input else nullcontext():
         return _list_files(input)
 

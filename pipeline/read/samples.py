@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from typing import IO, Final
 
-from common.tar import Member, iter_members
+from common.tar import Member, TarError, iter_members
 from pipeline.read.config import ReadConfig
 from pipeline.read.json_rows import parse_json
 from pipeline.read.types import IMAGE, BadRecord, RawRow, Record
@@ -18,10 +18,11 @@ Members = dict[str, Member]
 
 
 def tar_rows(file: IO[bytes], offset: int) -> Iterator[RawRow]:
-    """Yield the samples from byte `offset`; only headers are read. Raises TarError for a damaged tar.
+    """Yield the samples from byte `offset`; only headers are read.
 
     Of adjacent samples with the same name, all but the last are bad rows: their files cannot be told apart. A row
-    depends only on what follows its first byte, so reading may start at any sample.
+    depends only on what follows its first byte, so reading may start at any sample. Raises TarError for a damaged or
+    truncated tar, after the samples before the damage; the last of them is left out if it may continue there.
     """
 
     def read_at(start: int, n_bytes: int) -> bytes:
@@ -32,19 +33,50 @@ def tar_rows(file: IO[bytes], offset: int) -> Iterator[RawRow]:
     key: str | None = None
     start = 0
     members: Members = {}
-    for member in iter_members(read_at, offset, size):
-        folder, _, name = member.name.rpartition("/")
-        stem, _, suffix = name.partition(".")
-        suffix, is_same = suffix.lower(), f"{folder}/{stem}" == key
-        if members and (not is_same or suffix in members):
-            yield RawRow(start, 0, _row(members, is_followed=is_same))
-            members = {}
-        if not members:
-            key, start = f"{folder}/{stem}", member.header_offset
-        if len(members) < MAX_MEMBERS:
-            members[suffix] = member
+    damage: TarError | None = None
+    try:
+        for member in iter_members(read_at, offset, size, needs_mark=True):
+            member_key, suffix = split_name(member.name)
+            is_same = member_key == key
+            if members and (not is_same or suffix in members):
+                yield RawRow(start, 0, _row(members, is_followed=is_same))
+                members = {}
+            if not members:
+                key, start = member_key, member.header_offset
+            if len(members) < MAX_MEMBERS:
+                members[suffix] = member
+    except TarError as error:
+        damage = error
+        if key is not None and not _is_complete(key, members, error):
+            name = next(iter(members.values())).name
+            raise TarError(f"{error}; the sample of {name} may be incomplete and is left out") from error
     if members:
         yield RawRow(start, 0, _row(members, is_followed=False))
+    if damage:
+        raise damage
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Split the name of a file into the key of its sample, which ends at the first dot, and its suffix in lower case.
+
+    >>> split_name("folder/000001.seg.PNG")
+    ('folder/000001', 'seg.png')
+    """
+    folder, slash, file = name.rpartition("/")
+    stem, _, suffix = file.partition(".")
+    return f"{folder}{slash}{stem}", suffix.lower()
+
+
+def _is_complete(key: str, members: Members, damage: TarError) -> bool:
+    """True if the sample `key`, of which `members` precede the damage, has no other file.
+
+    The name of a truncated file is certain. That in a damaged header may be wrong, so the sample must also have an
+    image and a caption. Nothing is known of what follows a header that is truncated or missing.
+    """
+    if damage.member:
+        return split_name(damage.member)[0] != key
+    has_pair = any(suffix in members for suffix in IMAGE_SUFFIXES) and (GRIT_CAPTION in members or GRIT_JSON in members)
+    return has_pair and bool(damage.damaged_name) and split_name(damage.damaged_name)[0] != key
 
 
 def _row(members: Members, is_followed: bool) -> Members | BadRecord:

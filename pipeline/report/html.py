@@ -10,6 +10,7 @@ from markupsafe import Markup
 from omegaconf import OmegaConf
 
 from common.errors import UserError
+from common.text import without_controls
 from pipeline.report.cards import make_card
 from pipeline.report.charts import Chart, histogram_chart, number
 from pipeline.report.config import ReportConfig
@@ -75,7 +76,7 @@ def write_report(output: str, config: ReportConfig | None = None) -> None:
 
 
 def render(stats: Statistics, store: Store, config: ReportConfig) -> str:
-    """Return the page as HTML."""
+    """Return the page as HTML, without control characters."""
     manifests = read_manifests(store, set(stats["shards"]))
     pictures = pick_pictures(store, manifests, config)
     drawable = [picture.row for picture in pictures if is_drawable(picture.row)][: config.trees]
@@ -87,7 +88,7 @@ def render(stats: Statistics, store: Store, config: ReportConfig) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"number": number, "shortened": shortened}
-    return environment.get_template("template.html").render(
+    page = environment.get_template("template.html").render(
         stats=stats,
         style=Markup((TEMPLATES / "style.css").read_text("utf-8")),
         funnel=list(funnel(stats, pick_examples(store, manifests, config.examples))),
@@ -100,6 +101,7 @@ def render(stats: Statistics, store: Store, config: ReportConfig) -> str:
         config_text=OmegaConf.to_yaml(OmegaConf.create(stats["config"])),
         versions=list(flatten(stats["provenance"], "")),
     )
+    return without_controls(page)  # HTML cannot represent them, and texts of the web hold them
 
 
 def funnel(stats: Statistics, examples: Mapping[tuple[str, str], list[Row]]) -> Iterator[dict[str, Any]]:

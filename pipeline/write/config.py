@@ -22,7 +22,8 @@ class WriteConfig:
     # JPEG quality of the 224-pixel images in train/, 1 to 100; HyCoCLIP uses 95
     jpeg_quality: int = 95
 
-    # remove the query, ?name=value, of every URL that is written: the queries of signed URLs are secrets
+    # remove the query, ?name=value, of every URL that is written: the queries of signed URLs are secrets. An input= with
+    # a query is refused
     strip_url_queries: bool = False
 
     def __post_init__(self) -> None:

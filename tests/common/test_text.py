@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from common.text import MAX_CHARS, message, message_lines, printable, redact
+from common.text import MAX_CHARS, message, message_lines, one_line, printable, redact, without_controls
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,18 @@ def test_a_message_is_one_line_of_bounded_length() -> None:
 
 def test_the_lines_of_a_traceback_are_kept() -> None:
     assert message_lines("a\n\x1b[2Jb") == "a\n\\x1b[2Jb"
+
+
+def test_only_control_characters_of_a_document_are_escaped() -> None:
+    text = "".join(map(chr, range(0xA1))) + "größe\u202e 🐕"
+    found = without_controls(text)
+    assert [char for char in found if unicodedata.category(char) == "Cc"] == ["\t", "\n"]
+    assert "\\x1b" in found
+    assert "\\x85" in found
+    assert found.endswith("größe\u202e 🐕")
+
+
+def test_the_message_of_an_exception_continues_in_a_sentence() -> None:
+    assert one_line(OSError("Corrupt snappy\n compressed data.")) == "Corrupt snappy compressed data"
+    assert one_line(OSError("and so on ...")) == "and so on ..."
+    assert one_line(KeyError()) == "KeyError"

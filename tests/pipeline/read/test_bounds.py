@@ -151,9 +151,9 @@ def test_of_a_damaged_file_the_rows_before_the_damage_are_read(
     write_tar(tmp_path / "c.tar", {"9.jpg": b"other"})
     with caplog.at_level(logging.WARNING):
         rows = read_all(tmp_path)
-    assert [row["image"] for row in rows] == [bytes([0]) * 1000, b"other"]
-    assert "only the first 1 rows of a damaged file are read" in caplog.text
-    assert f"{tmp_path}/b.tar: truncated inside" in caplog.text
+    assert [row["image"] for row in rows] == [bytes([0]) * 1000, bytes([1]) * 1000, b"other"]
+    assert "only the first 2 rows of a damaged file are read" in caplog.text
+    assert f"{tmp_path}/b.tar: truncated inside 2.jpg" in caplog.text
 
 
 def test_a_file_without_a_readable_row_is_left_out_only_on_request(tmp_path: Path) -> None:

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from common.errors import UserError
+from pipeline.read.config import ReadConfig
+from pipeline.read.plan import plan_shards
+from pipeline.read.stage import read_shard
 from tests.pipeline.read.test_stage import read_all
 
 URLS = [f"http://x.org/{i}.jpg" for i in range(3)]
@@ -44,3 +49,18 @@ def test_text_in_latin_1_makes_one_bad_row(tmp_path: Path) -> None:
     latin = pa.array([b"dog", b"caf\xe9", b"cat"]).view(pa.string())
     pq.write_table(pa.table({"url": URLS, "caption": latin}), tmp_path / "a.parquet")
     assert [row["reason"] for row in read_all(tmp_path / "a.parquet")] == [None, "bad_row", None]
+
+
+def test_a_damaged_page_is_named_with_the_rows_of_the_shard(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    rows = [{"url": f"http://x.org/{i}.jpg", "caption": f"a dog {i**9}"} for i in range(100)]
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=10, use_dictionary=False, compression="snappy")
+    column = pq.read_metadata(path).row_group(4).column(1)
+    data = bytearray(path.read_bytes())
+    middle = column.data_page_offset + column.total_compressed_size // 2
+    data[middle : middle + 40] = b"\xff" * 40
+    path.write_bytes(data)
+    first, last = plan_shards(str(path), 50, None, ReadConfig())
+    with pytest.raises(UserError, match=rf"cannot read rows 0 to 49 of input file {path}: .*[^.]; replace the file"):
+        read_shard(first, ReadConfig())
+    assert read_shard(last, ReadConfig()).num_rows == 50

@@ -263,7 +263,14 @@ def test_the_errors_of_bad_inputs_name_the_problem(tmp_path: Path) -> None:
     missing = error_message(write(tmp_path / "c.parquet", [{"url": "x", "label": "y"}]))
     assert "no caption column" in missing
     assert "read.caption_column=NAME" in missing
-    assert error_message("nosuch://x/a.csv") == "nosuch://x/a.csv: Protocol not known: nosuch"
+    unknown = error_message("nosuch://x/a.csv")
+    assert unknown.startswith("nosuch://x/a.csv: Protocol not known: nosuch; give a path, or a URL such as s3://, ")
+
+
+def test_the_password_of_an_input_url_is_in_no_message() -> None:
+    message = error_message("s3://ann:hunter2@bucket/x.csv")
+    assert "hunter2" not in message
+    assert "remove them" in message
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.gz", "a.tar"])

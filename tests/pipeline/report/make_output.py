@@ -30,7 +30,7 @@ from schemas.status import REASONS
 from schemas.table import Drop, add_columns, drop_rows
 
 CANVASES = ((448, 336), (336, 448), (384, 384), (320, 240))
-HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
+HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>\x1b[2J\x85\r'
 PROVENANCE: dict[str, Any] = {
     "config_hash": "0" * 64,
     "hypergrit": "0.1.0",

@@ -81,6 +81,9 @@ def test_markup_in_captions_and_urls_is_escaped(tables: list[pa.Table], tmp_path
     assert "script" not in {tag for tag, _ in elements}
     assert not [name for _, attributes in elements for name in attributes if name.startswith("on")]
     assert "&lt;script&gt;" in page(tmp_path)
+    content = (tmp_path / "report.html").read_bytes().decode()
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", content)
+    assert r"\x1b[2J" in content
 
 
 def test_same_shards_give_the_same_images(output: Path) -> None:

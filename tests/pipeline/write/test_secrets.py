@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import UserError
+from pipeline import grit
 from pipeline.config import load_config
+from pipeline.paths import check_no_query
 from pipeline.read.plan import plan_shards
 from pipeline.write.secrets import remove_url_secrets
 from pipeline.write.stage import plan_json
@@ -38,6 +41,32 @@ def test_the_plan_in_a_manifest_has_no_password(tmp_path: Path) -> None:
     (plan,) = plan_shards(config.input, 4, None, config.read)
     piece = dataclasses.replace(plan.pieces[0], path="https://ann:hunter2@h/pairs.csv")
     assert "hunter2" not in json.dumps(plan_json(dataclasses.replace(plan, pieces=(piece,))))
+
+
+@pytest.mark.parametrize("prefix", ["", "simplecache::"])
+def test_an_input_with_a_query_is_refused_if_queries_are_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prefix: str
+) -> None:
+    output, url = tmp_path / "out", f"{prefix}http://127.0.0.1:9/pairs.csv?sig=tok3n&f=.csv"
+    command = [f"input={url}", f"output={output}", "ray.runner=local", "write.strip_url_queries=true"]
+    assert grit.main(command) == 2
+    error = capsys.readouterr().err
+    assert "tok3n" not in error
+    assert error.count("\n") == 1
+    assert "the input URL http://127.0.0.1:9/pairs.csv has a query" in error
+    assert "copy the file" in error
+    assert not output.exists()
+
+
+def test_a_listed_file_with_a_query_is_refused_if_queries_are_removed(tmp_path: Path) -> None:
+    files = ["http://h/0.csv", "http://h/1.csv?sig=tok3n"]
+    config = load_config(["input=http://h/", f"output={tmp_path}", "write.strip_url_queries=true"])
+    with pytest.raises(UserError, match=r"http://h/1\.csv has a query") as caught:
+        check_no_query(config, files)
+    assert "tok3n" not in str(caught.value)
+    check_no_query(config, files[:1])
+    check_no_query(load_config(["input=http://h/", f"output={tmp_path}"]), files)
+    check_no_query(config, ["s3://bucket/part-?.csv", "/data/part-?.csv"])  # wildcards
 
 
 def test_a_message_with_a_member_name_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
