@@ -16,7 +16,7 @@ from common.errors import UserError
 from trainer.evaluation.annotations import checksums, field
 from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFilesError, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, choose
-from trainer.evaluation.tasks.examples import item, limited, read_list, require
+from trainer.evaluation.tasks.examples import is_file, item, limited, read_list, require
 
 FOLDER: Final = "vl_checklist"
 CORPUS: Final = f"{FOLDER}/corpus/v1"
@@ -97,7 +97,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         for path in sorted((root / CORPUS / part).glob("*.yaml")):
             key = f"{column}/{path.stem}"
             annotations, images = read_corpus(path, root / FOLDER)
-            if not annotations.is_file():
+            if not is_file(annotations):
                 missing[key] = f"{annotations} is missing"
                 continue
             try:
