@@ -128,7 +128,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         )
     skipped, files = images.skipped(), [root / FILE]
     problems: dict[str, dict[str, str]] = {"missing": {}, "malformed": {}}
-    found, unused = {}, {}
+    found, unused = dict[str, float](), dict[str, int]()
     if (root / EXPANDED).is_file():
         try:
             found, unused = evaluate_expanded(embedder, root / EXPANDED, folder, options)

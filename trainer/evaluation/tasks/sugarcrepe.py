@@ -86,7 +86,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
 def metrics_of(choices: Choices) -> dict[str, float]:
     """Accuracy of each file in the order of the papers, and the micro and macro means if there are all files."""
     found = choices.by_group()
-    columns = {name: found[name][0] for name in FILES if name in found}
+    columns: dict[str, float] = {name: found[name][0] for name in FILES if name in found}
     if len(columns) < len(FILES):
         return columns
     macro = torch.tensor(list(columns.values()), dtype=torch.float64).mean().item()
