@@ -8,28 +8,37 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from common.cli import BUG
 from common.errors import UserError
+from common.json_file import write_object
+from common.text import message
 from trainer.checkpoints.model import LoadedModel, load_model
 from trainer.distributed.process import Process, process_group
 from trainer.evaluation.config import BenchmarkConfig
 from trainer.evaluation.embedder import CachedEmbedder
 from trainer.evaluation.page import write_pages
 from trainer.evaluation.runner import CACHE, RunSettings, run_task
+from trainer.evaluation.state import shards_state
 from trainer.evaluation.tables import build_table, notes_of
 from trainer.evaluation.tasks.base import TaskOptions
 from trainer.evaluation.tasks.registry import available, load_task
-from trainer.models.registry import MODELS
+from trainer.models.registry import MODELS, model_name
 
 logger = logging.getLogger(__name__)
 
 INCOMPLETE: Final = 3
 """Exit code if a model or a task could not be evaluated, and others were."""
+MODELS_FILE: Final = "models.json"
+"""File in the output folder: for each model its path, and its name and hash, or the error of loading it."""
+RESERVED: Final = {CACHE, MODELS_FILE, "index.html", "summary.md"}
+"""Names in the output folder that no model may have."""
 
 
 def run_benchmarks(config: BenchmarkConfig) -> int:
     """Evaluate all models on all tasks, write the pages, and return the exit code.
 
-    Raises UserError if no model can be loaded, no task has its files, or the output cannot be written.
+    Raises UserError if no model can be loaded, no task has its files, there are no training shards, or the output
+    cannot be written.
     """
     if not Path(config.data).is_dir():
         raise UserError(f"data={config.data} is not a folder; give the folder with the files of the tasks")
@@ -51,49 +60,57 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
         output=output,
         options=TaskOptions(**{item.name: getattr(config, item.name) for item in fields(TaskOptions)}),
         train_shards=config.train_shards,
+        training=shards_state(config.train_shards),
         workers=config.workers,
     )
     results: dict[str, dict[str, dict[str, Any]]] = {}
-    failed: list[str] = []
+    models: dict[str, dict[str, str]] = {}
+    failed: dict[str, str] = {}
     # Models that do not exist come first: their errors are known at once, not after hours.
     for label, source in sorted(labels(config.model).items(), key=lambda item: path_of(item[1]).exists()):
         try:
             loaded = load(source)
         except UserError as error:
-            failed.append(str(error))
+            failed[label] = str(error)
+            models[label] = {"path": source, "error": str(error)}
             logger.error("%s", error)
             continue
         loaded.model.to(process.device)
         embedder = CachedEmbedder(
             loaded.model, loaded.tokenizer, output / CACHE, batch_size=config.batch_size, workers=config.workers
         )
+        models[label] = {"path": source, "name": model_name(loaded.model), "hash": embedder.hash}
         results[label] = {}
         for task in tasks:
             results[label][task] = run_task(load_task(task), embedder, label, settings)
             if process.is_main:
-                write_pages(results, tasks, output, settings.data)
+                write_pages(results, tasks, output, settings.data, failed)
         del loaded, embedder
+    if process.is_main:
+        write_object({"models": models}, output / MODELS_FILE)
     if not results:
-        raise UserError("; ".join(failed))
+        raise UserError("; ".join(failed.values()))
     if process.is_main:
         show(results, tasks, output)
     contents = [content for parts in results.values() for content in parts.values()]
+    if any(content.get("kind") == "failed" for content in contents):
+        return BUG
     if all("error" in content for content in contents):
         raise UserError(f"no task could be evaluated: {contents[0]['error']}")
     return INCOMPLETE if failed or any(is_incomplete(content, bool(config.tasks)) for content in contents) else 0
 
 
 def is_incomplete(content: dict[str, Any], is_named: bool) -> bool:
-    """True for a task with malformed files, and for a task without files that the user named."""
+    """True for a task with malformed files or without contamination, and for one without files that the user named."""
     if "error" in content:
         return content["kind"] == "malformed" or (is_named and content["kind"] == "missing")
-    return bool(content["details"].get("malformed"))
+    return bool(content["details"].get("malformed")) or "contamination_error" in content
 
 
 def labels(models: Sequence[str]) -> dict[str, str]:
     """A short distinct name for each model: the last parts of its path, without `model` and the suffix.
 
-    Raises UserError if a model is given twice.
+    Names in `RESERVED` are made longer. Raises UserError if a model is given twice.
     """
     twice = next((model for model in models if models.count(model) > 1), None)
     if twice is not None:
@@ -107,7 +124,7 @@ def labels(models: Sequence[str]) -> dict[str, str]:
         parts[model] = (*parts[model][:-1], f"{name}-{parts[model][-1]}") if name else parts[model]
     for n in count(1):
         names = {"-".join(parts[model][-n:]).strip("/") or "model": model for model in models}
-        if len(names) == len(models):
+        if len(names) == len(models) and not RESERVED & names.keys():
             return names
         if n > max(map(len, parts.values())):
             return {f"{hashlib.sha256(model.encode()).hexdigest()[:8]}": model for model in models}
@@ -142,5 +159,5 @@ def show(results: dict[str, dict[str, dict[str, Any]]], tasks: Sequence[str], ou
                 for name, cell in zip(table.columns, line.cells, strict=True):
                     print(f"{line.name:20} {f'{task}/{name}':60} {cell.text:>8}")
         for note in notes_of(task, results):
-            print(f"{task}: {note}")
+            print(message(f"{task}: {note}"))
     print(f"results: {output / 'index.html'}")

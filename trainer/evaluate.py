@@ -35,10 +35,13 @@ Files that the first form writes to the output folder:
   MODEL/TASK.json     metrics, chance levels, rules, numbers of examples used and skipped, checksums of the annotations,
                       and the number of images that appear in train_shards; or the reason why there is no result
   MODEL/TASK-*.png    figures
+  models.json         path, name and hash of each model, or the reason why it could not be loaded
   cache/              features of images and texts. An interrupted evaluation resumes when the command is repeated;
-                      results with the same model, options and annotations are kept
+                      results with the same model, options, annotations, images and training shards are kept if no
+                      file was missing or unreadable
 
-A data set that is missing or malformed is reported in one line, and the other tasks run. With torchrun, several
+A data set that is missing or malformed is reported in one line, and the other tasks run. So is an unexpected error,
+whose traceback is in MODEL/TASK-error.txt; the exit code is 1 then. With torchrun, several
 processes share the work.
 
 tasks:
@@ -67,8 +70,8 @@ results of the second form; output=FILE.json also writes them to a file, as numb
 
 """
 USAGE += f"""{EXIT_CODES}
-3 the first form finished, but a model could not be loaded, a task named in `tasks` lacks its files, or a task has
-malformed files.
+3 the first form finished, but a model could not be loaded, a task named in `tasks` lacks its files, a task has
+malformed files, or its images could not be compared with train_shards.
 """
 
 

@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from common.errors import UserError
 
 Value = TypeVar("Value")
+
+SURROGATES: Final = re.compile("[\ud800-\udfff]")
 
 
 def read_json(path: Path) -> Any:
@@ -29,14 +32,21 @@ def read_lines(path: Path) -> list[str]:
 
 
 def field(entry: object, key: str, kind: type[Value], where: str) -> Value:
-    """The value of a key of a JSON object. Raises UserError, beginning with `where`, for another type."""
+    """The value of a key of a JSON object. Raises UserError, beginning with `where`, for another type or damaged text."""
     value = entry.get(key) if isinstance(entry, Mapping) else None
     if not isinstance(value, kind) or isinstance(value, bool):
         raise UserError(
             f"{where}: {key!r} is {'missing' if value is None else f'{value!r:.40}'}; it must be of type "
             f"{kind.__name__}; download the file again"
         )
+    check_text(value, f"{where}: {key!r}")
     return value
+
+
+def check_text(value: object, where: str) -> None:
+    """Raise UserError, beginning with `where`, for a string with half of a surrogate pair, which is not a character."""
+    if isinstance(value, str) and SURROGATES.search(value):
+        raise UserError(f"{where} is {value!r:.80}, which is not valid Unicode; correct the entry")
 
 
 def checksum(path: Path) -> str:

@@ -141,7 +141,8 @@ def sample_fingerprint(data: bytes) -> tuple[int, int, int]:
 
 def normal_url(url: str) -> bytes:
     """A URL without scheme, in lower case: mirrors of one file by http and https are equal."""
-    return url.strip().lower().partition("://")[2].encode() or url.strip().lower().encode()
+    text = url.strip().lower()
+    return (text.partition("://")[2] or text).encode(errors="backslashreplace")
 
 
 def count_copies(images: Iterable[ImageSource], training: NDArray[np.void], workers: int = 4) -> Contamination:

@@ -34,17 +34,20 @@ MAX_TEXT: Final = 300
 THUMBNAIL_PX: Final = 220
 
 
-def write_pages(results: Results, tasks: Sequence[str], output: Path, data: Path) -> None:
-    """Write summary.md and index.html to the folder `output`. Pictures are read from below `data` only."""
+def write_pages(results: Results, tasks: Sequence[str], output: Path, data: Path, failed: Mapping[str, str]) -> None:
+    """Write summary.md and index.html to the folder `output`. Pictures are read from below `data` only.
+
+    `failed` holds the errors of the models that could not be loaded.
+    """
     for name, text in (
-        ("summary.md", markdown(titles_of(tasks), results)),
-        ("index.html", page(results, tasks, output, data)),
+        ("summary.md", markdown(titles_of(tasks), results, failed)),
+        ("index.html", page(results, tasks, output, data, failed)),
     ):
         with atomic_write(output / name) as draft:
-            draft.write_text(text, encoding="utf-8")
+            draft.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def page(results: Results, tasks: Sequence[str], output: Path, data: Path) -> str:
+def page(results: Results, tasks: Sequence[str], output: Path, data: Path, failed: Mapping[str, str]) -> str:
     """The page as HTML. All texts are escaped by the template."""
     environment = Environment(
         loader=FileSystemLoader(FOLDER),
@@ -58,6 +61,7 @@ def page(results: Results, tasks: Sequence[str], output: Path, data: Path) -> st
     return environment.get_template("page.html").render(
         style=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
         models=models,
+        failed=failed,
         sections=sections,
         n_done=sum(bool(part["table"].lines) and not part["all_failed"] for part in sections),
         n_images=sum(content.get("n_used", 0) for parts in results.values() for content in parts.values()),
@@ -176,10 +180,10 @@ class Details:
 
     def thumbnail(self, name: str, box: Any = None) -> str:
         """A small JPEG of an image below the data folder as a data URL; empty if it cannot be shown."""
-        path = (self.data / name).resolve()
-        if self.n_pictures >= MAX_PICTURES or not path.is_relative_to(self.data):
-            return ""
         try:
+            path = (self.data / name).resolve()
+            if self.n_pictures >= MAX_PICTURES or not path.is_relative_to(self.data):
+                return ""
             image = PIL.Image.fromarray(decode(path.read_bytes(), LIMITS))
             if box is not None:
                 left, top, width, height = map(float, box)

@@ -3,7 +3,9 @@
 Shapes: s side of the model's input.
 """
 
+import errno
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,10 +40,13 @@ class Content:
 
 
 def read_content(source: ImageSource) -> Content:
-    """Read an image without decoding it. Raises OSError."""
+    """Read an image without decoding it. Raises OSError, also for names that no file can have."""
     if source.stack is not None and source.index is not None:
         return Content(source.stack[source.index])
-    return Content(source.path.read_bytes())
+    try:
+        return Content(source.path.read_bytes())
+    except ValueError as error:  # a null character, or a character that the file system cannot encode
+        raise OSError(errno.EINVAL, f"{str(source.path)!r} is not the name of a file: {error}") from error
 
 
 def cut(pixels: NDArray[np.uint8], box: Sequence[float] | None) -> NDArray[np.uint8]:
@@ -53,8 +58,10 @@ def cut(pixels: NDArray[np.uint8], box: Sequence[float] | None) -> NDArray[np.ui
         return pixels
     height, width = pixels.shape[:2]
     left, top, right, bottom = box[0], box[1], box[0] + box[2], box[1] + box[3]
-    x0, x1 = (min(max(round(x), 0), width) for x in (left, right))
-    y0, y1 = (min(max(round(y), 0), height) for y in (top, bottom))
+    if any(map(math.isnan, (left, top, right, bottom))):
+        raise ImageRejected("too_small", f"box {list(box)} has no edges")
+    x0, x1 = (round(min(max(x, 0), width)) for x in (left, right))  # an edge may be infinite
+    y0, y1 = (round(min(max(y, 0), height)) for y in (top, bottom))
     if x1 <= x0 or y1 <= y0:
         raise ImageRejected("too_small", f"box {list(box)} has no pixel inside the image of {width} x {height} px")
     return pixels[y0:y1, x0:x1]

@@ -8,7 +8,6 @@ Shapes: n entries, d width of the features.
 """
 
 import base64
-import binascii
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +23,8 @@ from torch import Tensor
 from common.errors import UserError
 from common.images import ImageRejected, decode
 from trainer.data.crops import LIMITS
+from trainer.evaluation.annotations import check_text, read_json
 from trainer.evaluation.annotations import field as value_of
-from trainer.evaluation.annotations import read_json
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.shard_points import HELD_OUT, embed_shards
 from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFilesError
@@ -78,6 +77,7 @@ def pexels_pool(embedder: Embedder, root: Path, limit: int) -> Pool:
                 raise UserError(
                     f"{path}: {key}[{number}] is {word!r:.40}; it must be a string; download the file again"
                 )
+            check_text(word, f"{path}: {key}[{number}]")
             texts.append(prompt.replace("{}", word))
     texts = list(dict.fromkeys(texts))[: limit or None]
     if not texts:
@@ -139,7 +139,7 @@ class GroundedImages:
             row = json.loads(file.readline().split(b"\t", 1)[1])
         try:
             return decode(base64.b64decode(row["image"], validate=True), LIMITS)
-        except (binascii.Error, ImageRejected) as error:
+        except (ValueError, KeyError, TypeError, ImageRejected) as error:
             raise OSError(f"{path}: {row.get('file_name', '')}: {error}") from error
 
 
@@ -208,7 +208,7 @@ def read_annotation(annotation: object, caption: str, where: str) -> tuple[tuple
     try:
         left, top, width, height = (float(value) for value in box)
         start, end = (int(value) for value in spans[0])
-    except (TypeError, ValueError, IndexError) as error:
+    except (TypeError, ValueError, IndexError, OverflowError) as error:
         raise UserError(
             f"{where} needs bbox of four numbers and tokens_positive of [start, end]; download the file again"
         ) from error

@@ -2,17 +2,21 @@
 
 OUTPUT/MODEL/TASK.json       result, or the reason for which it is missing
 OUTPUT/MODEL/TASK-FIGURE.png figures
+OUTPUT/MODEL/TASK-error.txt  traceback of an unexpected error
 OUTPUT/cache/                features, and fingerprints of the training shards
 OUTPUT/summary.md, index.html  see trainer.evaluation.page
 
-A finished file is kept if the hash of the model, the options and the checksums of the annotations are the same and
-nothing was missing. Under torchrun, all ranks run the tasks and share the embedding; rank 0 writes.
+A finished file is kept if the hash of the model, the options, the checksums of the annotations, the folders of the
+images and the training shards are the same, and nothing was missing. An unexpected error ends one task; among several
+processes it ends all, because the others wait for the one that failed. Under torchrun, all ranks run the tasks and
+share the embedding; rank 0 writes.
 """
 
 import dataclasses
 import json
 import logging
 import math
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +26,14 @@ import torch.distributed as dist
 
 from common.errors import UserError
 from common.json_file import read_object, write_object
+from common.text import one_line
 from trainer.distributed.gather import rank, world_size
 from trainer.evaluation.annotations import checksum
 from trainer.evaluation.contamination import count_copies, training_fingerprints
 from trainer.evaluation.embedder import CachedEmbedder
+from trainer.evaluation.state import images_state, is_unchanged
 from trainer.evaluation.tasks.base import MissingFilesError, Task, TaskOptions, TaskResult, UnsuitableModelError
+from trainer.evaluation.tasks.examples import MISSING, UNREADABLE
 from trainer.models.registry import model_name
 
 logger = logging.getLogger(__name__)
@@ -34,8 +41,15 @@ logger = logging.getLogger(__name__)
 FORMAT: Final = 1
 """Version of the JSON files."""
 CACHE: Final = "cache"
-KINDS: Final[dict[type, str]] = {MissingFilesError: "missing", UnsuitableModelError: "unsuitable"}
-"""Value of "kind" in a file without result, by error; "malformed" for others."""
+KINDS: Final[dict[type[Exception], str]] = {
+    MissingFilesError: "missing",
+    UnsuitableModelError: "unsuitable",
+    UserError: "malformed",
+}
+"""Value of "kind" in a file without result, by error; "failed" for others."""
+
+NOT_READ: Final = (MISSING, UNREADABLE, "unreadable box", "undecodable_image")
+"""Parts of the reasons for which examples are skipped that a repaired download removes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +60,17 @@ class RunSettings:
     output: Path
     options: TaskOptions
     train_shards: str = ""
+    training: str = ""
+    """State of the training shards, see `state.shards_state`."""
     workers: int = 4
 
 
 def run_task(task: Task, embedder: CachedEmbedder, label: str, settings: RunSettings) -> dict[str, Any]:
     """Run one task on one model, unless its file is finished. Returns the content of the file.
 
-    Missing and malformed files, and models that a task cannot use, become a result with the keys "error" and "kind".
+    Missing and malformed files, models that a task cannot use, and unexpected errors become a result with the keys
+    "error" and "kind". If the comparison with the training shards fails, the result has "contamination_error". Raises
+    OSError if a file cannot be written.
     """
     path = settings.output / label / f"{task.name}.json"
     identity = {
@@ -61,29 +79,45 @@ def run_task(task: Task, embedder: CachedEmbedder, label: str, settings: RunSett
         "model": {"name": model_name(embedder.model), "hash": embedder.hash},
         "options": dataclasses.asdict(settings.options),
         "train_shards": settings.train_shards,
+        "training": settings.training,
     }
+    trace = path.with_name(f"{task.name}-error.txt")
     finished = from_main(read_finished(path, identity, settings.data) if rank() == 0 else None)
     if finished is not None:
         logger.info("%s: %s is finished", label, task.name)
         return finished
     embedder.seen.clear()
+    if rank() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trace.unlink(missing_ok=True)
     try:
         result = task.evaluate(embedder, settings.data, settings.options)
-    except (MissingFilesError, UnsuitableModelError, UserError) as error:
-        kind = KINDS.get(type(error), "malformed")
-        content = identity | {"error": str(error), "kind": kind}
-        logger.warning("%s: %s: %s", label, task.name, error)
+    except Exception as error:
+        if not isinstance(error, tuple(KINDS)) and world_size() > 1:
+            raise
+        content = identity | explain(error, trace)
+        logger.warning("%s: %s: %s", label, task.name, content["error"])
     else:
-        copies = contamination(embedder, settings) if rank() == 0 else None
-        content = identity | as_json(result) | {"contamination": copies}
+        content = identity | as_json(result) | {"images": images_state(embedder.seen, settings.data)}
+        content |= contamination(embedder, settings, trace) if rank() == 0 else {}
+        if "contamination_error" in content:
+            logger.warning("%s: %s: %s", label, task.name, content["contamination_error"])
         for key, reason in missing_parts(content).items():
             logger.warning("%s: %s: %s: %s", label, task.name, key, reason)
         if rank() == 0:
             content["figures"] = draw_figures(result, task.name, path.parent)
     if rank() == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_object(content, path)
     return content
+
+
+def explain(error: Exception, trace: Path) -> dict[str, str]:
+    """The keys "error" and "kind" for an error. The traceback of an unexpected one is written to the file `trace`."""
+    for expected, kind in KINDS.items():
+        if isinstance(error, expected):
+            return {"error": str(error), "kind": kind}
+    trace.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="backslashreplace")
+    return {"error": f"failed with {type(error).__name__}: {one_line(error)}; see {trace}", "kind": "failed"}
 
 
 def from_main(value: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -95,14 +129,16 @@ def from_main(value: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def read_finished(path: Path, identity: Mapping[str, Any], data: Path) -> dict[str, Any] | None:
-    """The content of a finished file of the same model, options and annotations; None without such a file."""
+    """The content of a finished file of the same model, options, annotations and images; None without such a file."""
     try:
         content = read_object(path)
     except (OSError, ValueError):
         return None
     if any(content.get(key) != value for key, value in identity.items()) or "error" in content:
         return None
-    if missing_parts(content):
+    if missing_parts(content) or "contamination_error" in content or lacks_images(content):
+        return None
+    if "images" not in content or not is_unchanged(content["images"], data):
         return None
     for name, value in content["checksums"].items():
         if not (data / name).exists() or checksum(data / name) != value:
@@ -119,12 +155,25 @@ def missing_parts(content: Mapping[str, Any]) -> dict[str, str]:
     return {name: reason for part in found if isinstance(part, dict) for name, reason in part.items()}
 
 
-def contamination(embedder: CachedEmbedder, settings: RunSettings) -> dict[str, int] | None:
-    """The number of images of the task that appear in the training shards; None without shards or images."""
+def lacks_images(content: Mapping[str, Any]) -> bool:
+    """True if examples were skipped for images that are missing or cannot be read."""
+    return any(reason in why for why in content["skipped"] for reason in NOT_READ)
+
+
+def contamination(embedder: CachedEmbedder, settings: RunSettings, trace: Path) -> dict[str, Any]:
+    """The key "contamination": the numbers of images of the task that appear in the training shards.
+
+    It is None without shards or images, and if the comparison fails: "contamination_error" is the reason then.
+    """
     if not settings.train_shards or not embedder.seen:
-        return None
-    training = training_fingerprints(settings.train_shards, settings.output / CACHE, settings.workers)
-    return dataclasses.asdict(count_copies(embedder.seen, training, settings.workers))
+        return {"contamination": None}
+    try:
+        training = training_fingerprints(settings.train_shards, settings.output / CACHE, settings.workers)
+        found = count_copies(embedder.seen, training, settings.workers)
+    except Exception as error:
+        reason = explain(error, trace)["error"]
+        return {"contamination": None, "contamination_error": f"no comparison with the training shards: {reason}"}
+    return {"contamination": dataclasses.asdict(found)}
 
 
 def as_json(result: TaskResult) -> dict[str, Any]:
@@ -160,8 +209,11 @@ def draw_figures(result: TaskResult, name: str, folder: Path) -> list[dict[str, 
         file = f"{name}-{figure.name}.png"
         try:
             figure.draw(folder / file)
-        except (UserError, ImportError) as error:
-            logger.warning("%s: no figures: %s", name, error)
+        except OSError:
+            raise
+        except Exception as error:  # a result is not lost for its figures
+            logger.warning("%s: figures are missing: %s", name, one_line(error))
+            logger.debug("%s", figure.name, exc_info=True)
             break
         drawn.append({"file": file, "title": figure.title})
     return drawn

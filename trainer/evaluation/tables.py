@@ -151,9 +151,12 @@ def published_cell(row: Mapping[str, Any], name: str) -> Cell:
     return Cell(text=text, share=None if scale is None else scale * float(text))
 
 
-def markdown(titles: Mapping[str, str], results: Results) -> str:
-    """The summary in Markdown: for each task a table, with missing parts below it."""
+def markdown(titles: Mapping[str, str], results: Results, failed: Mapping[str, str]) -> str:
+    """The summary in Markdown: for each task a table, with missing parts below it. `failed`: errors of other models."""
     parts = ["# Evaluation", "", UNITS]
+    parts += (
+        ["", *(f"- {escape(f'{label} is not evaluated: {why}')}" for label, why in failed.items())] if failed else []
+    )
     for task, title in titles.items():
         table = build_table(task, results)
         parts += ["", f"## {title}", ""]
@@ -185,6 +188,8 @@ def notes_of_model(content: Mapping[str, Any]) -> list[str]:
         if isinstance(part, Mapping):
             notes += [f"{key} is not evaluated: {reason}" for key, reason in part.items()]
     notes += [f"{n} skipped: {reason}" for reason, n in content.get("skipped", {}).items()]
+    if "contamination_error" in content:
+        notes.append(content["contamination_error"])
     if copies := content.get("contamination"):
         notes.append(contamination_text(copies))
     return notes

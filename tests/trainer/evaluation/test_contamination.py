@@ -27,7 +27,7 @@ def encode(image: PIL.Image.Image, quality: int = 95) -> bytes:
 
 
 def write_shard(folder: Path, samples: list[tuple[bytes, str]]) -> str:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(folder / "00000.tar", "w") as tar:
         for i, (image, url) in enumerate(samples):
             fields = {"caption": "a picture", "url": url}

@@ -41,7 +41,7 @@ BLOCK: Final = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Boxes:
-    """Boxes of the 65 categories: file and image id, box, category id and crowd flag of each, and names by id."""
+    """Boxes of the 65 categories: file, number of the image, box, category id and crowd flag, and names by id."""
 
     sources: Sequence[ImageSource]
     image: Ints
@@ -65,6 +65,7 @@ def read_boxes(path: Path, images: Path, max_examples: int = 0) -> Boxes:
     if missing := sorted({*NOVEL, *BASE} - names.keys()):
         raise UserError(f"{path} lacks the category {missing[0]}; use the official file instances_val2017.json")
     files = {field(row, "id", int, f"{path}, an image"): row for row in field(table, "images", list, str(path))}
+    numbers = {image: number for number, image in enumerate(sorted(files))}  # ids may exceed 64 bits
     chosen: list[tuple[ImageSource, int, tuple[float, ...], int, bool]] = []
     skipped: Counter[str] = Counter()
     for row in field(table, "annotations", list, str(path)):
@@ -81,7 +82,7 @@ def read_boxes(path: Path, images: Path, max_examples: int = 0) -> Boxes:
         name = field(files[image], "file_name", str, f"{path}, image {image}")
         urls = tuple(str(files[image][key]) for key in ("coco_url", "flickr_url") if key in files[image])
         source = ImageSource(path=images / name, box=box, urls=urls)
-        chosen.append((source, image, box, category, crowd))
+        chosen.append((source, numbers[image], box, category, crowd))
     chosen = list(limited(chosen, max_examples))
     return Boxes(
         sources=[row[0] for row in chosen],

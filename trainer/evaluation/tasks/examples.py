@@ -3,7 +3,6 @@
 Shapes: n examples, u distinct images, d embedding width.
 """
 
-import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
-from trainer.evaluation.annotations import read_json
+from trainer.evaluation.annotations import check_text, read_json
 from trainer.evaluation.tasks.base import Embedder, Fit, ImageSource, MissingFilesError
 
 Item = TypeVar("Item", bound=Hashable)
@@ -22,6 +21,7 @@ Kind = TypeVar("Kind")
 
 MISSING: Final = "missing image"
 UNREADABLE: Final = "unreadable image"
+MAX_PX: Final = 2**31
 
 
 def require(root: Path, *paths: str) -> None:
@@ -52,16 +52,28 @@ def item(values: object, index: int, kind: type[Kind], where: str) -> Kind:
     value = values[index] if isinstance(values, list) and index < len(values) else None
     if not isinstance(value, kind):
         raise UserError(f"{where}: item {index} is not of type {kind.__name__}; download the file again")
+    check_text(value, f"{where}: item {index}")
     return value
 
 
 def get_box(values: Any, where: str) -> tuple[float, float, float, float]:
-    """Return four finite numbers: left, top, width and height. Raises UserError, beginning with `where`."""
-    numbers = isinstance(values, list) and all(isinstance(v, int | float) and math.isfinite(v) for v in values)
+    """Return four numbers below `MAX_PX`: left, top, width and height. Raises UserError, beginning with `where`."""
+    # NaN is not smaller, and Python compares integers that no float can hold.
+    numbers = isinstance(values, list) and all(isinstance(v, int | float) and -MAX_PX < v < MAX_PX for v in values)
     if not numbers or len(values) != 4:
-        raise UserError(f"{where}: the box {values!r} is not [left, top, width, height]; correct the entry")
+        raise UserError(
+            f"{where}: the box {f'{values}':.80} is not [left, top, width, height] in pixels; correct the entry"
+        )
     left, top, width, height = map(float, values)
     return left, top, width, height
+
+
+def is_file(path: Path) -> bool:
+    """True for a file. A name that the file system refuses, such as a long one, is not that of a file."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def limited(items: Sequence[Kind], max_examples: int) -> Sequence[Kind]:
@@ -109,7 +121,7 @@ def embed_sources(
     `required` is false.
     """
     images, position = distinct(sources)
-    exists = {path: path.is_file() for path in {image.path for image in images}}
+    exists = {path: is_file(path) for path in {image.path for image in images}}
     present = [i for i, image in enumerate(images) if exists[image.path]]
     reasons = {i: MISSING for i, image in enumerate(images) if not exists[image.path]}
     found = embedder.images([images[i] for i in present], fit, legacy_norm=legacy_norm, trunk=trunk)

@@ -31,7 +31,15 @@ from trainer.evaluation.chains import (
     precision_recall,
 )
 from trainer.evaluation.embed import device_of
-from trainer.evaluation.tasks.base import Embedder, Figure, ImageSource, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.base import (
+    Embedder,
+    Figure,
+    ImageSource,
+    MissingFilesError,
+    Task,
+    TaskOptions,
+    TaskResult,
+)
 from trainer.evaluation.tasks.examples import distinct, embed_sources, limited, require
 from trainer.evaluation.tasks.hierarcaps_expanded import EXPANDED, evaluate_expanded
 from trainer.models.config import Ranking
@@ -78,7 +86,8 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     """Evaluate the test file.
 
     radius/... are the metrics of HierarCaps, path/... those of HyCoCLIP: precision, recall and tau. pep/... exist for
-    models with entailment cones, and expanded/... if the expanded test file is there.
+    models with entailment cones, and expanded/... if the expanded test file is there. If that file is malformed or
+    without images, the details say so.
     """
     folder = root / IMAGES if (root / IMAGES).is_dir() else root / "coco" / "val2014"
     require(root, FILE)
@@ -118,8 +127,16 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             "the first in file order" if seed is None else "drawn at random"
         )
     skipped, files = images.skipped(), [root / FILE]
+    problems: dict[str, dict[str, str]] = {"missing": {}, "malformed": {}}
+    found, unused = dict[str, float](), dict[str, int]()
     if (root / EXPANDED).is_file():
-        found, unused = evaluate_expanded(embedder, root / EXPANDED, folder, options)
+        try:
+            found, unused = evaluate_expanded(embedder, root / EXPANDED, folder, options)
+        except UserError as error:
+            problems["malformed"]["expanded"] = str(error)
+        except MissingFilesError as error:
+            problems["missing"]["expanded"] = str(error)
+    if found:
         metrics, chance, skipped = metrics | found, chance | dict.fromkeys(found, 0.5), skipped | unused
         rules["expanded"] = "own rule: the positive caption of a level scores higher than the negative one"
         files.append(root / EXPANDED)
@@ -130,7 +147,11 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         n_used=len(used),
         skipped=skipped,
         checksums=checksums(root, *files),
-        details={"n_texts": len(texts), "examples": examples(used, folder.relative_to(root), texts, predicted)},
+        details={
+            "n_texts": len(texts),
+            **problems,
+            "examples": examples(used, folder.relative_to(root), texts, predicted),
+        },
         figures=[
             Figure(
                 name="distances",

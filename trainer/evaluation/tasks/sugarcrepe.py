@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from common.errors import UserError
 from trainer.evaluation.annotations import checksums, field
 from trainer.evaluation.tasks.base import Embedder, ImageSource, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, Choices, choose
@@ -28,11 +29,38 @@ def read_pairs(path: Path, images: Path) -> list[CaptionPair]:
     return pairs
 
 
+def read_files(root: Path, limit: int) -> tuple[dict[str, list[CaptionPair]], dict[str, dict[str, str]]]:
+    """Read the first `limit` pairs (0: all) of each file, and list missing and malformed files with the reason.
+
+    Raises UserError and MissingFilesError if there are no others.
+    """
+    found: dict[str, list[CaptionPair]] = {}
+    problems: dict[str, dict[str, str]] = {"missing": {}, "malformed": {}}
+    for name in FILES:
+        path = root / f"sugarcrepe/{name}.json"
+        if not path.is_file():
+            problems["missing"][name] = f"{path} is missing"
+            continue
+        try:
+            found[name] = list(limited(read_pairs(path, root / IMAGES), limit))
+        except UserError as error:
+            problems["malformed"][name] = str(error)
+    if not found and problems["malformed"]:
+        raise UserError("; ".join(problems["malformed"].values()))
+    if not found:
+        require(root, *(f"sugarcrepe/{name}.json" for name in FILES))
+    return found, problems
+
+
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
-    """Evaluate the seven files, whose names are those of the metrics. `overall` is the micro, `macro` the macro mean."""
-    files = [f"sugarcrepe/{name}.json" for name in FILES]
-    require(root, *files, IMAGES)
-    pairs = [pair for file in files for pair in limited(read_pairs(root / file, root / IMAGES), options.max_examples)]
+    """Evaluate the seven files, whose names are those of the metrics.
+
+    `overall` is the micro and `macro` the macro mean; they need all files. Missing and malformed files are listed in
+    the details; raises UserError or MissingFilesError if there are no others.
+    """
+    found, problems = read_files(root, options.max_examples)
+    require(root, IMAGES)
+    pairs = [pair for part in found.values() for pair in part]
     squeezed = options.rule == "released"
     choices = choose(embedder, pairs, options.ranking, "squeeze" if squeezed else "crop")
     return TaskResult(
@@ -46,15 +74,21 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         },
         n_used=len(choices.correct),
         skipped=choices.skipped,
-        checksums=checksums(root, *(root / file for file in files)),
-        details={"n": {name: n for name, (_, n) in choices.by_group().items()}, "mistakes": choices.mistakes(root)},
+        checksums=checksums(root, *(root / f"sugarcrepe/{name}.json" for name in found)),
+        details={
+            "n": {name: n for name, (_, n) in choices.by_group().items()},
+            **problems,
+            "mistakes": choices.mistakes(root),
+        },
     )
 
 
 def metrics_of(choices: Choices) -> dict[str, float]:
-    """Accuracy of each file in the order of the papers, and the micro and macro means."""
+    """Accuracy of each file in the order of the papers, and the micro and macro means if there are all files."""
     found = choices.by_group()
-    columns = {name: found[name][0] for name in FILES if name in found}
+    columns: dict[str, float] = {name: found[name][0] for name in FILES if name in found}
+    if len(columns) < len(FILES):
+        return columns
     macro = torch.tensor(list(columns.values()), dtype=torch.float64).mean().item()
     return columns | {"overall": choices.accuracy, "macro": macro}
 

@@ -16,7 +16,7 @@ from common.errors import UserError
 from trainer.evaluation.annotations import checksums, field
 from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFilesError, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, choose
-from trainer.evaluation.tasks.examples import item, limited, read_list, require
+from trainer.evaluation.tasks.examples import is_file, item, limited, read_list, require
 
 FOLDER: Final = "vl_checklist"
 CORPUS: Final = f"{FOLDER}/corpus/v1"
@@ -96,11 +96,11 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         accuracies: dict[str, float] = {}
         for path in sorted((root / CORPUS / part).glob("*.yaml")):
             key = f"{column}/{path.stem}"
-            annotations, images = read_corpus(path, root / FOLDER)
-            if not annotations.is_file():
-                missing[key] = f"{annotations} is missing"
-                continue
             try:
+                annotations, images = read_corpus(path, root / FOLDER)
+                if not is_file(annotations):
+                    missing[key] = f"{annotations} is missing"
+                    continue
                 every, damaged[key] = read_pairs(annotations, images, key)
             except UserError as error:
                 malformed[key] = str(error)
@@ -111,7 +111,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
                 embedder, pairs, options.ranking, "squeeze", legacy_norm=options.vlc_legacy_norm, required=False
             )
             skipped.update(choices.skipped)
-            used.append(annotations)
+            used += [path, annotations]
             if counts.setdefault(key, len(choices.correct)):
                 accuracies[path.stem] = choices.accuracy
                 mistakes += choices.mistakes(root)[:1]
@@ -138,7 +138,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         },
         n_used=sum(counts.values()),
         skipped={reason: n for reason, n in skipped.items() if n},
-        checksums=checksums(root, *sorted(set(used))),
+        checksums=checksums(root, root / CORPUS, *sorted(set(used))),
         details={
             "n": counts,
             "damaged_captions": {k: n for k, n in damaged.items() if n},

@@ -165,8 +165,11 @@ def test_the_expanded_file_compares_positive_with_negative_captions(tmp_path: Pa
     assert result.skipped == {"expanded file: missing image": 4}
     assert len(result.checksums) == 2
     path.write_text("positive,negative,image_url\na => b,c => d,http://x/1.jpg\n")
-    with pytest.raises(UserError, match=r"expanded\.csv, line 2 has no chain of 4 captions"):
-        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+    damaged = TASK.evaluate(FakeEmbedder(text=on_arc, image=on_arc), tmp_path, TaskOptions())
+    assert damaged.metrics == {key: value for key, value in result.metrics.items() if "expanded" not in key}
+    reason = damaged.details["malformed"]["expanded"]  # type: ignore[index]
+    assert "expanded.csv, line 2 has no chain of 4 captions" in reason
+    assert "expanded" not in damaged.rules
 
 
 def test_a_file_that_is_not_text_is_a_user_error(tmp_path: Path, write: Write) -> None:

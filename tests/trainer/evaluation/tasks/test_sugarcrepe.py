@@ -100,9 +100,9 @@ def test_missing_files_are_named(tmp_path: Path, write: Write) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", r"swap_obj\.json cannot be read as JSON"),
-        ([], r"swap_obj\.json does not hold an object"),
-        ({"4": {"filename": "a.jpg", "caption": "A."}}, r"swap_obj\.json, entry '4': 'negative_caption' is missing"),
+        ("{", r"replace_obj\.json cannot be read as JSON"),
+        ([], r"replace_obj\.json does not hold an object"),
+        ({"4": {"filename": "a.jpg", "caption": "A."}}, r"replace_obj\.json, entry '4': 'negative_caption' is missing"),
         (
             {"4": {"filename": 1, "caption": "A.", "negative_caption": "B."}},
             "entry '4': 'filename' is 1; it must be of type str",
@@ -111,7 +111,19 @@ def test_missing_files_are_named(tmp_path: Path, write: Write) -> None:
     ],
 )
 def test_malformed_files_are_user_errors(tmp_path: Path, write: Write, content: object, message: str) -> None:
-    write_files(write)
-    write("sugarcrepe/swap_obj.json", content)
+    for name in FILES:
+        write(f"sugarcrepe/{name}.json", content)
     with pytest.raises(UserError, match=message):
         TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+
+
+def test_the_other_files_are_evaluated_without_overall(tmp_path: Path, write: Write) -> None:
+    write_files(write)
+    write("sugarcrepe/add_att.json", {"0": {"filename": 1}})
+    (tmp_path / "sugarcrepe/swap_obj.json").unlink()
+    result = TASK.evaluate(FakeEmbedder(text=kite, image=kite), tmp_path, TaskOptions())
+    assert result.metrics == dict.fromkeys([name for name in FILES if name not in ("add_att", "swap_obj")], 1.0)
+    assert result.n_used == 7
+    assert "swap_obj.json is missing" in result.details["missing"]["swap_obj"]  # type: ignore[index]
+    assert "add_att.json, entry '0': 'filename'" in result.details["malformed"]["add_att"]  # type: ignore[index]
+    assert len(result.checksums) == 5

@@ -48,7 +48,7 @@ def test_all_13_columns_their_corpora_and_means_are_reported(tmp_path: Path, wri
     assert {"object", "attribute", "relation", *COLUMNS} <= result.metrics.keys()
     assert set(result.metrics.values()) == {1.0}
     assert {"object/center/vg_obj", "object/center/hake", "attribute/color/vaw"} <= result.metrics.keys()
-    assert len(result.checksums) == 26
+    assert len(result.checksums) == 1 + 2 * 26  # the folder of the corpora, their files and annotations
     assert result.n_used == 4 * 26
 
 
@@ -121,6 +121,26 @@ def test_malformed_corpora_do_not_stop_the_others(tmp_path: Path, write: Write) 
     result = TASK.evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions())
     assert result.metrics["object/mid"] == 1
     assert "hake.json, entry 0" in result.details["malformed"]["object/mid/hake"]  # type: ignore[index]
+
+
+def test_damaged_corpus_files_do_not_stop_the_others(tmp_path: Path, write: Write) -> None:
+    write_all(write)
+    write("vl_checklist/corpus/v1/Object/Size/small/hake.yaml", "ANNO_PATH: [")
+    result = TASK.evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions())
+    assert result.details["malformed"].keys() == {"object/small/hake"}  # type: ignore[attr-defined]
+    assert {"object", "attribute", "relation", *COLUMNS} <= result.metrics.keys()
+    assert result.n_used == 4 * 25
+    assert "object/small/hake" not in result.metrics
+
+
+def test_checksums_cover_the_corpus_files(tmp_path: Path, write: Write) -> None:
+    write_corpus(write, "object/mid", "vg_obj", [pair(0)])
+    before = TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions()).checksums
+    name = "vl_checklist/corpus/v1/Object/Location/mid/vg_obj.yaml"
+    (tmp_path / name).write_text((tmp_path / name).read_text().replace("vg/", "./vg/"))
+    after = TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions()).checksums
+    changed = {key for key, value in before.items() if after[key] != value}
+    assert changed == {name, "vl_checklist/corpus/v1"}
 
 
 def test_missing_data_is_named(tmp_path: Path, write: Write) -> None:

@@ -1,0 +1,109 @@
+"""One field of an annotation file that no file system, text or image can hold: a line, or a skipped entry."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from common.errors import UserError
+from tests.trainer.evaluation.test_evaluate import model_and_tokenizer
+from trainer.evaluation.contamination import ROW, count_copies
+from trainer.evaluation.embedder import CachedEmbedder
+from trainer.evaluation.tasks import detection, retrieval, vg_attribution
+from trainer.evaluation.tasks.base import TaskOptions
+
+N = 4
+CAPTIONS, INSTANCES = "coco/annotations/captions_val2017.json", "coco/annotations/instances_val2017.json"
+ATTRIBUTION = "aro/visual_genome_attribution.json"
+LONG = f"{'a' * 300}.jpg"
+
+
+@pytest.fixture
+def embedder(tmp_path: Path) -> CachedEmbedder:
+    return CachedEmbedder(*model_and_tokenizer("meru"), tmp_path / "cache", batch_size=4, workers=1)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """N images of 24 x 20 px with annotations for three tasks."""
+    for folder in ("coco/val2017", "coco/annotations", "aro/images"):
+        (tmp_path / folder).mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 255, (N, 20, 24, 3), np.uint8)
+    for i in range(N):
+        for folder in ("coco/val2017", "aro/images"):
+            PIL.Image.fromarray(pixels[i]).save(tmp_path / folder / f"{i}.jpg")
+    images = [
+        {"id": i, "file_name": f"{i}.jpg", "width": 24, "height": 20, "coco_url": f"http://c/{i}"} for i in range(N)
+    ]
+    boxes = [{"id": i, "image_id": i, "category_id": 17, "bbox": [1, 1, 9, 9], "iscrowd": 0} for i in range(N)]
+    categories = [{"id": i, "name": f"thing {i}"} for i in (*detection.NOVEL, *detection.BASE)]
+    captions = [{"id": i, "image_id": i, "caption": f"caption {i}"} for i in range(N)]
+    sides = {"bbox_x": 1, "bbox_y": 1, "bbox_w": 9, "bbox_h": 9}
+    pair = {"true_caption": "a", "false_caption": "b", "attributes": ["red", "wet"]}
+    for name, content in (
+        (CAPTIONS, {"images": images, "annotations": captions}),
+        (INSTANCES, {"images": images, "annotations": boxes, "categories": categories}),
+        (ATTRIBUTION, [{"image_path": f"{i}.jpg", **sides, **pair} for i in range(N)]),
+    ):
+        (tmp_path / name).write_text(json.dumps(content))
+    return tmp_path
+
+
+def change(path: Path, edit: Callable[[Any], object]) -> None:
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", ["a\0b.jpg", LONG])
+def test_a_name_that_no_file_can_have_is_a_skipped_image(root: Path, embedder: CachedEmbedder, name: str) -> None:
+    change(root / CAPTIONS, lambda content: content["images"][0].update(file_name=name))
+    change(root / INSTANCES, lambda content: content["images"][0].update(file_name=name))
+    change(root / ATTRIBUTION, lambda content: content[0].update(image_path=name))
+    found = retrieval.evaluate(embedder, root, TaskOptions())
+    assert (found.n_used, found.skipped["coco: unreadable image"]) == (N - 1, 1)
+    for task in (detection, vg_attribution):
+        part = task.TASK.evaluate(embedder, root, TaskOptions())
+        assert (part.n_used, part.skipped) == (N - 1, {"missing image": 1})
+    assert count_copies(embedder.seen, np.zeros(1, ROW), 1).n_images >= N
+
+
+@pytest.mark.parametrize("key", ["caption", "file_name"])
+def test_half_a_surrogate_pair_is_a_line_that_names_the_entry(root: Path, embedder: CachedEmbedder, key: str) -> None:
+    part = "annotations" if key == "caption" else "images"
+    change(root / CAPTIONS, lambda content: content[part][2].update({key: "red \ud800 kite"}))
+    with pytest.raises(UserError, match=rf"{part}\[2\]: '{key}' is 'red \\ud800 kite', which is not valid Unicode"):
+        retrieval.evaluate(embedder, root, TaskOptions())
+
+
+def test_an_address_that_is_not_unicode_has_no_copy(root: Path, embedder: CachedEmbedder) -> None:
+    change(root / CAPTIONS, lambda content: content["images"][0].update(coco_url="http://\ud800"))
+    assert retrieval.evaluate(embedder, root, TaskOptions()).n_used == N
+    copies = count_copies(embedder.seen, np.zeros(1, ROW), 1)
+    assert (copies.n_images, copies.n_with_url, copies.by_url) == (N, N, 0)
+
+
+@pytest.mark.parametrize("value", [10**400, 1e308, "Infinity", 2**31])
+def test_huge_boxes_are_a_line_that_names_the_entry(root: Path, embedder: CachedEmbedder, value: Any) -> None:
+    number = float("inf") if value == "Infinity" else value
+    change(root / ATTRIBUTION, lambda content: content[1].update(bbox_x=number, bbox_w=number))
+    with pytest.raises(UserError, match=r"attribution\.json, entry 1: the box \[") as found:
+        vg_attribution.evaluate(embedder, root, TaskOptions())
+    assert len(str(found.value)) < 400
+    change(root / INSTANCES, lambda content: content["annotations"][1].update(bbox=[number, 1, number, 9]))
+    with pytest.raises(UserError, match=r"annotation 1: the box"):
+        detection.evaluate(embedder, root, TaskOptions())
+
+
+def test_ids_beyond_64_bits_are_ids(root: Path, embedder: CachedEmbedder) -> None:
+    expected = detection.evaluate(embedder, root, TaskOptions()).metrics
+
+    def edit(content: Any) -> None:
+        content["images"][0]["id"] = content["annotations"][0]["image_id"] = 10**30
+
+    change(root / INSTANCES, edit)
+    assert detection.evaluate(embedder, root, TaskOptions()).metrics == expected
