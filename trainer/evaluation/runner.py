@@ -163,7 +163,7 @@ def lacks_images(content: Mapping[str, Any]) -> bool:
 def contamination(embedder: CachedEmbedder, settings: RunSettings, trace: Path) -> dict[str, Any]:
     """The key "contamination": the numbers of images of the task that appear in the training shards.
 
-    Its value is None without shards or images. If the comparison fails, "contamination_error" is the reason.
+    Without shards or images, the value is None; after an error too, and "contamination_error" holds the reason.
     """
     if not settings.train_shards or not embedder.seen:
         return {"contamination": None}
