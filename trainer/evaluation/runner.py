@@ -163,7 +163,7 @@ def lacks_images(content: Mapping[str, Any]) -> bool:
 def contamination(embedder: CachedEmbedder, settings: RunSettings, trace: Path) -> dict[str, Any]:
     """The key "contamination": the numbers of images of the task that appear in the training shards.
 
-    Without shards or images, the value is None; after an error too, and "contamination_error" holds the reason.
+    The value without shards or images, and after an error: None. The key "contamination_error" holds the error.
     """
     if not settings.train_shards or not embedder.seen:
         return {"contamination": None}
