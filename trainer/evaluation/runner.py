@@ -163,7 +163,7 @@ def lacks_images(content: Mapping[str, Any]) -> bool:
 def contamination(embedder: CachedEmbedder, settings: RunSettings, trace: Path) -> dict[str, Any]:
     """The key "contamination": the numbers of images of the task that appear in the training shards.
 
-    It is None without shards or images, and if the comparison fails: "contamination_error" is the reason then.
+    The value without shards or images, and after an error: None. The key "contamination_error" holds the error.
     """
     if not settings.train_shards or not embedder.seen:
         return {"contamination": None}

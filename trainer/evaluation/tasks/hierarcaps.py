@@ -86,8 +86,8 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     """Evaluate the test file.
 
     radius/... are the metrics of HierarCaps, path/... those of HyCoCLIP: precision, recall and tau. pep/... exist for
-    models with entailment cones, and expanded/... if the expanded test file is there. If that file is malformed or
-    without images, the details say so.
+    models with entailment cones, and expanded/... if the expanded test file is there. That file is listed
+    in the details if it is malformed or lacks its images.
     """
     folder = root / IMAGES if (root / IMAGES).is_dir() else root / "coco" / "val2014"
     require(root, FILE)
