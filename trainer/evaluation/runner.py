@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from common.errors import UserError
 from common.json_file import read_object, write_object
-from common.text import one_line
+from common.text import message, one_line
 from trainer.distributed.gather import rank, world_size
 from trainer.evaluation.annotations import checksum
 from trainer.evaluation.contamination import count_copies, training_fingerprints
@@ -117,7 +117,8 @@ def explain(error: Exception, trace: Path) -> dict[str, str]:
         if isinstance(error, expected):
             return {"error": str(error), "kind": kind}
     trace.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="backslashreplace")
-    return {"error": f"failed with {type(error).__name__}: {one_line(error)}; see {trace}", "kind": "failed"}
+    text = message(f"failed with {type(error).__name__}: {one_line(error)}; see {trace}")
+    return {"error": text, "kind": "failed"}
 
 
 def from_main(value: dict[str, Any] | None) -> dict[str, Any] | None:
