@@ -120,7 +120,7 @@ def test_missing_and_unreadable_images_are_counted(tmp_path: Path, write: Write)
 
 
 def test_wrong_layouts_are_reported(tmp_path: Path, write: Write) -> None:
-    with pytest.raises(MissingFilesError, match="expected .*/imagenet/val/WNID"):
+    with pytest.raises(MissingFilesError, match=r"expected .*/imagenet/val/WNID"):
         TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     write_images(write)
     (tmp_path / "imagenet/val" / CLASSES[999]).rmdir()
