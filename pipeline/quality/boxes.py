@@ -54,6 +54,8 @@ def read_rows(output: str) -> Iterator[tuple[Manifest, FoundRow]]:
     """
     store = Store(output)
     manifests = read_manifests(store)
+    if not manifests:
+        raise UserError(f"no finished shard in {output}; run the job with this output first")
     if not any(name.startswith("arrow/") for manifest in manifests for name in manifest["files"]):
         raise UserError(
             f"{output} has no arrow/ files, which hold the scores; run the job with write.formats=[arrow,...]"
