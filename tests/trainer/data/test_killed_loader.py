@@ -17,6 +17,7 @@ from tests.trainer.data.samples import train_files, write_tar
 from tests.trainer.small_run import run
 from trainer import loop
 from trainer.data.loader import next_result, preserve_sigchld_handler
+from trainer.step import PendingStep
 
 
 class Slow(Dataset[torch.Tensor]):
@@ -68,14 +69,14 @@ def test_a_process_that_dies_while_sending_is_a_user_error(error: Exception) -> 
 def test_a_run_whose_loader_process_is_killed_ends_with_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    update, others = loop.update, set(multiprocessing.active_children())
+    start_step, others = loop.start_step, set(multiprocessing.active_children())
 
-    def kill_then_update(*arguments: Any, **named: Any) -> dict[str, float]:
+    def kill_then_start(*arguments: Any, **named: Any) -> PendingStep:
         for process in set(multiprocessing.active_children()) - others:
             os.kill(process.pid or 0, signal.SIGKILL)
-        return update(*arguments, **named)
+        return start_step(*arguments, **named)
 
-    monkeypatch.setattr(loop, "update", kill_then_update)
+    monkeypatch.setattr(loop, "start_step", kill_then_start)
     assert run(tmp_path / "run", "data.workers=1", "steps=50") == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "loader process" in line]
     assert "a loader process was killed" in line
