@@ -10,6 +10,7 @@ from typing import Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from common.text import without_controls
 from pipeline.quality.marks import COLUMNS, form_row
 from pipeline.quality.sample import Question
 
@@ -44,12 +45,13 @@ def render(questions: Sequence[Question], output: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("audit.html").render(
+    page = environment.get_template("audit.html").render(
         output=output,
         cards=cards,
         pictures=pictures,
         data=Markup(script_json({"columns": COLUMNS, "rows": rows, "identity": identity})),
     )
+    return without_controls(page)
 
 
 def script_json(value: object) -> str:

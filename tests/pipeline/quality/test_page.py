@@ -60,7 +60,7 @@ def test_marks_survive_a_reload_and_are_downloaded_as_csv(browser: Any, page: st
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
     with tab.expect_download() as download:
         tab.locator("#save").click()
-    rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text(encoding="utf-8"))))
+    rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_bytes().decode(), newline="")))
     assert tuple(rows[0]) == COLUMNS
     assert [row["mark"] for row in rows] == ["wrong", "wrong", "", "unsure", "", "", "", ""]
     assert all(HOSTILE in row["caption"] for row in rows)
