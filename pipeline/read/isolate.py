@@ -21,13 +21,12 @@ def isolated(process: Callable[[], Result]) -> Result | RowFault:
 
     Errors of a file or store are raised, since they are not the fault of a row.
     """
-    try:
-        return process()
-    except store_errors():
-        raise
-    except BaseException as error:
-        if not is_fault(error):
-            raise
+    first = attempt(process)
+    return attempt(process) if isinstance(first, RowFault) else first
+
+
+def attempt(process: Callable[[], Result]) -> Result | RowFault:
+    """Return the result of `process`, or a RowFault if it raises. Raises errors of a file or store."""
     try:
         return process()
     except store_errors():

@@ -68,6 +68,20 @@ def test_the_first_of_equal_candidates_are_nearest(at_once: int) -> None:
     assert indices.tolist() == [[0, 1, 2, 3]] * 2
 
 
+def test_recall_counts_queries_with_any_relevant_candidate_among_the_first() -> None:
+    queries, candidates = torch.eye(2), torch.tensor([[0.9, 0.9], [0.5, 0.5], [0.1, 0.1]])
+    ranks = pessimistic_ranks(dot, queries, candidates, torch.tensor([1, 0]), torch.tensor([0, 1, 1]))
+    assert recall_at(ranks, (1, 2, 3)) == {1: 0.5, 2: 1.0, 3: 1.0}
+
+
+def test_chance_recall_agrees_with_random_rankings() -> None:
+    generator = torch.Generator().manual_seed(0)
+    is_relevant = torch.rand(20_000, 12, generator=generator).argsort(1) < 3
+    drawn = recall_at(is_relevant.int().argmax(1), (1, 4))
+    expected = {k: chance_recall(12, torch.tensor([3]), k) for k in (1, 4, 10, 12)}
+    assert expected == pytest.approx(drawn | {10: 1.0, 12: 1.0}, abs=0.01)
+
+
 def test_chance_recalls_are_those_of_the_benchmarks() -> None:
     assert chance_recall(5000, torch.ones(25014, dtype=torch.int64), 5) == pytest.approx(0.001)
     assert chance_recall(25000, torch.full((5000,), 5), 5) == pytest.approx(0.001, rel=1e-3)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.trainer.small import small_model
-from trainer.evaluation.metrics import macro_accuracy, recalls
+from trainer.evaluation.metrics import macro_accuracy
+from trainer.evaluation.ranking import pessimistic_ranks, recall_at
 from trainer.evaluation.zero_shot import predict
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
@@ -81,12 +83,16 @@ def test_phyclip_ranked_by_its_metric_predicts_other_classes(stored: dict[str, A
 def test_retrieval_recalls_equal_the_reference(name: str, stored: dict[str, Any]) -> None:
     model, ks = model_of(name, stored), (1, 2, 3, 5, 10)
     image, text = model.lift_image(stored["retr/image_tangent"]), model.lift_image(stored["retr/text_tangent"])
-    scores = model.scores(text, image, "released")
-    relevant = stored["retr/owner"][:, None] == torch.arange(len(stored["retr/image_tangent"]))
+    score = partial(model.scores, ranking="released")
+    owners, ids = stored["retr/owner"], torch.arange(len(stored["retr/image_tangent"]))
+    ranks = {
+        "t2i": pessimistic_ranks(score, text, image, owners, ids),
+        "i2t": pessimistic_ranks(score, image, text, ids, owners),
+    }
     expected = stored["meta"]["retrieval"][name]
-    for direction, table, gold in (("t2i", scores, relevant), ("i2t", scores.T, relevant.T)):
-        found = {k: 100 * share for k, share in recalls(table, gold, ks).items()}
-        assert found == pytest.approx({k: expected[f"{direction}_r{k}"] for k in ks}, abs=1e-4)
+    for direction, found in ranks.items():
+        shares = {k: 100 * share for k, share in recall_at(found, ks).items()}
+        assert shares == pytest.approx({k: expected[f"{direction}_r{k}"] for k in ks}, abs=1e-4)
 
 
 def joined(lifted: Tensor) -> Tensor:

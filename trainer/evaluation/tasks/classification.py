@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.errors import UserError
 from trainer.evaluation import plots
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics import macro_accuracy
@@ -22,6 +21,7 @@ from trainer.evaluation.ranking import pieces, split
 from trainer.evaluation.sets.base import ZeroShotSet
 from trainer.evaluation.sets.registry import READERS, read_set
 from trainer.evaluation.tasks.base import Embedder, Figure, MissingFilesError, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.parts import Problems, merge
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
 
@@ -35,34 +35,18 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     Raises MissingFilesError if no set is there, and UserError if all that are there are malformed.
     """
     parts: dict[str, TaskResult] = {}
-    missing: dict[str, str] = {}
-    malformed: dict[str, str] = {}
+    problems = Problems()
     for key in READERS:
-        try:
+        with problems.of(key):
             parts[key] = evaluate_set(embedder, read_set(root, key), options)
-        except MissingFilesError as error:
-            missing[key] = str(error)
-        except UserError as error:
-            malformed[key] = str(error)
-    if not parts and malformed:
-        raise UserError("; ".join(malformed.values()))
-    if not parts:
-        raise MissingFilesError(
-            f"{root} has none of the {len(READERS)} sets; expected the official files that --help lists, such as "
-            f"{root}/food101/food-101/meta/test.txt, or plain folders {root}/KEY/CLASS/IMAGE"
-        )
+    problems.require(
+        parts,
+        f"{root} has none of the {len(READERS)} sets; expected the official files that --help lists, such as "
+        f"{root}/food101/food-101/meta/test.txt, or plain folders {root}/KEY/CLASS/IMAGE",
+    )
     bars = {key: (part.metrics["accuracy"], part.chance["accuracy"]) for key, part in parts.items()}
     overview = Figure(name="accuracy", title="Accuracy of each data set", draw=partial(plots.draw_bars, bars))
-    return TaskResult(
-        metrics={f"{key}/{name}": value for key, part in parts.items() for name, value in part.metrics.items()},
-        chance={f"{key}/{name}": value for key, part in parts.items() for name, value in part.chance.items()},
-        rules={f"{key}/{name}": rule for key, part in parts.items() for name, rule in part.rules.items()},
-        n_used=sum(part.n_used for part in parts.values()),
-        skipped={f"{key}: {why}": n for key, part in parts.items() for why, n in part.skipped.items()},
-        checksums={path: value for part in parts.values() for path, value in part.checksums.items()},
-        details={"missing": missing, "malformed": malformed} | {key: dict(part.details) for key, part in parts.items()},
-        figures=[overview, *(figure for part in parts.values() for figure in part.figures)],
-    )
+    return merge(parts, problems, [overview])
 
 
 def evaluate_set(embedder: Embedder, data: ZeroShotSet, options: TaskOptions) -> TaskResult:

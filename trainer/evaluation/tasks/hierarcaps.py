@@ -35,13 +35,13 @@ from trainer.evaluation.tasks.base import (
     Embedder,
     Figure,
     ImageSource,
-    MissingFilesError,
     Task,
     TaskOptions,
     TaskResult,
 )
 from trainer.evaluation.tasks.examples import distinct, embed_sources, limited, require
 from trainer.evaluation.tasks.hierarcaps_expanded import EXPANDED, evaluate_expanded
+from trainer.evaluation.tasks.parts import Problems
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.hyperbolic import Hyperbolic
@@ -127,15 +127,11 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             "the first in file order" if seed is None else "drawn at random"
         )
     skipped, files = images.skipped(), [root / FILE]
-    problems: dict[str, dict[str, str]] = {"missing": {}, "malformed": {}}
+    problems = Problems()
     found, unused = dict[str, float](), dict[str, int]()
     if (root / EXPANDED).is_file():
-        try:
+        with problems.of("expanded"):
             found, unused = evaluate_expanded(embedder, root / EXPANDED, folder, options)
-        except UserError as error:
-            problems["malformed"]["expanded"] = str(error)
-        except MissingFilesError as error:
-            problems["missing"]["expanded"] = str(error)
     if found:
         metrics, chance, skipped = metrics | found, chance | dict.fromkeys(found, 0.5), skipped | unused
         rules["expanded"] = "own rule: the positive caption of a level scores higher than the negative one"
@@ -149,7 +145,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         checksums=checksums(root, *files),
         details={
             "n_texts": len(texts),
-            **problems,
+            **problems.details(),
             "examples": examples(used, folder.relative_to(root), texts, predicted),
         },
         figures=[

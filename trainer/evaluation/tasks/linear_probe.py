@@ -13,14 +13,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from common.errors import UserError
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.linear_probe import fit, search
 from trainer.evaluation.metrics import macro_accuracy
 from trainer.evaluation.sets.probe import TRAIN_FILES, Split, read_probe
-from trainer.evaluation.tasks.base import Embedder, MissingFilesError, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.base import Embedder, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.classification import evenly
 from trainer.evaluation.tasks.examples import embed_sources
+from trainer.evaluation.tasks.parts import Problems
 
 NAMES: Final = tuple(TRAIN_FILES)
 
@@ -31,40 +31,31 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     chance: dict[str, float] = {}
     rules = {"features": "image tower before its projection", "image": "center crop", "optimizer": "L-BFGS of torch"}
     found: dict[str, object] = {}
-    missing: dict[str, str] = {}
-    malformed: dict[str, str] = {}
+    problems = Problems()
     skipped: dict[str, int] = {}
     n_used = 0
     sums: dict[str, str] = {}
     for name in NAMES:
-        try:
+        with problems.of(name):
             data = read_probe(root, name)
             train, val, test = (
                 embed_split(embedder, split.take(evenly(len(split.labels), options.max_examples)), skipped)
                 for split in (data.train, data.val, data.test)
             )
-        except MissingFilesError as error:
-            missing[name] = str(error)
-            continue
-        except UserError as error:
-            malformed[name] = str(error)
-            continue
-        c, tried = search(train, val, data.n_classes)
-        both = (torch.cat([train[0], val[0]]), torch.cat([train[1], val[1]]))
-        predicted = fit(*both, data.n_classes, c).predict(test[0])
-        metrics[f"{name}/accuracy"] = macro_accuracy(predicted.cpu(), test[1].cpu(), data.n_classes)
-        chance[f"{name}/accuracy"] = 1 / data.n_classes
-        sums |= data.checksums
-        rules |= {f"{name}/{key}": rule for key, rule in data.rules.items()}
-        found[name] = {"C": c, "validation": {f"{key:g}": value for key, value in sorted(tried.items())}}
-        n_used += len(test[1])
-    if not metrics and malformed:
-        raise UserError("; ".join(malformed.values()))
-    if not metrics:
-        raise MissingFilesError(
-            f"{root} has none of the {len(NAMES)} sets with training images; expected the official files that --help "
-            f"lists, such as {root}/dtd/dtd/labels/train1.txt, or plain folders {root}/KEY/{{train,val,test}}/CLASS/IMAGE"
-        )
+            c, tried = search(train, val, data.n_classes)
+            both = (torch.cat([train[0], val[0]]), torch.cat([train[1], val[1]]))
+            predicted = fit(*both, data.n_classes, c).predict(test[0])
+            metrics[f"{name}/accuracy"] = macro_accuracy(predicted.cpu(), test[1].cpu(), data.n_classes)
+            chance[f"{name}/accuracy"] = 1 / data.n_classes
+            sums |= data.checksums
+            rules |= {f"{name}/{key}": rule for key, rule in data.rules.items()}
+            found[name] = {"C": c, "validation": {f"{key:g}": value for key, value in sorted(tried.items())}}
+            n_used += len(test[1])
+    problems.require(
+        metrics,
+        f"{root} has none of the {len(NAMES)} sets with training images; expected the official files that --help "
+        f"lists, such as {root}/dtd/dtd/labels/train1.txt, or plain folders {root}/KEY/{{train,val,test}}/CLASS/IMAGE",
+    )
     return TaskResult(
         metrics=metrics | {"mean/accuracy": fmean(metrics.values())},
         chance=chance | {"mean/accuracy": fmean(chance.values())},
@@ -72,7 +63,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         n_used=n_used,
         skipped=skipped,
         checksums=sums,
-        details={"missing": missing, "malformed": malformed, **found},
+        details=problems.details() | found,
     )
 
 

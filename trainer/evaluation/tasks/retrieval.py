@@ -32,6 +32,7 @@ from trainer.evaluation.tasks.base import (
     TaskOptions,
     TaskResult,
 )
+from trainer.evaluation.tasks.parts import Problems, merge
 
 RECALL_AT: Final = (1, 5, 10)
 DRAWN: Final = (1, 2, 3, 5, 10, 20, 50, 100)
@@ -117,31 +118,13 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     Raises MissingFilesError if no set is there, and UserError if those that are there are malformed.
     """
     parts: dict[str, TaskResult] = {}
-    missing: dict[str, str] = {}
-    malformed: dict[str, str] = {}
+    problems = Problems()
     for key, (read, file) in SETS.items():
-        try:
+        with problems.of(key):
             part = evaluate_set(embedder, key, read(root, options.max_examples), options)
-        except MissingFilesError as error:
-            missing[key] = str(error)
-        except UserError as error:
-            malformed[key] = str(error)
-        else:
             parts[key] = replace(part, checksums=checksums(root, root / file))
-    if not parts and malformed:
-        raise UserError("; ".join(malformed.values()))
-    if not parts:
-        raise MissingFilesError("; ".join(f"{key}: {reason}" for key, reason in missing.items()))
-    return TaskResult(
-        metrics={f"{key}/{name}": value for key, part in parts.items() for name, value in part.metrics.items()},
-        chance={f"{key}/{name}": value for key, part in parts.items() for name, value in part.chance.items()},
-        rules={f"{key}/{name}": rule for key, part in parts.items() for name, rule in part.rules.items()},
-        n_used=sum(part.n_used for part in parts.values()),
-        skipped={f"{key}: {why}": n for key, part in parts.items() for why, n in part.skipped.items()},
-        checksums={path: value for part in parts.values() for path, value in part.checksums.items()},
-        details={"missing": missing, "malformed": malformed} | {key: dict(part.details) for key, part in parts.items()},
-        figures=[figure for part in parts.values() for figure in part.figures],
-    )
+    problems.require(parts, "; ".join(f"{key}: {reason}" for key, reason in problems.missing.items()))
+    return merge(parts, problems)
 
 
 def evaluate_set(embedder: Embedder, key: str, data: CaptionedImages, options: TaskOptions) -> TaskResult:

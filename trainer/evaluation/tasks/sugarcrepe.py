@@ -8,11 +8,11 @@ from typing import Final
 
 import torch
 
-from common.errors import UserError
 from trainer.evaluation.annotations import checksums, field
-from trainer.evaluation.tasks.base import Embedder, ImageSource, Task, TaskOptions, TaskResult
+from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFilesError, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, Choices, choose
 from trainer.evaluation.tasks.examples import limited, read_object, require
+from trainer.evaluation.tasks.parts import Problems
 
 FILES: Final = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att")
 IMAGES: Final = "coco/val2017"
@@ -29,26 +29,21 @@ def read_pairs(path: Path, images: Path) -> list[CaptionPair]:
     return pairs
 
 
-def read_files(root: Path, limit: int) -> tuple[dict[str, list[CaptionPair]], dict[str, dict[str, str]]]:
+def read_files(root: Path, limit: int) -> tuple[dict[str, list[CaptionPair]], Problems]:
     """Read the first `limit` pairs (0: all) of each file, and list missing and malformed files with the reason.
 
     Raises UserError and MissingFilesError if there are no others.
     """
     found: dict[str, list[CaptionPair]] = {}
-    problems: dict[str, dict[str, str]] = {"missing": {}, "malformed": {}}
+    problems = Problems()
     for name in FILES:
         path = root / f"sugarcrepe/{name}.json"
-        if not path.is_file():
-            problems["missing"][name] = f"{path} is missing"
-            continue
-        try:
+        with problems.of(name):
+            if not path.is_file():
+                raise MissingFilesError(f"{path} is missing")
             found[name] = list(limited(read_pairs(path, root / IMAGES), limit))
-        except UserError as error:
-            problems["malformed"][name] = str(error)
-    if not found and problems["malformed"]:
-        raise UserError("; ".join(problems["malformed"].values()))
-    if not found:
-        require(root, *(f"sugarcrepe/{name}.json" for name in FILES))
+    names = [f"sugarcrepe/{name}.json" for name in FILES]
+    problems.require(found, f"{root / names[0]} is missing; expected {', '.join(names)} in {root}")
     return found, problems
 
 
@@ -77,7 +72,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         checksums=checksums(root, *(root / f"sugarcrepe/{name}.json" for name in found)),
         details={
             "n": {name: n for name, (_, n) in choices.by_group().items()},
-            **problems,
+            **problems.details(),
             "mistakes": choices.mistakes(root),
         },
     )

@@ -17,6 +17,7 @@ from trainer.evaluation.annotations import checksums, field
 from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFilesError, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, choose
 from trainer.evaluation.tasks.examples import is_file, item, limited, read_list, require
+from trainer.evaluation.tasks.parts import Problems
 
 FOLDER: Final = "vl_checklist"
 CORPUS: Final = f"{FOLDER}/corpus/v1"
@@ -88,42 +89,32 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     skipped: Counter[str] = Counter()
     counts: dict[str, int] = {}
     damaged: dict[str, int] = {}
-    missing: dict[str, str] = {}
-    malformed: dict[str, str] = {}
+    problems = Problems()
     mistakes: list[dict[str, object]] = []
     used: list[Path] = []
     for column, part in COLUMNS.items():
         accuracies: dict[str, float] = {}
         for path in sorted((root / CORPUS / part).glob("*.yaml")):
             key = f"{column}/{path.stem}"
-            try:
+            with problems.of(key):
                 annotations, images = read_corpus(path, root / FOLDER)
                 if not is_file(annotations):
-                    missing[key] = f"{annotations} is missing"
-                    continue
+                    raise MissingFilesError(f"{annotations} is missing")
                 every, damaged[key] = read_pairs(annotations, images, key)
-            except UserError as error:
-                malformed[key] = str(error)
-                continue
-            pairs = [pair for pair in limited(every, limit) if pair is not None]
-            skipped["no caption"] += len(limited(every, limit)) - len(pairs)
-            choices = choose(
-                embedder, pairs, options.ranking, "squeeze", legacy_norm=options.vlc_legacy_norm, required=False
-            )
-            skipped.update(choices.skipped)
-            used += [path, annotations]
-            if counts.setdefault(key, len(choices.correct)):
+                pairs = [pair for pair in limited(every, limit) if pair is not None]
+                skipped["no caption"] += len(limited(every, limit)) - len(pairs)
+                choices = choose(
+                    embedder, pairs, options.ranking, "squeeze", legacy_norm=options.vlc_legacy_norm, required=False
+                )
+                skipped.update(choices.skipped)
+                used += [path, annotations]
+                counts[key] = len(choices.correct)
+                if counts[key] == 0:
+                    raise MissingFilesError(f"none of its images is usable below {images}")
                 accuracies[path.stem] = choices.accuracy
                 mistakes += choices.mistakes(root)[:1]
-            else:
-                missing[key] = f"none of its images is usable below {images}"
         metrics |= column_metrics(column, accuracies, released)
-    if not metrics and malformed:
-        raise UserError("; ".join(malformed.values()))
-    if not metrics:
-        raise MissingFilesError(
-            f"{root / FOLDER} has no usable corpus; expected corpus/v1, data and the images below it"
-        )
+    problems.require(metrics, f"{root / FOLDER} has no usable corpus; expected corpus/v1, data and the images below it")
     metrics |= group_means(metrics)
     return TaskResult(
         metrics=metrics,
@@ -142,8 +133,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         details={
             "n": counts,
             "damaged_captions": {k: n for k, n in damaged.items() if n},
-            "missing": missing,
-            "malformed": malformed,
+            **problems.details(),
             "mistakes": mistakes,
         },
     )
