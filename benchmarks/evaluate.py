@@ -61,7 +61,8 @@ def measure(name: str, side: str, n_images: int, n_captions: int, threads: int) 
         inner = lorentz.pairwise_inner(x, y, model.curvature())
         return inner if inner.ndim == 2 else inner.sum(0)
 
-    ids, found = torch.arange(n_images), {}
+    ids = torch.arange(n_images)
+    found: dict[str, Any] = {}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
     with torch.no_grad():

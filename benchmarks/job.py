@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import cv2
 import torch
 
-from demo.local_ray import descendants, stat_fields
+from common.processes import descendants, stat_fields
 from demo.world.layout import WorldConfig
 from demo.world.scenes import TEST_SEEDS, make_scene
 from pipeline.config import PipelineConfig, load_config

@@ -142,7 +142,9 @@ def two_decoded(sample: dict[str, Any]) -> dict[str, Any]:
 
 def all_decoded(sample: dict[str, Any]) -> dict[str, Any]:
     """Decode all images of the sample, like webdataset's `decode("pil")`, and select one random box."""
-    decoded = {name: pillow(value) if name.endswith(".jpg") else value for name, value in sample.items()}
+    decoded: dict[str, Any] = {
+        name: pillow(value) if name.endswith(".jpg") else value for name, value in sample.items()
+    }
     number = random.randrange(int(sample["numparents.txt"]))
     return {
         "image": decoded["child.jpg"],

@@ -46,7 +46,7 @@ def measure(name: str, batch: int, side: str, threads: int, device: str) -> dict
     parts = ("image", "text", "box_image", "box_text") if name != "meru" else ("image", "text")
     # The features of a pair are correlated, so that matching pairs are closer than others, as in training.
     common = torch.randn(batch, 512, device=device)
-    features = {part: (common + torch.randn_like(common)).requires_grad_() for part in parts}
+    features: dict[str, Any] = {part: (common + torch.randn_like(common)).requires_grad_() for part in parts}
     model.losses(Pairs(**{part: value[:8] for part, value in features.items()})).loss.backward()
     before = peak_mb(device)
     times: list[tuple[float, float]] = []

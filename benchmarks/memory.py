@@ -123,40 +123,41 @@ def configuration(folder: Path, *others: str) -> PipelineConfig:
 def cpu_worker(queue: Queue, folder: Path, pictures: list[tuple[bytes, str]], per_shard: int, n_shards: int) -> None:
     """Prepare and write shards; each takes the place of the shard before it, so that the disk does not fill up."""
     from pipeline.provenance import make_provenance
-    from pipeline.run import Infer, Prepare, write
+    from pipeline.run import Steps
 
     config = configuration(folder)
-    provenance, prepare = make_provenance(config), Prepare(config)
+    steps = Steps(config, make_provenance(config))
 
     def plan(i: int) -> ShardPlan:
         piece = write_input(folder / "in" / "0.tar", pictures, i * per_shard, per_shard)
         return ShardPlan(0, 0, per_shard, (piece,))
 
     first = plan(0)
-    inferred, timings = Infer(config)(first, *prepare(first))
+    inferred = steps.infer(first, *steps.prepare(first))
 
-    def steps() -> Iterator[None]:
+    def shards() -> Iterator[None]:
         for i in range(n_shards):
             current = plan(i)
-            prepare(current)
-            write(current, inferred, timings, config, provenance)
+            steps.prepare(current)
+            steps.write(current, *inferred)
             yield
 
-    queue.put(measured(steps(), n_shards))
+    queue.put(measured(shards(), n_shards))
 
 
 def model_worker(queue: Queue, folder: Path, pictures: list[tuple[bytes, str]], per_shard: int, n_shards: int) -> None:
     """Ground and score prepared tables."""
-    from pipeline.run import Infer, Prepare
+    from pipeline.provenance import make_provenance
+    from pipeline.run import Steps
 
     config = configuration(folder)
-    infer, prepare = Infer(config), Prepare(config)
+    steps = Steps(config, make_provenance(config))
     plans = [
         ShardPlan(i, 0, per_shard, (write_input(folder / "in" / f"{i}.tar", pictures, i * per_shard, per_shard),))
         for i in range(TABLES)
     ]
-    tables = cycle([(plan, *prepare(plan)) for plan in plans])
-    queue.put(measured((infer(*next(tables)) for _ in range(n_shards)), n_shards))
+    tables = cycle([(plan, *steps.prepare(plan)) for plan in plans])
+    queue.put(measured((steps.infer(*next(tables)) for _ in range(n_shards)), n_shards))
 
 
 def driver(queue: Queue, folder: Path, pictures: list[tuple[bytes, str]], per_shard: int, n_shards: int) -> None:

@@ -6,6 +6,7 @@ the equations (MERU 4, 9, 10 and 11; HyCoCLIP 5 to 12; PHyCLIP 2 to 6), with eps
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +20,10 @@ from trainer.models.phyclip import PHyCLIP
 from trainer.models.registry import MODELS
 
 
-class PrintedGeometry:
+class PrintedGeometry(MERU):
     """Mix-in that replaces lift, similarity and cones of one of the trainer's models with the printed formulas."""
 
-    def lift(self: MERU, features: Tensor, log_alpha: Tensor) -> Tensor:
+    def lift(self, features: Tensor, log_alpha: Tensor) -> Tensor:
         c, eps = self.curvature(), self.config.eps
         if isinstance(self.config, PHyCLIPConfig):
             log_alpha = log_alpha[:, None, None]
@@ -31,7 +32,7 @@ class PrintedGeometry:
         radius = c.sqrt()[..., None] * tangent.norm(dim=-1, keepdim=True)
         return radius.clamp(eps, math.asinh(2**15)).sinh() * tangent / radius.clamp(min=eps)
 
-    def similarity(self: MERU, queries: Tensor, candidates: Tensor) -> Tensor:
+    def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         c, eps = self.curvature()[..., None], self.config.eps
         times = [(1 / c + p.square().sum(-1, keepdim=True)).sqrt() for p in (queries, candidates)]
         inner = queries @ candidates.mT - times[0] @ times[1].mT
@@ -40,7 +41,7 @@ class PrintedGeometry:
             return -product.combine(distances, self.config.metric)
         return -distances
 
-    def cone(self: MERU, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
+    def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
         c, eps = self.curvature(), self.config.eps
         norm = general.norm(dim=-1)
         times = [(1 / c + p.square().sum(-1)).sqrt() for p in (general, specific)]
@@ -50,7 +51,7 @@ class PrintedGeometry:
         return torch.acos(cosine.clamp(-1 + eps, 1 - eps)), torch.asin(sine.clamp(max=1 - eps))
 
 
-class PlainMERU(PrintedGeometry, MERU):
+class PlainMERU(PrintedGeometry):
     """MERU with the printed geometry."""
 
 
@@ -71,7 +72,7 @@ def build(name: str, *, plain: bool, full: bool) -> MERU:
     With `plain`, build the baseline, with full similarity matrices. Without `full`, the towers are minimal, which does
     not affect the losses.
     """
-    model_class = MODELS[name].model
+    model_class: Any = MODELS[name].model
     config: ModelConfig = MODELS[name].config()
     if not full:
         config = dataclasses.replace(

@@ -53,7 +53,7 @@ def plain_model(name: str) -> MERU:
     """Build a model with the papers' sizes, plain towers and plain losses. Images and boxes take separate passes."""
     model = build(name, plain=True, full=True)
     vit = paper_vit(224, **PAPER_VITS["vit_small"])
-    vit.blocks[-1].forward = partial(Block.forward, vit.blocks[-1])  # type: ignore[method-assign,arg-type]
+    vit.blocks[-1].forward = partial(Block.forward, vit.blocks[-1])  # type: ignore[arg-type]
     model.visual, model.textual = vit, PlainText()  # type: ignore[assignment]
 
     def features(batch: Batch) -> Pairs:

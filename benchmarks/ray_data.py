@@ -93,7 +93,7 @@ def with_ray_data(n: int) -> list[Times]:
     """Run three operators with a pool of actors each, one row per shard. Returns the times of each shard."""
     import ray.data
 
-    data = ray.data.from_items([{"shard": i} for i in range(n)], override_num_blocks=n)
+    data: ray.data.Dataset = ray.data.from_items([{"shard": i} for i in range(n)], override_num_blocks=n)
     pool = ray.data.ActorPoolStrategy(size=WORKERS)
     for step, cpus in ((Prepare, 0.25), (Infer, 0.5), (Write, 0.25)):
         data = data.map_batches(step, batch_size=1, compute=pool, num_cpus=cpus)

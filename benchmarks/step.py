@@ -19,6 +19,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -66,7 +67,9 @@ def products(n: int) -> tuple[Callable[[], None], float]:
 
 def compare(name: str, n: int, threads: int, rounds: int) -> dict[str, object]:
     """Return the median times of a step with n pairs, and their ratios."""
-    boxes = {} if name == "meru" else {"box_images": torch.rand(n, 3, 224, 224), "box_token_ids": token_ids(n, 5)}
+    boxes: dict[str, Any] = (
+        {} if name == "meru" else {"box_images": torch.rand(n, 3, 224, 224), "box_token_ids": token_ids(n, 5)}
+    )
     batch = Batch(images=torch.rand(n, 3, 224, 224), token_ids=token_ids(n, 17), **boxes)
     multiply, product_flops = products(n if name == "meru" else 2 * n)
     steps = {

@@ -36,7 +36,7 @@ def cut_out(style: Style, concept: str, look: str | None, side: int, mirrored: b
         else:
             tint = TINTS[look]
             dark, light = tuple(c // 5 for c in tint), tuple(255 - (255 - c) // 3 for c in tint)
-            drawing = ImageOps.colorize(gray, dark, light, tint)  # type: ignore[arg-type]
+            drawing = ImageOps.colorize(gray, dark, light, tint)
     drawing.putalpha(alpha)
     scale = side / max(drawing.size)
     width, height = (max(round(edge * scale), 2) for edge in drawing.size)
