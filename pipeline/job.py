@@ -48,13 +48,13 @@ def run(config: PipelineConfig) -> int:
         n_rows, n_finished = sum(plan.n_rows for plan in work.plans), n_shards - len(work.unfinished)
         logger.info("%d rows in %d shards, %d of them already finished", n_rows, n_shards, n_finished)
         lease.check()
-        if output.is_local:
-            remove_abandoned(output.path(folder) for folder in OUTPUT_FOLDERS)
+        remove_drafts(output)
         work.begin(output)
         n_failed = 0
         if work.unfinished:
             output.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
             n_failed = compute(work.unfinished, config, provenance, output, lease)
+            remove_drafts(output)
         lease.check()
         if not output.is_local:
             n_failed += mend(work, config, provenance, output, lease)
@@ -67,6 +67,12 @@ def run(config: PipelineConfig) -> int:
         text = f"{n_failed} of {n_shards} shards failed, see {config.output}/{FAILED_FOLDER}/"
         print(message(f"{text}; run the same command again to try them again"), file=sys.stderr)
     return n_failed + n_damaged
+
+
+def remove_drafts(output: Store) -> None:
+    """Remove the files that killed workers have left half-written; an object store has none."""
+    if output.is_local:
+        remove_abandoned(output.path(folder) for folder in OUTPUT_FOLDERS)
 
 
 def mend(work: Work, config: PipelineConfig, provenance: Provenance, output: Store, lease: Lease) -> int:

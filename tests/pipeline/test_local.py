@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +13,7 @@ from common.errors import UserError
 from pipeline.compute import compute
 from pipeline.config import PipelineConfig, RayConfig, load_config
 from pipeline.faults.fault import TooManyFaultsError
+from pipeline.job import run as run_job
 from pipeline.lease import hold_lease
 from pipeline.local import compute_local
 from pipeline.provenance import make_provenance
@@ -163,3 +167,23 @@ def test_an_input_that_vanished_costs_its_shard(tmp_path: Path, monkeypatch: pyt
 def test_light_steps_are_real_steps(tars: Path, tmp_path: Path) -> None:
     config, _ = job(tars, tmp_path / "out")
     assert isinstance(light_steps(config)(), LightSteps)
+
+
+def test_half_written_files_of_killed_workers_are_gone_at_the_end(
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, _ = job(tars, tmp_path / "out", "report.summary=false", "ray.runner=local")
+    code = (
+        f"from pipeline.write.temporary import temporary_name; print(temporary_name({str(tmp_path / 'out/arrow/1')!r}))"
+    )
+    left = Path(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
+
+    def compute_and_leave(*arguments: Any) -> int:
+        n_failed = compute(*arguments)
+        left.write_bytes(b"half")
+        return n_failed
+
+    monkeypatch.setattr("pipeline.compute.partial", lambda _, config, provenance: light_steps(config))
+    monkeypatch.setattr("pipeline.job.compute", compute_and_leave)
+    assert run_job(config) == 0
+    assert sorted(path.name for path in left.parent.iterdir()) == ["00000.arrow", "00001.arrow", "00002.arrow"]
