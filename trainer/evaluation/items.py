@@ -82,7 +82,7 @@ def write_items(items: Mapping[str, Items], path: Path) -> None:
         for field in fields(Items)
     }
     with atomic_write(path) as draft, draft.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)  # type: ignore[arg-type]  # names are metrics
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def read_items(path: Path) -> dict[str, Items]:
