@@ -43,8 +43,8 @@ class RemoteError(Exception):
 class Child:
     """A child process with the object that `factory`, which must be picklable, returns there.
 
-    It starts at the first call, and again at the first call after its death. `is_running` is false then, and the new
-    object has no memory of earlier calls.
+    It starts at the first call, and again at the first call after its death; the new object has no memory of earlier
+    calls.
     """
 
     def __init__(self, factory: Callable[[], object]) -> None:
@@ -58,11 +58,6 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
-
-    @property
-    def is_running(self) -> bool:
-        """True if the process has started and has not ended."""
-        return self._process is not None
 
     def start(self) -> None:
         """Start the process and create the object, unless it runs. Raises like `call`."""

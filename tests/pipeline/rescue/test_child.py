@@ -73,7 +73,6 @@ def test_a_call_after_an_exception_of_the_factory_starts_another_child() -> None
         for _ in range(2):
             with pytest.raises(UserError, match="no such model"):
                 child.call("count", timeout_s=2)
-            assert not child.is_running
 
 
 SCRIPT = """
