@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from common.errors import UserError
+from common.files import check_file
 from common.text import one_line
 from pipeline.quality.boxes import Corners, FoundRow
 
@@ -76,6 +77,7 @@ def read_known(path: Path, synonyms: Mapping[str, Sequence[str]], *, any_phrase:
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises UserError if it is missing or damaged."""
     try:
+        check_file(path)
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {one_line(error)}; give a JSON file") from error

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from common.errors import UserError
+from common.files import check_file
 from common.text import one_line
 from pipeline.quality.boxes import FoundBox, FoundRow, only, read_rows
 from pipeline.quality.curve import Judged
@@ -60,6 +61,7 @@ def safe(text: str) -> str:
 def read_marks(path: Path) -> list[Mark]:
     """Read the boxes that are marked as right or wrong. Raises UserError with file, line and fix."""
     try:
+        check_file(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             missing = [name for name in ("key", "box", "phrase", "mark") if name not in (reader.fieldnames or ())]
