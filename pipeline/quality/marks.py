@@ -10,7 +10,7 @@ from typing import Final
 from common.errors import UserError
 from common.files import check_file
 from common.text import one_line
-from pipeline.quality.boxes import FoundBox, FoundRow, only, read_rows
+from pipeline.quality.boxes import FoundBox, FoundRow, read_rows
 from pipeline.quality.curve import Judged
 from pipeline.quality.sample import Candidate
 
@@ -100,7 +100,7 @@ def one_mark(path: Path, line: int, row: dict[str, str | None]) -> Mark | None:
 
 def marked_boxes(output: str, path: Path, marks: Sequence[Mark]) -> list[tuple[Mark, FoundRow, FoundBox]]:
     """Find the marked boxes in the output. Raises UserError if one is not there or has another phrase."""
-    rows = only(read_rows(output), {mark.key for mark in marks})
+    rows = {row.key: row for _, row in read_rows(output, {mark.key for mark in marks})}
     found = []
     for mark in marks:
         row = rows.get(mark.key)
