@@ -114,9 +114,6 @@ def marked_boxes(output: str, path: Path, marks: Sequence[Mark]) -> list[tuple[M
     return found
 
 
-def judged_marks(output: str, path: Path, marks: Sequence[Mark]) -> list[Judged]:
-    """Return the marked boxes with the scores of the output."""
-    return [
-        Judged(score=box.score, clip_score=box.clip_score, is_right=mark.is_right)
-        for mark, _, box in marked_boxes(output, path, marks)
-    ]
+def judged(mark: Mark, box: FoundBox) -> Judged:
+    """Return a marked box with the scores of the output."""
+    return Judged(score=box.score, clip_score=box.clip_score, is_right=mark.is_right)
