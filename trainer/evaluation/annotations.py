@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from common.errors import UserError
+from common.files import check_file
 
 Value = TypeVar("Value")
 
@@ -17,6 +18,7 @@ SURROGATES: Final = re.compile("[\ud800-\udfff]")
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises UserError if it cannot be read."""
     try:
+        check_file(path)
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}; download it again") from error
@@ -25,6 +27,7 @@ def read_json(path: Path) -> Any:
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file that are not blank, stripped. Raises UserError if it cannot be read."""
     try:
+        check_file(path)
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}; download it again") from error
@@ -56,6 +59,7 @@ def checksum(path: Path) -> str:
             (str(file.relative_to(path)), file.stat().st_size) for file in path.rglob("*") if file.is_file()
         )
         return hashlib.sha256(repr(listing).encode()).hexdigest()
+    check_file(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
