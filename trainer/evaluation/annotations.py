@@ -62,4 +62,9 @@ def checksum(path: Path) -> str:
 
 def checksums(root: Path, *paths: Path) -> dict[str, str]:
     """The checksum of each path, by its path below `root`."""
-    return {str(path.relative_to(root)): checksum(path) for path in paths}
+    return {below(root, path): checksum(path) for path in paths}
+
+
+def below(root: Path, path: Path) -> str:
+    """The path below `root`, or the whole path of a file elsewhere."""
+    return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()

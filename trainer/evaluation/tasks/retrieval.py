@@ -19,7 +19,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from trainer.evaluation import plots
-from trainer.evaluation.annotations import checksums, read_json
+from trainer.evaluation.annotations import below, checksums, read_json
 from trainer.evaluation.annotations import field as value_of
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.ranking import chance_recall, pessimistic_ranks, recall_at, top_k
@@ -121,14 +121,14 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     problems = Problems()
     for key, (read, file) in SETS.items():
         with problems.of(key):
-            part = evaluate_set(embedder, key, read(root, options.max_examples), options)
+            part = evaluate_set(embedder, root, key, read(root, options.max_examples), options)
             parts[key] = replace(part, checksums=checksums(root, root / file))
     problems.require(parts, "; ".join(f"{key}: {reason}" for key, reason in problems.missing.items()))
     return merge(parts, problems)
 
 
-def evaluate_set(embedder: Embedder, key: str, data: CaptionedImages, options: TaskOptions) -> TaskResult:
-    """Evaluate on one data set. Images that cannot be read are skipped with their captions.
+def evaluate_set(embedder: Embedder, root: Path, key: str, data: CaptionedImages, options: TaskOptions) -> TaskResult:
+    """Evaluate on one data set below `root`. Images that cannot be read are skipped with their captions.
 
     Raises MissingFilesError if no image can be read.
     """
@@ -157,7 +157,7 @@ def evaluate_set(embedder: Embedder, key: str, data: CaptionedImages, options: T
     sizes = (len(image_ids), len(text_ids))
     curves = {name: recall_at(values, DRAWN) for name, values in ranks.items()}
     skipped = {"unreadable image": len(found.errors), "caption of an unreadable image": int((~keep_text).sum())}
-    paths = [data.images[i].path for i in image_ids.tolist()]
+    paths = [below(root, data.images[i].path) for i in image_ids.tolist()]
     return TaskResult(
         metrics={f"{d}/recall@{k}": v for d, values in ranks.items() for k, v in recall_at(values, RECALL_AT).items()},
         chance={f"{d}/recall@{k}": chance_recall(pool[d], relevant[d], k) for d in ranks for k in RECALL_AT},
@@ -190,7 +190,7 @@ def examples(
     text: Tensor,
     image_ids: Tensor,
     text_ids: Tensor,
-    paths: list[Path],
+    paths: list[str],
     captions: list[str],
 ) -> list[dict[str, object]]:
     """A few images at equal distances in the pool, each with its three best captions; own captions are marked."""
@@ -198,7 +198,7 @@ def examples(
     _, best = top_k(score, image[..., rows.to(image.device), :], text, 3)
     return [
         {
-            "image": str(paths[row]),
+            "image": paths[row],
             "captions": [
                 f"{captions[i]} (own caption)" if text_ids[i] == image_ids[row] else captions[i] for i in columns
             ],

@@ -20,7 +20,7 @@ from torch import Tensor
 from trainer.evaluation.analysis.drawing import draw_paths
 from trainer.evaluation.analysis.paths import distinct, nearest, path_to_root
 from trainer.evaluation.analysis.spaces import Ball, Lorentz, Space, space_of
-from trainer.evaluation.annotations import checksums
+from trainer.evaluation.annotations import below, checksums
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.folders import SUFFIXES
 from trainer.evaluation.pools import Pool, read_pools
@@ -73,7 +73,7 @@ def read_starts(embedder: Embedder, root: Path, limit: int = 0) -> Starts:
         return Starts(
             features=found.features[kept],
             titles=[paths[number].name for number in kept],
-            paths=[str(paths[number].relative_to(root)) for number in kept],
+            paths=[below(root, paths[number]) for number in kept],
             skipped={"unreadable image": len(found.errors)} if found.errors else {},
         )
     try:

@@ -172,3 +172,13 @@ def test_addresses_are_read_for_contamination(tmp_path: Path) -> None:
     assert [image.urls for image in found.images] == [("http://f/70",), ("http://f/7",)]
     assert found.images[0] == ImageSource(path=tmp_path / "coco/val2017/000000000070.jpg")
     assert found.captions.count("caption 0 of 70") == 1
+
+
+def test_pictures_are_named_by_their_path_below_the_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = write_coco(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    result = evaluate(stub_for(content, "perfect"), Path("data"), TaskOptions())
+    (first, *_) = result.details["coco"]["nearest captions"]  # type: ignore[index]
+    assert first["image"].startswith("coco/val2017/")
