@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import PIL.Image
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from common.disk import atomic_write
+from common.html import render_page
 from common.images import ImageRejected, decode
+from common.text import without_controls
 from trainer.data.crops import LIMITS
 from trainer.evaluation.pictures import cut
 from trainer.evaluation.tables import (
@@ -42,7 +43,7 @@ def write_pages(results: Results, tasks: Sequence[str], output: Path, data: Path
     `failed` holds the errors of the models that could not be loaded.
     """
     for name, text in (
-        ("summary.md", markdown(titles_of(tasks), results, failed)),
+        ("summary.md", without_controls(markdown(titles_of(tasks), results, failed))),
         ("index.html", page(results, tasks, output, data, failed)),
     ):
         with atomic_write(output / name) as draft:
@@ -50,17 +51,12 @@ def write_pages(results: Results, tasks: Sequence[str], output: Path, data: Path
 
 
 def page(results: Results, tasks: Sequence[str], output: Path, data: Path, failed: Mapping[str, str]) -> str:
-    """The page as HTML. All texts are escaped by the template."""
-    environment = Environment(
-        loader=FileSystemLoader(FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    """The page as HTML."""
     sections = [section(task, results, output, data) for task in tasks]
     models = {label: next(iter(parts.values()))["model"] for label, parts in results.items() if parts}
-    return environment.get_template("page.html").render(
+    return render_page(
+        FOLDER,
+        "page.html",
         style=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
         models=models,
         failed=failed,

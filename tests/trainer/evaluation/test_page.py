@@ -8,7 +8,7 @@ from typing import Any
 import PIL.Image
 import pytest
 
-from trainer.evaluation.page import Details
+from trainer.evaluation.page import Details, write_pages
 
 
 @pytest.fixture
@@ -44,3 +44,13 @@ def test_a_picture_is_decoded_once_for_all_pages(image: Path, monkeypatch: pytes
     shown = Details(image.parent).thumbnail(image.name)
     monkeypatch.delattr("trainer.evaluation.page.decode")
     assert Details(image.parent).thumbnail(image.name) == shown != ""
+
+
+def test_control_characters_of_results_are_escaped_on_both_pages(tmp_path: Path) -> None:
+    content = {"model": {"name": "meru", "hash": "0"}, "error": "no \x1b[2J file", "kind": "missing"}
+    write_pages({"meru": {"retrieval": content}}, ["retrieval"], tmp_path, tmp_path, {"clip": "no \x9b file"})
+    for name in ("index.html", "summary.md"):
+        text = (tmp_path / name).read_text()
+        assert "\x1b" not in text
+        assert "\x9b" not in text
+        assert "x1b" in text
