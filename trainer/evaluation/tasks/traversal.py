@@ -134,12 +134,12 @@ def start_walk(embedder: Embedder, starts: Starts, pool: Pool) -> Walk:
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
     """Retrieve the entries on the way to the root from each pool that is found, with and without the filter by cones.
 
-    Raises MissingFilesError without images or pools.
+    Raises MissingFilesError without images or pools, and UserError if all pools that are found are malformed.
     """
     starts = read_starts(embedder, root, options.max_examples)
     pools, problems = read_pools(embedder, root, options.max_examples)
     metrics: dict[str, float] = {}
-    details: dict[str, object] = dict(problems)
+    details: dict[str, object] = problems.details()
     rules = {
         "score": options.ranking,
         "steps": str(STEPS),
