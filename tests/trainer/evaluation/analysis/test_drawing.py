@@ -8,15 +8,15 @@ import pytest
 from trainer.evaluation.analysis.drawing import draw_disk, draw_paths, shorten
 from trainer.evaluation.plots import draw_confusion
 
-TEXT = "from $10 ^ to $20"
+TEXT = r"$\from $10"
 
 
 @pytest.mark.parametrize(
     "draw",
     [
         lambda path: draw_paths({TEXT: [TEXT, TEXT]}, "step", path),
-        lambda path: draw_disk({"points": np.zeros((1, 2))}, path, {"points": ["a $^ or a $"]}),
-        lambda path: draw_confusion([[1]], ["$10 ^ $20"], path),
+        lambda path: draw_disk({"points": np.zeros((1, 2))}, path, {"points": [r"a $\or a $"]}),
+        lambda path: draw_confusion([[1]], [r"$10 \to10{ $20"], path),
     ],
     ids=["paths", "disk", "confusion"],
 )
