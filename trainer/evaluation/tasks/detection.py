@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
-from trainer.evaluation.annotations import checksums, field
+from trainer.evaluation.annotations import checksums, field, image_urls
 from trainer.evaluation.detection_ap import Bools, Floats, Ints, TrueBoxes, average_precisions
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.tasks.base import Embedder, ImageSource, Task, TaskOptions, TaskResult
@@ -80,8 +80,7 @@ def read_boxes(path: Path, images: Path, max_examples: int = 0) -> Boxes:
             skipped["box without area"] += 1
             continue
         name = field(files[image], "file_name", str, f"{path}, image {image}")
-        urls = tuple(str(files[image][key]) for key in ("coco_url", "flickr_url") if key in files[image])
-        source = ImageSource(path=images / name, box=box, urls=urls)
+        source = ImageSource(path=images / name, box=box, urls=image_urls(files[image]))
         chosen.append((source, numbers[image], box, category, crowd))
     chosen = list(limited(chosen, max_examples))
     return Boxes(

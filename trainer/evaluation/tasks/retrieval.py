@@ -19,7 +19,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from trainer.evaluation import plots
-from trainer.evaluation.annotations import below, checksums, read_json
+from trainer.evaluation.annotations import below, checksums, image_urls, read_json
 from trainer.evaluation.annotations import field as value_of
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.ranking import chance_recall, pessimistic_ranks, recall_at, top_k
@@ -72,8 +72,7 @@ def read_coco(root: Path, limit: int) -> CaptionedImages:
     for number, entry in enumerate(value_of(content, "images", list, str(path))):
         where = f"{path}: images[{number}]"
         name = value_of(entry, "file_name", str, where)
-        urls = tuple(entry[key] for key in ("coco_url", "flickr_url") if isinstance(entry.get(key), str))
-        names[value_of(entry, "id", int, where)] = ImageSource(path=folder / name, urls=urls)
+        names[value_of(entry, "id", int, where)] = ImageSource(path=folder / name, urls=image_urls(entry))
     for number, entry in enumerate(value_of(content, "annotations", list, str(path))):
         where = f"{path}: annotations[{number}]"
         owner = value_of(entry, "image_id", int, where)

@@ -107,3 +107,12 @@ def test_ids_beyond_64_bits_are_ids(root: Path, embedder: CachedEmbedder) -> Non
 
     change(root / INSTANCES, edit)
     assert detection.evaluate(embedder, root, TaskOptions()).metrics == expected
+
+
+def test_an_address_that_is_null_is_none(root: Path, embedder: CachedEmbedder) -> None:
+    for file in (CAPTIONS, INSTANCES):
+        change(root / file, lambda content: content["images"][0].update(coco_url=None))
+    for task in (detection, retrieval):
+        embedder.seen.clear()
+        task.TASK.evaluate(embedder, root, TaskOptions())
+        assert sorted(image.urls for image in embedder.seen) == [(), *((f"http://c/{i}",) for i in range(1, N))]
