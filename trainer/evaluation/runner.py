@@ -30,6 +30,7 @@ from trainer.evaluation.annotations import checksum
 from trainer.evaluation.contamination import count_copies, training_fingerprints
 from trainer.evaluation.embedder import CachedEmbedder
 from trainer.evaluation.state import images_state, is_unchanged
+from trainer.evaluation.tables import missing_parts
 from trainer.evaluation.tasks.base import MissingFilesError, Task, TaskOptions, TaskResult, UnsuitableModelError
 from trainer.evaluation.tasks.examples import MISSING, UNREADABLE
 from trainer.models.registry import model_name
@@ -138,13 +139,6 @@ def read_finished(path: Path, identity: Mapping[str, Any], data: Path) -> dict[s
     if any(not (path.parent / figure["file"]).is_file() for figure in content["figures"]):
         return None
     return content
-
-
-def missing_parts(content: Mapping[str, Any]) -> dict[str, str]:
-    """The data sets of a task that were not evaluated, with the reason."""
-    details = content.get("details", {})
-    found = [details.get(key, {}) for key in ("missing", "malformed")]
-    return {name: reason for part in found if isinstance(part, dict) for name, reason in part.items()}
 
 
 def lacks_images(content: Mapping[str, Any]) -> bool:

@@ -40,7 +40,7 @@ from trainer.evaluation.tasks.base import (
     TaskResult,
 )
 from trainer.evaluation.tasks.examples import distinct, embed_sources, limited, require
-from trainer.evaluation.tasks.hierarcaps_expanded import EXPANDED, evaluate_expanded
+from trainer.evaluation.tasks.hierarcaps_expanded import EXPANDED, JOINER, LEVELS, evaluate_expanded
 from trainer.evaluation.tasks.parts import Problems
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
@@ -48,8 +48,6 @@ from trainer.models.hyperbolic import Hyperbolic
 
 FILE: Final = "hierarcaps/hierarcaps_test.csv"
 IMAGES: Final = "hierarcaps/test_imgs"
-LEVELS: Final = 4
-JOINER: Final = " => "
 NEGATIVES: Final = 100
 """Number of other images' captions that PEP compares each image with."""
 
