@@ -21,7 +21,7 @@ from trainer.evaluation.runner import CACHE, RunSettings, run_task
 from trainer.evaluation.state import shards_state
 from trainer.evaluation.tables import build_table, notes_of
 from trainer.evaluation.tasks.base import TaskOptions
-from trainer.evaluation.tasks.registry import available, load_task
+from trainer.evaluation.tasks.registry import NAMES, load_task
 from trainer.models.registry import MODELS, model_name
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def run_benchmarks(config: BenchmarkConfig) -> int:
 
 def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
     """Evaluate the models on the device of this process; errors and result as in `run_benchmarks`."""
-    tasks, output = config.tasks or available(), Path(config.output)
+    tasks, output = config.tasks or NAMES, Path(config.output)
     settings = RunSettings(
         data=Path(config.data),
         output=output,

@@ -46,6 +46,11 @@ def field(entry: object, key: str, kind: type[Value], where: str) -> Value:
     return value
 
 
+def image_urls(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """The addresses of an image in a file of COCO."""
+    return tuple(entry[key] for key in ("coco_url", "flickr_url") if isinstance(entry.get(key), str))
+
+
 def check_text(value: object, where: str) -> None:
     """Raise UserError, beginning with `where`, for a string with half of a surrogate pair, which is not a character."""
     if isinstance(value, str) and SURROGATES.search(value):
@@ -66,4 +71,9 @@ def checksum(path: Path) -> str:
 
 def checksums(root: Path, *paths: Path) -> dict[str, str]:
     """The checksum of each path, by its path below `root`."""
-    return {str(path.relative_to(root)): checksum(path) for path in paths}
+    return {below(root, path): checksum(path) for path in paths}
+
+
+def below(root: Path, path: Path) -> str:
+    """The path below `root`, or the whole path of a file elsewhere."""
+    return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from trainer.evaluation.annotations import below
 from trainer.evaluation.choices import choice_scores, is_first_best
 from trainer.evaluation.tasks.base import Embedder, Fit, ImageSource
 from trainer.evaluation.tasks.examples import distinct, embed_sources
@@ -58,8 +59,7 @@ class Choices:
         rows: list[dict[str, object]] = []
         for pair in map(self.pairs.__getitem__, chosen):
             box: dict[str, object] = {"box": list(pair.image.box)} if pair.image.box else {}
-            path = pair.image.path
-            image = {"image": (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()}
+            image = {"image": below(root, pair.image.path)}
             rows.append({**image, **box, "group": pair.group, "true": pair.true, "chosen": pair.false})
         return rows
 

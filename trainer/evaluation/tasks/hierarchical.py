@@ -17,8 +17,9 @@ from trainer.evaluation import plots
 from trainer.evaluation.hierarchy import Tree, expected_at_random, hierarchical_metrics, read_tree
 from trainer.evaluation.sets.registry import read_set
 from trainer.evaluation.tasks.base import Embedder, Figure, ImageSource, Task, TaskOptions, TaskResult
-from trainer.evaluation.tasks.classification import class_points, evenly, predict
+from trainer.evaluation.tasks.classification import class_points, evenly
 from trainer.evaluation.tasks.examples import embed_sources
+from trainer.evaluation.zero_shot import predict
 
 N_CONFUSIONS: Final = 20
 
