@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks.bootstrap import ROUNDS, intervals
 from benchmarks.scenes.world import Case
 from demo.eval_tables import caption_table
 from demo.make_input import CANVASES
@@ -24,7 +25,6 @@ from pipeline.score.thresholds import resolve_thresholds
 
 SEEDS = {"dev": TEST_SEEDS[40_000:50_000], "held-out": TEST_SEEDS[50_000:60_000]}
 BATCH = 50
-ROUNDS = 1000  # bootstrap samples
 
 LOST = {
     "low_score": "score below the threshold",
@@ -164,11 +164,13 @@ def recall(counts: Counter[str]) -> float:
     return counts["right"] / counts["true"] if counts["true"] else 0.0
 
 
-def interval(
-    counts: Sequence[Counter[str]], figure: Callable[[Counter[str]], float], rounds: int = ROUNDS
-) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of a figure over images."""
-    rng = Random(0)
+def precision_and_recall(counts: Iterable[Counter[str]]) -> dict[str, float]:
+    """Return precision and recall over images, by name."""
+    summed = total(counts)
+    return {"precision": precision(summed), "recall": recall(summed)}
+
+
+def bootstrap_intervals(counts: Iterable[Counter[str]], rounds: int = ROUNDS) -> dict[str, tuple[float, float]]:
+    """Return the 95 % bootstrap intervals of precision and recall over images."""
     slim = [Counter({name: part[name] for name in ("right", "predicted", "true")}) for part in counts]
-    values = sorted(figure(total(rng.choices(slim, k=len(slim)))) for _ in range(rounds))
-    return values[int(0.025 * rounds)], values[int(0.975 * rounds)]
+    return intervals(precision_and_recall, slim, rounds)
