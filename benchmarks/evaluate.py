@@ -91,15 +91,15 @@ def main() -> None:
     parser.add_argument("--captions", type=int, default=25000)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    sizes = (arguments.images, arguments.captions, arguments.threads)
+    limits = (arguments.images, arguments.captions, arguments.threads)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     print(f"{'model':10}{'ours s':>10}{'plain s':>10}{'ours MB':>10}{'plain MB':>10}{'ratio':>8}")
     rows = {}
     for name in arguments.models:
-        ours = measure_in_process("evaluate", name, "ours", *sizes, threads=arguments.threads)
+        ours = measure_in_process("evaluate", name, "ours", *limits, threads=arguments.threads)
         needed = PLAIN_NUMBERS[name] * NUMBER_BYTES * arguments.images * arguments.captions
         plain = (
-            measure_in_process("evaluate", name, "plain", *sizes, threads=arguments.threads)
+            measure_in_process("evaluate", name, "plain", *limits, threads=arguments.threads)
             if needed < 0.8 * memory
             else None
         )
