@@ -18,7 +18,18 @@ from typing import Any, Final
 
 import torch
 
-from benchmarks.scenes.measure import SEEDS, Setup, count, interval, own_case, precision, recall, run, total
+from benchmarks.scenes.measure import (
+    SEEDS,
+    Setup,
+    bootstrap_intervals,
+    count,
+    own_case,
+    precision,
+    precision_and_recall,
+    recall,
+    run,
+    total,
+)
 from benchmarks.scenes.world import Case, independent_scene
 from demo.world.sprites import HELD_OUT_STYLE, TRAIN_STYLES, Style
 
@@ -61,10 +72,11 @@ def print_result(title: str, counts: Sequence[Counter[str]]) -> dict[str, Any]:
     summed = total(counts)
     print(f"\n{title}: {len(counts)} scenes, {summed['true']} objects, {summed['predicted']} boxes")
     result: dict[str, Any] = {}
-    for name, figure in (("precision", precision), ("recall", recall)):
-        low, high = interval(counts, figure)
-        print(f"  {name:42}{figure(summed):7.3f}  [{low:.3f}, {high:.3f}]")
-        result[name], result[f"{name}_interval"] = round(figure(summed), 4), [round(low, 4), round(high, 4)]
+    bounds = bootstrap_intervals(counts)
+    for name, value in precision_and_recall(counts).items():
+        low, high = bounds[name]
+        print(f"  {name:42}{value:7.3f}  [{low:.3f}, {high:.3f}]")
+        result[name], result[f"{name}_interval"] = round(value, 4), [round(low, 4), round(high, 4)]
     for kind, whole, heading in (("lost", "true", "lost"), ("false", "predicted", "wrong")):
         parts = {name: n for name, n in summed.items() if name.startswith(f"{kind}: ")}
         shares = {name.partition(": ")[2]: n / summed[whole] for name, n in parts.items()}

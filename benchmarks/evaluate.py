@@ -15,10 +15,11 @@ import argparse
 import json
 import os
 import resource
-import subprocess
 import sys
 import time
 from typing import Any
+
+from benchmarks.fresh_process import measure_in_process
 
 NUMBER_BYTES = 4
 PLAIN_NUMBERS = {"clip": 8, "meru": 8, "phyclip": 3 * 64}
@@ -79,16 +80,6 @@ def measure(name: str, side: str, n_images: int, n_captions: int, threads: int) 
     return {"seconds": seconds, "peak_mb": peak / 1024, "recalls": found}
 
 
-def measure_in_process(name: str, side: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run `measure` in a new process and return its result."""
-    sizes = [str(value) for value in (arguments.images, arguments.captions, arguments.threads)]
-    command = [sys.executable, "-m", "benchmarks.evaluate", "--measure", name, side, *sizes]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
-    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-    result: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return result
-
-
 def main() -> None:
     """Measure all models and print a table, then JSON."""
     if sys.argv[1:2] == ["--measure"]:
@@ -101,13 +92,18 @@ def main() -> None:
     parser.add_argument("--captions", type=int, default=25000)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
+    limits = (arguments.images, arguments.captions, arguments.threads)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     print(f"{'model':10}{'ours s':>10}{'plain s':>10}{'ours MB':>10}{'plain MB':>10}{'ratio':>8}")
     rows = {}
     for name in arguments.models:
-        ours = measure_in_process(name, "ours", arguments)
+        ours = measure_in_process("evaluate", name, "ours", *limits, threads=arguments.threads)
         needed = PLAIN_NUMBERS[name] * NUMBER_BYTES * arguments.images * arguments.captions
-        plain = measure_in_process(name, "plain", arguments) if needed < 0.8 * memory else None
+        plain = (
+            measure_in_process("evaluate", name, "plain", *limits, threads=arguments.threads)
+            if needed < 0.8 * memory
+            else None
+        )
         ratio = plain["seconds"] / ours["seconds"] if plain else None
         if plain and any(abs(plain["recalls"][key] - value) > 1e-3 for key, value in ours["recalls"].items()):
             sys.exit(f"{name}: the recalls differ: {ours['recalls']}, plain {plain['recalls']}")

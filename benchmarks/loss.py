@@ -21,10 +21,10 @@ import json
 import os
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from typing import Any
+
+from benchmarks.fresh_process import measure_in_process
 
 SIZES = [768, 4096, 16384]
 # float32 numbers that the plain loss holds at its peak, for each entry of one similarity matrix
@@ -70,15 +70,6 @@ def peak_mb(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def measure_in_process(name: str, batch: int, side: str, threads: int, device: str) -> dict[str, float]:
-    """Run `measure` in a new process and return its result."""
-    command = [sys.executable, "-m", "benchmarks.loss", "--measure", name, str(batch), side, str(threads), device]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-    result: dict[str, float] = json.loads(output.splitlines()[-1])
-    return result
-
-
 def plain_fits(name: str, batch: int, device: str) -> bool:
     """True if the plain loss needs less than 80 % of the free memory."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -96,7 +87,7 @@ def compare(name: str, batch: int, threads: int, rounds: int, device: str) -> di
     for _ in range(rounds):
         for side, results in runs.items():
             if not results or results[0]["wall_s"] <= LONG_S * rounds:
-                results.append(measure_in_process(name, batch, side, threads, device))
+                results.append(measure_in_process("loss", name, batch, side, threads, device, threads=threads))
     row: dict[str, Any] = {"model": name, "batch": batch}
     for side, results in runs.items():
         for key in ("wall_s", "cpu_s", "peak_mb"):

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from random import Random
 from typing import Any, Final
 
+from benchmarks.bootstrap import intervals
 from pipeline.parse.config import ParseConfig
 from pipeline.parse.parser import CaptionParser
 from pipeline.parse.types import CaptionParse
@@ -33,8 +33,6 @@ RULES: Final = (
 """Options of the parse stage that GRIT's form switches off."""
 SEPARATOR: Final = re.compile(r"\||--| - |–|—|: ")
 LETTER: Final = re.compile(r"[^\W\d_]")
-ROUNDS: Final = 1000
-"""Bootstrap samples."""
 
 Span = tuple[int, int]
 
@@ -128,15 +126,6 @@ def shares(counts: Iterable[Counter[str]]) -> dict[str, float]:
     return {name: total[m.part] / total[m.total] if total[m.total] else 0.0 for name, m in MEASURES.items()}
 
 
-def intervals(counts: Sequence[Counter[str]]) -> dict[str, tuple[float, float]]:
-    """Return the 95 % bootstrap interval of each measure."""
-    rng = Random(0)
-    samples = [shares(rng.choices(counts, k=len(counts))) for _ in range(ROUNDS)]
-    low, high = int(0.025 * ROUNDS), int(0.975 * ROUNDS)
-    ordered = {name: sorted(sample[name] for sample in samples) for name in MEASURES}
-    return {name: (values[low], values[high]) for name, values in ordered.items()}
-
-
 def without(config: ParseConfig, *rules: str) -> ParseConfig:
     """Return `config` with the `rules` switched off."""
     return replace(config, **dict.fromkeys(rules, False))  # type: ignore[arg-type]
@@ -173,7 +162,7 @@ def print_errors(rows: Sequence[Mapping[str, Any]], config: ParseConfig) -> None
 
 def print_table(title: str, counts: Sequence[Counter[str]]) -> dict[str, float]:
     """Print the measures with their intervals and return them."""
-    values, bounds = shares(counts), intervals(counts)
+    values, bounds = shares(counts), intervals(shares, counts)
     print(f"\n{title}: {len(counts)} captions")
     for name, m in MEASURES.items():
         low, high = bounds[name]

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from common.errors import UserError, prefixed
 from common.files import check_file
 from common.text import one_line
-from common.urls import text_without_secrets
+from common.urls import clean
 from common.yaml_text import INTERPOLATION, LITERAL, check_yaml
 
 Layer = tuple[DictConfig, str]
@@ -269,20 +269,8 @@ def check_range(config: object, *names: str, least: float, most: float = math.in
 
 def to_yaml(config: Any) -> str:
     """Return the resolved configuration as YAML: every key with its value, URLs without user names and passwords."""
-    return OmegaConf.to_yaml(OmegaConf.create(without_passwords(OmegaConf.to_container(OmegaConf.structured(config)))))
-
-
-def without_passwords(value: Any) -> Any:
-    """Remove the user info of URLs from all texts in nested dictionaries and lists."""
-    match value:
-        case str():
-            return text_without_secrets(value, strip_query=False)
-        case dict():
-            return {key: without_passwords(item) for key, item in value.items()}
-        case list() | tuple():
-            return [without_passwords(item) for item in value]
-        case _:
-            return value
+    values = OmegaConf.to_container(OmegaConf.structured(config))
+    return OmegaConf.to_yaml(OmegaConf.create(clean(values, strip_query=False)))
 
 
 def _load_yaml(path: str, keys: Keys) -> DictConfig:

@@ -26,7 +26,10 @@ def check_file(path: str | os.PathLike[str]) -> None:
 
 
 def check_folder_files(folder: str | os.PathLike[str]) -> None:
-    """Raise NotAFileError for a device, named pipe or socket directly in `folder`; libraries would open it."""
-    for path in Path(folder).iterdir():
+    """Raise NotAFileError for a device, named pipe or socket in `folder` or below; libraries would open it.
+
+    A path that is no folder, such as the name of a model, passes.
+    """
+    for path in Path(folder).rglob("*"):
         if path.exists() and not path.is_dir():
             check_file(path)

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from common.processes import stat_fields
+
 PATTERN: Final = re.compile(r"([0-9a-f]{8})-(\d+)-(\d+)")
 
 
@@ -62,8 +64,7 @@ def machine() -> str:
 
 def start_of(pid: int) -> int | None:
     """Return the start time of a process; None if it has ended, 0 if the system does not tell."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
+    fields = stat_fields(pid)
+    if fields is None:
         return None if Path("/proc/self/stat").exists() else 0
     return None if fields[0] in "ZX" else int(fields[19])

@@ -10,9 +10,12 @@ from pathlib import Path
 
 
 def stat_fields(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on; None if the process (or /proc) does not exist."""
+    """Return the fields of /proc/PID/stat from the state on; None if the process (or /proc) does not exist.
+
+    The name of the process, before them, may be any bytes.
+    """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
 

@@ -81,7 +81,7 @@ def _drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:
         folder, _, name = path.rpartition("/")
         root, _, kind = folder.rpartition("/")
         if kind in FILES and root not in manifests:
-            manifests[root] = _names_in(fs, f"{root}/{MANIFEST_FOLDER}")
+            manifests[root] = names_in(fs, f"{root}/{MANIFEST_FOLDER}")
         committed = manifests.get(root) if kind in FILES else None
         if committed is None or f"{name.rpartition('.')[0]}.json" in committed:
             kept.append(path)
@@ -90,7 +90,7 @@ def _drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:
     return kept
 
 
-def _names_in(fs: AbstractFileSystem, folder: str) -> set[str] | None:
+def names_in(fs: AbstractFileSystem, folder: str) -> set[str] | None:
     """Return the file names in a folder, or None if it does not exist."""
     return {str(file).rpartition("/")[2] for file in fs.ls(folder, detail=False)} if fs.isdir(folder) else None
 

@@ -161,13 +161,13 @@ def verify_checksum(header: bytes, offset: int) -> None:
     Raises TarError, naming the header's `offset`, if they differ; with a name if the block looks like a header.
     """
     total = sum(header) - sum(header[CHECKSUM]) + 8 * ord(" ")
-    name = parse_name(header) if header[257:262] == MAGIC else ""
     try:
-        is_same = total == parse_number(header[CHECKSUM], offset)
+        if total == parse_number(header[CHECKSUM], offset):
+            return
+        message = f"missing or damaged tar header at byte {offset}"
     except TarError as error:
-        raise TarError(str(error), damaged_name=name) from None
-    if not is_same:
-        raise TarError(f"missing or damaged tar header at byte {offset}", damaged_name=name)
+        message = str(error)
+    raise TarError(message, damaged_name=parse_name(header) if header[257:262] == MAGIC else "")
 
 
 def parse_pax_records(data: bytes, offset: int) -> dict[str, str]:

@@ -60,17 +60,22 @@ def json_without_secrets(text: str, *, strip_query: bool) -> str:
     if "//" not in text and "@" not in text:
         return text
     value = json.loads(text)
-    cleaned = _clean(value, strip_query)
+    cleaned = clean(value, strip_query=strip_query)
     return text if cleaned == value else json.dumps(cleaned, sort_keys=True)
 
 
-def _clean(value: Any, strip_query: bool) -> Any:
+def clean(value: Any, *, strip_query: bool) -> Any:
+    """Remove the same parts from each URL in the texts and keys of nested dictionaries, lists and tuples.
+
+    Tuples become lists, as in JSON.
+    """
     match value:
         case str():
             return text_without_secrets(value, strip_query=strip_query)
         case dict():
-            return {_clean(key, strip_query): _clean(item, strip_query) for key, item in value.items()}
-        case list():
-            return [_clean(item, strip_query) for item in value]
+            items = value.items()
+            return {clean(key, strip_query=strip_query): clean(item, strip_query=strip_query) for key, item in items}
+        case list() | tuple():
+            return [clean(item, strip_query=strip_query) for item in value]
         case _:
             return value

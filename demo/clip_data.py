@@ -16,6 +16,7 @@ from demo.world.vocabulary import CATEGORY_NOUNS, COLOURS, CONCEPT, CONCEPTS
 from demo.world.wide.looks import ALL_COLOURS, BLACK_AND_WHITE, BLACK_AND_WHITE_WORDS, SYNONYMS, alike
 from demo.world.wide.stream import mixed_stream
 from demo.world.wide.words import GENERAL_NOUNS, perhaps
+from pipeline.quality.boxes import iou
 from trainer.data.preprocess import PreprocessConfig, fit
 
 CONCEPT_INDEX = {concept.name: index for index, concept in enumerate(CONCEPTS)}
@@ -107,13 +108,6 @@ def jitter_box(box: PixelBox, jitter: float, rng: Random) -> PixelBox:
     return box[0] + dx0 * w, box[1] + dy0 * h, box[2] + dx1 * w, box[3] + dy1 * h
 
 
-def box_iou(a: PixelBox, b: PixelBox) -> float:
-    """Return the intersection over union of two boxes."""
-    w, h = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-    shared = max(w, 0.0) * max(h, 0.0)
-    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
-
-
 def background_box(scene: Scene, rng: Random, max_iou: float = 0.25) -> PixelBox | None:
     """Draw a box with IoU below `max_iou` with every object; None after 8 failed attempts."""
     height, width = scene.image.shape[:2]
@@ -121,7 +115,7 @@ def background_box(scene: Scene, rng: Random, max_iou: float = 0.25) -> PixelBox
         w, h = (20 * 7 ** rng.random() for _ in range(2))
         x, y = rng.uniform(0, max(width - w, 1)), rng.uniform(0, max(height - h, 1))
         box = (x, y, min(x + w, width), min(y + h, height))
-        if all(box_iou(box, obj.box) < max_iou for obj in scene.objects):
+        if all(iou(box, obj.box) < max_iou for obj in scene.objects):
             return box
     return None
 

@@ -9,11 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from demo.clip_data import CONCEPT_INDEX, PixelBox, box_iou, crop_pixels
+from demo.clip_data import CONCEPT_INDEX, PixelBox, crop_pixels
 from demo.world.captions import GROUNDED_KINDS, Phrase
 from demo.world.scenes import TEST_SEEDS, Object, Scene, make_scene
 from demo.world.sprites import Style
 from demo.world.vocabulary import CONCEPTS
+from pipeline.quality.boxes import iou
 from trainer.data.preprocess import PreprocessConfig, fit, to_pixels
 from trainer.models.dual_encoder import DualEncoder
 from trainer.text.tokenizer import Tokenizer
@@ -45,7 +46,7 @@ def shifted_box(box: PixelBox, scene: Scene, rng: Random) -> PixelBox | None:
     for _ in range(20):
         x, y = rng.uniform(0, width - w), rng.uniform(0, height - h)
         moved = (x, y, x + w, y + h)
-        if 0.02 < box_iou(moved, box) < 0.3:
+        if 0.02 < iou(moved, box) < 0.3:
             return moved
     return None
 

@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -17,9 +16,8 @@ import pyarrow as pa
 from common.cli import EXIT_CODES, command
 from demo.calibration import OperatingPoint, ScoredImage, choose_thresholds, grid, grid_table
 from demo.eval_tables import caption_table, filter_boxes, prompt_table, read_predictions
-from demo.make_input import CANVASES
-from demo.world.layout import WorldConfig
-from demo.world.scenes import TEST_SEEDS, Scene, list_prompt, make_scene
+from demo.make_input import canvas_scene
+from demo.world.scenes import TEST_SEEDS, Scene, list_prompt
 from demo.world.sprites import HELD_OUT_STYLE, STYLES, TRAIN_STYLES, Style
 from demo.world.truth import Prediction, Truth, average_precision, iou, matches, recall_at, truth_of
 from demo.world.wide.scenes import make_wide_scene
@@ -122,11 +120,7 @@ class EvaluationStages:
 
 def scenes(style: Style, seeds: range, n: int) -> list[Scene]:
     """Generate the first `n` scenes of `seeds` on the demo's canvases."""
-    generated = []
-    for seed in seeds[:n]:
-        width, height = Random(f"canvas {seed}").choice(CANVASES)
-        generated.append(make_scene(seed, style, WorldConfig(width=width, height=height)))
-    return generated
+    return [canvas_scene(seed, style) for seed in seeds[:n]]
 
 
 def wide_scenes(style: Style, seeds: range, n: int) -> list[Scene]:

@@ -2,6 +2,8 @@
 
 Each process generates its own scenes. Gradients are averaged over the processes. The saved weights are an exponential
 moving average. With `--init`, trained weights are trained further, on the wide world too (`demo/world/wide/`).
+`--resume` continues a training that was stopped, from the file OUT.resume.pt; the result is that of an uninterrupted
+one, because the batches before it are generated again.
 """
 
 import argparse
@@ -24,9 +26,11 @@ from tokenizers.trainers import BpeTrainer
 from torch import Tensor
 
 from common.cli import EXIT_CODES, command
+from common.errors import UserError
 from common.optim import parameter_groups, warmup_cosine
 from demo.clip_data import Batch, DataConfig, augment, batches
 from demo.clip_evaluation import evaluate
+from demo.clip_state import ClipState, read_state, restore_state, save_state, state_path
 from demo.world.scenes import corpus
 from demo.world.sprites import STYLES
 from trainer.checkpoints.model import load_model, save_model
@@ -68,7 +72,7 @@ class TrainClipConfig:
     n_captions: int = 20_000  # captions that the tokenizer is trained on
     log_every: int = 50
     evaluation_scenes: int = 400
-    save_every: int = 100  # steps between two checkpoints
+    save_every: int = 100  # steps between two saves of the weights and of the state for --resume
     init: str = ""  # folder of a miniature CLIP to train further
     data: DataConfig = field(default_factory=DataConfig)
     preprocess: PreprocessConfig = field(default_factory=lambda: PreprocessConfig(size_px=64, mode="squash"))
@@ -140,11 +144,10 @@ def clip_learning_rate(step: int, config: TrainClipConfig) -> float:
     )
 
 
-def train(rank: int, rendezvous: str, config: TrainClipConfig, out: Path) -> None:
-    """Run one training process. Rank 0 logs, evaluates and saves."""
+def train(rank: int, rendezvous: str, config: TrainClipConfig, out: Path, resume: bool = False) -> None:
+    """Run one training process. Rank 0 logs, evaluates and saves. Raises UserError for an unusable state in `resume`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=config.processes)
-    torch.manual_seed(config.seed)
     if config.init:
         trained = load_model(config.init)
         assert isinstance(trained.model, CLIP)
@@ -160,8 +163,13 @@ def train(rank: int, rendezvous: str, config: TrainClipConfig, out: Path) -> Non
     noise = torch.Generator().manual_seed(config.seed + rank)
     first_seed = FURTHER_SEED if config.init else 0
     stream = batches(config.batch, config.data, config.preprocess, first_seed + rank, config.processes)
-    log = progress_logger(config)
-    for step in range(config.steps):
+    state = ClipState(model=model, average=average, optimizer=optimizer, noise=noise)
+    found = read_state(state_path(out), repr(config)) if resume else None
+    first = restore_state(state, found) if found else 0
+    for _ in range(first):
+        next(stream)
+    log = progress_logger(config, first)
+    for step in range(first, config.steps):
         for group in optimizer.param_groups:
             group["lr"] = clip_learning_rate(step, config)
         loss = loss_of(model, tokenizer, next(stream), config, noise)
@@ -174,24 +182,28 @@ def train(rank: int, rendezvous: str, config: TrainClipConfig, out: Path) -> Non
         update_average(average, model, min(config.ema, (1 + step) / (10 + step)))
         if rank == 0:
             log(step, loss.item())
-            if (step + 1) % config.save_every == 0:
+        if (step + 1) % config.save_every == 0:
+            save_state(state, step + 1, repr(config), state_path(out))
+            if rank == 0:
                 save_model(out, average, record={}, tokenizer=tokenizer, preprocess=config.preprocess, half=True)
     if rank == 0:
         save_and_evaluate(average, tokenizer, config, out)
+        state_path(out).unlink(missing_ok=True)
     dist.destroy_process_group()
 
 
-def progress_logger(config: TrainClipConfig) -> Callable[[int, float], None]:
-    """Return a function that records the loss of a step and prints progress every `log_every` steps."""
-    start, losses = time.monotonic(), []
+def progress_logger(config: TrainClipConfig, first: int = 0) -> Callable[[int, float], None]:
+    """Return a function that records the loss of a step from `first` on and prints progress every `log_every` steps."""
+    start, losses = time.monotonic(), list[float]()
 
     def log(step: int, loss: float) -> None:
         losses.append(loss)
         if (step + 1) % config.log_every == 0:
-            pairs = (step + 1) * config.batch * config.processes
+            pairs = len(losses) * config.batch * config.processes
             seconds = time.monotonic() - start
-            mean = sum(losses[-config.log_every :]) / config.log_every
-            remaining = seconds / (step + 1) * (config.steps - step - 1)
+            recent = losses[-config.log_every :]
+            mean = sum(recent) / len(recent)
+            remaining = seconds / len(losses) * (config.steps - step - 1)
             print(
                 f"step {step + 1}/{config.steps}  loss {mean:.3f}  {pairs} pairs  {pairs / seconds:.0f} pairs/s  "
                 f"{remaining:.0f} s left",
@@ -231,7 +243,10 @@ def main() -> int:
     parser.add_argument("--lr", type=float, default=TrainClipConfig.lr, help="peak learning rate")
     parser.add_argument("--init", type=Path, help="folder of a miniature CLIP to train further, on the wide world too")
     parser.add_argument("--wide-share", type=float, default=0.6, help="share of wide scenes, with --init")
+    parser.add_argument("--resume", action="store_true", help="resume from the state beside --out, if there is one")
     arguments = parser.parse_args()
+    if arguments.init and arguments.init.resolve() == arguments.out.resolve():
+        raise UserError(f"--init and --out are both {arguments.out}; give another folder for the new weights")
     config = TrainClipConfig(
         steps=arguments.steps,
         processes=arguments.processes,
@@ -240,9 +255,14 @@ def main() -> int:
         init=str(arguments.init or ""),
         data=DataConfig(wide_share=arguments.wide_share if arguments.init else 0.0),
     )
+    if arguments.resume:
+        read_state(state_path(arguments.out), repr(config))  # before the processes start, to report its errors
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(
-            train, args=(f"{folder}/rendezvous", config, arguments.out), nprocs=config.processes, join=True
+            train,
+            args=(f"{folder}/rendezvous", config, arguments.out, arguments.resume),
+            nprocs=config.processes,
+            join=True,
         )
     return 0
 

@@ -23,7 +23,7 @@ from common.disk import atomic_write
 from common.errors import UserError
 from common.text import one_line
 from pipeline.quality.curve import Judged, wilson
-from pipeline.quality.marks import marked_boxes, read_marks, write_form
+from pipeline.quality.marks import judged, marked_boxes, read_marks, write_form
 from pipeline.quality.page import render
 from pipeline.quality.sample import choose
 
@@ -59,8 +59,8 @@ def main() -> int:
     if options.marks:
         found = marked_boxes(options.output, options.marks, read_marks(options.marks))
         kept = [box.removed is None for _, _, box in found]
-        judged = [Judged(score=box.score, clip_score=box.clip_score, is_right=mark.is_right) for mark, _, box in found]
-        print_text(summary(judged, kept))
+        boxes = [judged(mark, box) for mark, _, box in found]
+        print_text(summary(boxes, kept))
         return 0
     if options.boxes < 1:
         raise UserError(f"--boxes is {options.boxes}; give 1 or more")
@@ -86,28 +86,28 @@ def write(path: Path, text: str) -> None:
         raise UserError(f"{path} cannot be written: {one_line(error)}; give another file") from error
 
 
-def summary(judged: Sequence[Judged], kept: Sequence[bool]) -> str:
+def summary(boxes: Sequence[Judged], kept: Sequence[bool]) -> str:
     """Return the precision with its 95 % interval: of kept boxes, and by score of all marked ones."""
-    lines = [line("kept boxes", [box for box, is_kept in zip(judged, kept, strict=True) if is_kept])]
+    lines = [line("kept boxes", [box for box, is_kept in zip(boxes, kept, strict=True) if is_kept])]
     if not all(kept):
-        lines.append(line("removed boxes", [b for b, is_kept in zip(judged, kept, strict=True) if not is_kept]))
+        lines.append(line("removed boxes", [b for b, is_kept in zip(boxes, kept, strict=True) if not is_kept]))
     for title, bins, value in (
-        ("grounding score", BINS, [box.score for box in judged]),
-        ("CLIPScore", CLIP_BINS, [box.clip_score for box in judged]),
+        ("grounding score", BINS, [box.score for box in boxes]),
+        ("CLIPScore", CLIP_BINS, [box.clip_score for box in boxes]),
     ):
         lines.append(f"{title}:")
         for low, high in itertools.pairwise(bins):
-            inside = [b for b, v in zip(judged, value, strict=True) if v is not None and low <= v < high]
+            inside = [b for b, v in zip(boxes, value, strict=True) if v is not None and low <= v < high]
             if inside:
                 lines.append(line(f"  {low:.2f} to {min(high, 2.5 if bins is CLIP_BINS else 1.0):.2f}", inside))
     return "\n".join(lines)
 
 
-def line(title: str, judged: Sequence[Judged]) -> str:
-    n_right = sum(box.is_right for box in judged)
-    low, high = wilson(n_right, len(judged))
-    share = f"{n_right / len(judged):.3f}" if judged else "  -  "
-    return f"{title:16} precision {share} [{low:.3f}, {high:.3f}], {n_right} of {len(judged)} right"
+def line(title: str, boxes: Sequence[Judged]) -> str:
+    n_right = sum(box.is_right for box in boxes)
+    low, high = wilson(n_right, len(boxes))
+    share = f"{n_right / len(boxes):.3f}" if boxes else "  -  "
+    return f"{title:16} precision {share} [{low:.3f}, {high:.3f}], {n_right} of {len(boxes)} right"
 
 
 if __name__ == "__main__":

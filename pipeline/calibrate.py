@@ -23,7 +23,7 @@ from common.errors import UserError
 from pipeline.quality.boxes import read_rows
 from pipeline.quality.curve import CLIP_SCORES, SCORES, Judged, Point, judge, n_expected, recommended, score_points
 from pipeline.quality.known import read_json, read_known
-from pipeline.quality.marks import judged_marks, read_marks
+from pipeline.quality.marks import judged, marked_boxes, read_marks
 from pipeline.quality.tables import draw, table
 
 EXAMPLES = """\
@@ -97,7 +97,7 @@ def known(options: argparse.Namespace) -> Judges:
 
 def marked(output: str, path: Path) -> Judges:
     """Use the marks of people."""
-    boxes = judged_marks(output, path, read_marks(path))
+    boxes = [judged(mark, box) for mark, _, box in marked_boxes(output, path, read_marks(path))]
     n_right = sum(box.is_right for box in boxes)
     print_text(f"{len(boxes)} marked boxes, {n_right} of them right")
     return lambda clip: ([b for b in boxes if not clip or (b.clip_score is not None and b.clip_score >= clip)], n_right)

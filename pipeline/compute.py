@@ -1,7 +1,6 @@
 """Compute the planned shards with a runner, record those that fail, show the progress."""
 
 import dataclasses
-import json
 import logging
 import sys
 import time
@@ -17,10 +16,10 @@ from pipeline.lease import Lease
 from pipeline.local import compute_local
 from pipeline.read.types import ShardPlan
 from pipeline.run import Done, Steps
-from pipeline.write.failed import failed_indices, remove_failed, write_failed
+from pipeline.write.failed import failed_indices, write_failed
 from pipeline.write.store import Store
-from schemas.files import MANIFEST_FILE, RUN_TIMINGS_FILE
-from schemas.manifest import FailedShard, Provenance, RunTimings
+from schemas.files import MANIFEST_FILE
+from schemas.manifest import FailedShard, Provenance
 
 logger = logging.getLogger("hypergrit")
 
@@ -36,10 +35,10 @@ def compute(
 ) -> int:
     """Compute and commit these shards; return the number of those that failed, which have a record in `_failed/`.
 
-    Shards that failed in an earlier run come last. Raises UserError if more than `ray.max_failed_shards` fail or the lease is lost, and
-    TooManyFaultsError if more than `max_internal_errors` rows do.
+    Shards that failed in an earlier run come last. Raises UserError if more than `ray.max_failed_shards` fail or the
+    lease is lost, and TooManyFaultsError if more than `max_internal_errors` rows do.
     """
-    start, before = time.perf_counter(), failed_indices(output)
+    before = failed_indices(output)
     config = with_limits(config, plans)
     plans = sorted(plans, key=lambda plan: (plan.index in before, plan.index))
     results = lease.guard(pick_runner(config)(plans, config, partial(Steps, config, provenance)))
@@ -48,13 +47,9 @@ def compute(
     for result in progress(results, sum(plan.n_rows for plan in plans)):
         if isinstance(result, Done):
             record_faults(faults, result.faults, config)
-            if result.manifest["shard"] in before:
-                remove_failed(output, result.manifest["shard"])
         else:
             n_failed += 1
             record_failed(output, result, n_failed, config)
-    timings: RunTimings = {"wall_seconds": time.perf_counter() - start, "shards": len(plans) - n_failed}
-    output.write(RUN_TIMINGS_FILE, json.dumps(timings))
     return n_failed
 
 

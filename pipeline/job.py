@@ -1,8 +1,10 @@
 """The main job: plan the shards, compute those that are not finished, write the statistics and the report."""
 
 import dataclasses
+import json
 import logging
 import sys
+import time
 from collections.abc import Sequence
 
 from common.config import RESOLVED_FILE, to_yaml
@@ -19,11 +21,11 @@ from pipeline.report.html import write_report
 from pipeline.report.stats import build_stats
 from pipeline.report.summary import summary_table
 from pipeline.resume.finished import find_damaged
-from pipeline.resume.plan import Work, plan_work
+from pipeline.resume.plan import plan_work
 from pipeline.write.store import Store
 from pipeline.write.temporary import remove_abandoned
-from schemas.files import FAILED_FOLDER, MANIFEST_FILE, OUTPUT_FOLDERS, REPORT_FILE, STATS_FILE
-from schemas.manifest import Provenance
+from schemas.files import FAILED_FOLDER, MANIFEST_FILE, OUTPUT_FOLDERS, REPORT_FILE, RUN_TIMINGS_FILE, STATS_FILE
+from schemas.manifest import Provenance, RunTimings
 
 logger = logging.getLogger("hypergrit")
 
@@ -50,14 +52,18 @@ def run(config: PipelineConfig) -> int:
         lease.check()
         remove_drafts(output)
         work.begin(output)
-        n_failed = 0
+        n_failed, start = 0, time.perf_counter()
         if work.unfinished:
             output.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
             n_failed = compute(work.unfinished, config, provenance, output, lease)
             remove_drafts(output)
         lease.check()
-        if not output.is_local:
-            n_failed += mend(work, config, provenance, output, lease)
+        damaged = [] if output.is_local else find_damaged(output, work.plans)
+        if damaged:
+            n_failed += mend(damaged, config, provenance, output, lease)
+        if n_computed := len(work.unfinished) + len(damaged):
+            timings: RunTimings = {"wall_seconds": time.perf_counter() - start, "shards": n_computed - n_failed}
+            output.write(RUN_TIMINGS_FILE, json.dumps(timings))
         report(config, work.plans)
     n_damaged = len(work.damaged)
     if n_damaged:
@@ -75,15 +81,13 @@ def remove_drafts(output: Store) -> None:
         remove_abandoned(output.path(folder) for folder in OUTPUT_FOLDERS)
 
 
-def mend(work: Work, config: PipelineConfig, provenance: Provenance, output: Store, lease: Lease) -> int:
-    """Compute the shards again whose files do not have the sizes of their manifests; return the number that failed.
+def mend(
+    damaged: Sequence[ShardPlan], config: PipelineConfig, provenance: Provenance, output: Store, lease: Lease
+) -> int:
+    """Compute shards again whose files do not have the sizes of their manifests; return the number that failed.
 
-    An object store is resumed from a listing alone. The report reads all manifests anyway, so that now is the time to
-    compare them.
+    An object store is resumed from a listing alone, so its manifests are compared after the other shards are done.
     """
-    damaged = find_damaged(output, work.plans)
-    if not damaged:
-        return 0
     logger.warning("%d finished shards have files that are missing or truncated; computed again", len(damaged))
     output.remove_many(MANIFEST_FILE.format(plan.index) for plan in damaged)
     return compute(damaged, config, provenance, output, lease)

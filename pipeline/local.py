@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from pipeline.config import PipelineConfig
 from pipeline.faults.fault import ShardError, describe
@@ -99,12 +100,10 @@ def rescue_shard(plan: ShardPlan, config: PipelineConfig, make_steps: Callable[[
     """Compute a shard whose process has died, in processes of its own."""
     rescue = Rescue(make_steps, config.ray.step_timeout_s, config.max_internal_errors)
     step: Step = "prepare"
+    done: Any = ()
     try:
-        table, notes = rescue.run("prepare", plan)
-        step = "infer"
-        table, notes = rescue.run(step, plan, table, notes)
-        step = "write"
-        done = rescue.run(step, plan, table, notes)
+        for step in STAGES_OF:
+            done = rescue.run(step, plan, *done)
         assert isinstance(done, Done)
         return done
     except (ProcessDiedError, StepTimeoutError, ShardError, RemoteError) as error:

@@ -231,8 +231,3 @@ def run_stages(
 def join(parts: Sequence[Part]) -> Part:
     """Join the parts of a shard."""
     return pa.concat_tables([table for table, _ in parts]), sum((notes for _, notes in parts), Notes({}))
-
-
-def compute_shard(plan: ShardPlan, steps: Steps) -> Done:
-    """Compute and commit a shard in this process, for tests and debuggers; a crash of a stage ends the process."""
-    return steps.write(plan, *steps.infer(plan, *steps.prepare(plan)))

@@ -70,7 +70,8 @@ An Arrow IPC file, compressed with zstd, with every input row and the columns of
 """
 INDEX_NOTE: Final = """\
 An Arrow IPC file, compressed with zstd, with the place of every sample in the tars of the shard.
-Its metadata has `subreddits: true` if the JSON of a `train/` sample names a subreddit.
+Its metadata has `subreddits: true` if a kept row has a subreddit, which the JSON of its sample in
+`train/` names.
 Outputs of version 0.3 and earlier have none.
 """
 TIMINGS_NOTE: Final = """\

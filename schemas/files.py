@@ -133,7 +133,7 @@ INDEX: Final = pa.schema(
 """Schema of `_index/NNNNN.arrow`: the samples of the tars of a shard, in their order."""
 
 INDEX_SUBREDDITS: Final = "subreddits"
-"""Metadata of `_index/NNNNN.arrow`: "true" if the JSON of a sample of train/ has a `subreddit`."""
+"""Metadata of `_index/NNNNN.arrow`: "true" if a kept row has a subreddit, which the JSON in train/ names."""
 
 _SPAN: Final = pa.list_(pa.list_(pa.float64()))
 

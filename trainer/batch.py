@@ -6,6 +6,7 @@ k factors.
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,10 +32,23 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """Return a copy with every tensor on `device`."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Keep the memory of every tensor until `stream` has executed what is queued on it now."""
+
+        def record(tensor: Tensor) -> Tensor:
+            tensor.record_stream(stream)
+            return tensor
+
+        self.map(record)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        """Return a copy with `function` applied to each tensor."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor | Syntax)}
-        moved = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in tensors.items()}
-        return dataclasses.replace(self, **moved)  # type: ignore[arg-type]
+        tensors = {name: function(value) for name, value in values.items() if isinstance(value, Tensor)}
+        parses = {name: value.map(function) for name, value in values.items() if isinstance(value, Syntax)}
+        return dataclasses.replace(self, **tensors, **parses)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

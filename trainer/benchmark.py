@@ -4,7 +4,6 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import fields
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from trainer.evaluation.runner import CACHE, RunSettings, run_task
 from trainer.evaluation.state import shards_state
 from trainer.evaluation.tables import build_table, notes_of
 from trainer.evaluation.tasks.base import TaskOptions
-from trainer.evaluation.tasks.registry import available, load_task
+from trainer.evaluation.tasks.registry import NAMES, load_task
 from trainer.models.registry import MODELS, model_name
 
 logger = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ def run_benchmarks(config: BenchmarkConfig) -> int:
 
 def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
     """Evaluate the models on the device of this process; errors and result as in `run_benchmarks`."""
-    tasks, output = config.tasks or available(), Path(config.output)
+    tasks, output = config.tasks or NAMES, Path(config.output)
     settings = RunSettings(
         data=Path(config.data),
         output=output,
@@ -67,7 +66,7 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
     models: dict[str, dict[str, str]] = {}
     failed: dict[str, str] = {}
     # Models that do not exist come first: their errors are known at once, not after hours.
-    for label, source in sorted(labels(config.model).items(), key=lambda item: path_of(item[1]).exists()):
+    for label, source in sorted(labels(config.model).items(), key=lambda item: Path(split(item[1])[1]).exists()):
         try:
             loaded = load(source)
         except UserError as error:
@@ -117,33 +116,27 @@ def labels(models: Sequence[str]) -> dict[str, str]:
         raise UserError(f"model holds {twice} twice; give each model once")
     parts = {}
     for model in models:
-        name, _, path = model.rpartition(":") if is_released(model) else ("", "", model)
+        name, path = split(model)
         trimmed = Path(path).resolve()
         trimmed = trimmed.with_suffix("") if trimmed.suffix == ".pth" else trimmed
         parts[model] = (trimmed.parent if trimmed.name == "model" else trimmed).parts
         parts[model] = (*parts[model][:-1], f"{name}-{parts[model][-1]}") if name else parts[model]
-    for n in count(1):
+    for n in range(1, max(map(len, parts.values()), default=0) + 1):
         names = {"-".join(parts[model][-n:]).strip("/") or "model": model for model in models}
         if len(names) == len(models) and not RESERVED & names.keys():
             return names
-        if n > max(map(len, parts.values())):
-            return {f"{hashlib.sha256(model.encode()).hexdigest()[:8]}": model for model in models}
-    raise AssertionError
+    return {hashlib.sha256(model.encode()).hexdigest()[:8]: model for model in models}
 
 
-def is_released(model: str) -> bool:
-    """True for NAME:FILE with a registered name."""
-    return model.partition(":")[0] in MODELS and ":" in model
-
-
-def path_of(model: str) -> Path:
-    """The path of a model, without its name."""
-    return Path(model.partition(":")[2] if is_released(model) else model)
+def split(model: str) -> tuple[str | None, str]:
+    """Split NAME:FILE with a registered name into name and path; other models are paths without a name."""
+    name, colon, path = model.partition(":")
+    return (name, path) if colon and name in MODELS else (None, model)
 
 
 def load(model: str) -> LoadedModel:
     """Load a folder, or a released file given as NAME:FILE. Raises UserError."""
-    name, _, path = model.partition(":") if is_released(model) else (None, "", model)
+    name, path = split(model)
     try:
         return load_model(path, name)
     except (OSError, ValueError) as error:

@@ -20,11 +20,11 @@ from common.config import (
     read_layers,
     runtime,
     runtime_keys,
-    without_passwords,
 )
 from common.config_help import describe
 from common.devices import Precision, check_device
 from common.errors import UserError
+from common.urls import clean
 from trainer.checkpoints.config import SaveConfig
 from trainer.data.config import DataConfig
 from trainer.distributed.config import ParallelConfig
@@ -228,7 +228,7 @@ def help_text(usage: str, arguments: Sequence[str] = ()) -> str:
 
 def as_dict(config: TrainConfig) -> dict[str, Any]:
     """Convert the configuration to plain values, which JSON returns unchanged; URLs have no passwords."""
-    plain = without_passwords(json.loads(json.dumps(OmegaConf.to_container(OmegaConf.structured(config)))))
+    plain = clean(json.loads(json.dumps(OmegaConf.to_container(OmegaConf.structured(config)))), strip_query=False)
     assert isinstance(plain, dict)
     return plain
 

@@ -1,15 +1,12 @@
 """Copies of batches to the device, on a CUDA stream of their own."""
 
-import dataclasses
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from trainer.batch import Batch
 from trainer.data.loader import Loader
-from trainer.text.syntax import Syntax
 
 
 class BatchCopies:
@@ -41,15 +38,5 @@ class BatchCopies:
         if self.stream is not None:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_stream(self.stream)
-            for tensor in tensors_of(batch):
-                tensor.record_stream(stream)  # its memory is not reused by the next copy before the step has ended
+            batch.record_stream(stream)  # the next copy does not reuse its memory before the step has ended
         return batch
-
-
-def tensors_of(batch: Batch) -> list[Tensor]:
-    """All tensors of a batch."""
-    values = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
-    found = [value for value in values if isinstance(value, Tensor)]
-    if isinstance(batch.syntax, Syntax):
-        found += [getattr(batch.syntax, field.name) for field in dataclasses.fields(batch.syntax)]
-    return found

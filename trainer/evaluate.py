@@ -119,16 +119,20 @@ def help_text() -> str:
 
 def is_benchmark(arguments: Sequence[str]) -> bool:
     """True for the form without a model as the first argument: `model`, `data` or `tasks` is a key."""
-    first = arguments[0]
-    if os.path.isdir(first) or not ("=" in first or first.endswith((".yaml", ".yml"))):
+    if names_model(arguments[0]):
         return False
     return any(key in layer for layer, _ in read_layers(arguments, Keys()) for key in ("model", "data", "tasks"))
+
+
+def names_model(argument: str) -> bool:
+    """True for the path of a model: a folder, or anything but KEY=VALUE and a YAML file."""
+    return os.path.isdir(argument) or not ("=" in argument or argument.endswith((".yaml", ".yml")))
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, EvaluateConfig]:
     """Return the path of the model and the configuration. Raises UserError for an argument that cannot be used."""
     path, *others = arguments
-    if ("=" in path or path.endswith((".yaml", ".yml"))) and not os.path.isdir(path):
+    if not names_model(path):
         raise UserError(f"the first argument is {path!r}; give the model first: a folder, or a released .pth file")
     return path, merge(EvaluateConfig, read_layers(others, Keys()))
 

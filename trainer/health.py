@@ -106,19 +106,19 @@ def dead_terms(values: dict[str, float]) -> Iterator[Problem]:
 
 
 def few_sources(loader: Loader, batch_size: int) -> Iterator[Problem]:
-    """Report a batch from far fewer shards than independent draws from all samples would give."""
+    """Report that the next batch comes from far fewer shards than independent draws from all samples would give."""
     found, expected = sources(loader, batch_size)
     if found < FEW * expected:
         yield Problem(
             "sources",
-            f"the {batch_size} pairs of this batch come from {found} shards, independent draws would come from "
+            f"the next {batch_size} pairs come from {found} shards, independent draws would come from "
             f"{expected:.0f}: if each shard has one subject, such as a subreddit, negatives are too similar. Shuffle "
             "the samples over the shards, or draw them from all shards (data.order=blocks)",
         )
 
 
 def sources(loader: Loader, batch_size: int) -> tuple[int, float]:
-    """The number of shards in the last global batch, and its expectation for independent draws from all samples."""
+    """The number of shards in the global batch that was read last, and its expectation for independent draws from all samples."""
     index = loader.builder.index
     samples = loader.order.take(max(0, loader.position - batch_size), batch_size).samples
     shares = np.array(index.counts) / index.n_samples

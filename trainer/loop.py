@@ -4,6 +4,7 @@ import logging
 import signal
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trainer.copies import BatchCopies
 from trainer.data.versions import check_shards, record_shards
 from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import process_group, report_lost_processes
+from trainer.distributed.rank_zero import on_rank_0
 from trainer.distributed.signals import StopRequest, stop_signals
 from trainer.health import Health
 from trainer.metrics.progress import Progress
@@ -72,13 +74,13 @@ def resume(run: Run) -> None:
             return [] if run.config.resume == "anyway" else differences(saved, run.config)
 
         if run.config.resume != "anyway":
-            check_shards(run.loader.urls, output)
+            on_rank_0(partial(check_shards, run.loader.versions, run.loader.urls, output))
         run.step, loader_state = restore_checkpoint(last, run, run.process, changed)
         run.loader.load_state_dict(loader_state)
     if run.process.is_main:
         with write_errors_explained(output / "config.yaml"):
             (output / "config.yaml").write_text(to_yaml(run.config), encoding="utf-8")
-            record_shards(run.loader.urls, output)
+            record_shards(run.loader.versions, output)
         run.folder.upload_files()
         log_summary(run, shown)
 

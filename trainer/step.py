@@ -5,7 +5,6 @@ that are not finite is therefore done on the device: AdamW leaves the weights un
 after it, until the host reads the values and ends the run.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +18,6 @@ from trainer.distributed.process import average, average_unsharded_gradients, gr
 from trainer.metrics.writers import named_values
 from trainer.models.nonfinite import describe_nonfinite
 from trainer.optim import learning_rate
-
-FP16_NAMES = ("fp16/scale", "fp16/skipped")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,22 +36,22 @@ class PendingStep:
         """Wait for the values, averaged over the ranks, and return them by name. Collective if they are not finite.
 
         "stop" and "failed" are above 0 if these arguments of `start_step` were true on any rank. Raises UserError if
-        the loss or the gradient is not finite; weights and optimizer are those before the step.
+        the loss or the gradient is not finite; weights and optimizer are those before the step. A gradient that is not
+        finite is no error in fp16: the scaler then lowers its scale.
         """
         if self.ready is not None:
             self.ready.synchronize()
         values = dict(zip(self.names, self.values.tolist(), strict=True)) | {"lr": self.rate}
-        may_overflow = self.run.scaler.is_enabled()  # the scaler then lowers its scale
-        if not (math.isfinite(values["loss/total"]) and (may_overflow or math.isfinite(values["grad_norm"]))):
+        if values.pop("fatal") > 0:
             compute_gradients(self.run, self.batch)  # again: the steps after this one have replaced them
             last = self.run.folder.newest_checkpoint()
             raise UserError(describe_nonfinite(self.run.model, self.batch, values, self.number, last))
         return values
 
 
-def update(run: Run, batch: Batch, stopping: bool = False) -> dict[str, float]:
+def update(run: Run, batch: Batch) -> dict[str, float]:
     """Do one step and wait for its values. Collective; arguments, result and errors as in `start_step` and `read`."""
-    return start_step(run, batch, stopping=stopping).read()
+    return start_step(run, batch).read()
 
 
 def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool = False) -> PendingStep:
@@ -79,11 +76,14 @@ def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool =
     run.optimizer.zero_grad(set_to_none=True)
     run.model.clamp_parameters()
     run.step += 1
+    more = {"fatal": is_fatal.float()}
     if run.scaler.is_enabled():
-        scale = run.scaler.scale(torch.ones((), device=values.device))
-        names, values = (*names, *FP16_NAMES), torch.cat([values, torch.stack([scale, norm_is_bad.float()])])
-    host, ready = to_host(values)
-    return PendingStep(run=run, batch=batch, number=run.step, rate=rate, names=names, values=host, ready=ready)
+        more |= {"fp16/scale": run.scaler.scale(torch.ones_like(is_fatal, dtype=torch.float32))}
+        more |= {"fp16/skipped": norm_is_bad.float()}
+    host, ready = to_host(torch.cat([values, torch.stack(list(more.values()))]))
+    return PendingStep(
+        run=run, batch=batch, number=run.step, rate=rate, names=(*names, *more), values=host, ready=ready
+    )
 
 
 def compute_gradients(run: Run, batch: Batch) -> Losses:

@@ -4,16 +4,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any
 
+from benchmarks.bootstrap import ROUNDS, intervals
 from benchmarks.scenes.world import Case
 from demo.eval_tables import caption_table
-from demo.make_input import CANVASES
-from demo.world.layout import WorldConfig
-from demo.world.scenes import TEST_SEEDS, Scene, make_scene
+from demo.make_input import canvas_scene
+from demo.world.scenes import TEST_SEEDS, Scene
 from demo.world.sprites import Style
-from demo.world.truth import MIN_IOU, Truth, iou, matches, phrase_of, prediction_of, truth_of
+from demo.world.truth import MIN_IOU, Truth, iou, matches, object_boxes, phrase_of, prediction_of, truth_of
 from pipeline.ground.config import GroundConfig
 from pipeline.ground.stage import Ground
 from pipeline.parse.config import ParseConfig
@@ -24,7 +23,6 @@ from pipeline.score.thresholds import resolve_thresholds
 
 SEEDS = {"dev": TEST_SEEDS[40_000:50_000], "held-out": TEST_SEEDS[50_000:60_000]}
 BATCH = 50
-ROUNDS = 1000  # bootstrap samples
 
 LOST = {
     "low_score": "score below the threshold",
@@ -57,8 +55,7 @@ class Setup:
 
 def own_case(seed: int, style: Style) -> Case:
     """Generate a scene of the demo's world on one of the demo's canvases, with tags from the kinds of its phrases."""
-    width, height = Random(f"canvas {seed}").choice(CANVASES)
-    scene = make_scene(seed, style, WorldConfig(width=width, height=height))
+    scene = canvas_scene(seed, style)
     names = {"category": "hypernym", "count": "count", "contrast": "told apart by colour"}
     tags = []
     for phrase in scene.phrases:
@@ -141,9 +138,7 @@ def false_cause(box: Any, phrase: int | None, truth: Truth, scene: Scene) -> str
     own = iou([box], truth.phrases[phrase].boxes)[0].max()
     if own >= MIN_IOU:
         return "second box of an object"
-    height, width = scene.image.shape[:2]
-    objects = [(o.box[0] / width, o.box[1] / height, o.box[2] / width, o.box[3] / height) for o in scene.objects]
-    if (iou([box], objects) >= MIN_IOU).any():
+    if (iou([box], object_boxes(scene)) >= MIN_IOU).any():
         return "another object"
     return "imprecise box" if own >= 0.2 else "background"
 
@@ -164,11 +159,13 @@ def recall(counts: Counter[str]) -> float:
     return counts["right"] / counts["true"] if counts["true"] else 0.0
 
 
-def interval(
-    counts: Sequence[Counter[str]], figure: Callable[[Counter[str]], float], rounds: int = ROUNDS
-) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of a figure over images."""
-    rng = Random(0)
+def precision_and_recall(counts: Iterable[Counter[str]]) -> dict[str, float]:
+    """Return precision and recall over images, by name."""
+    summed = total(counts)
+    return {"precision": precision(summed), "recall": recall(summed)}
+
+
+def bootstrap_intervals(counts: Iterable[Counter[str]], rounds: int = ROUNDS) -> dict[str, tuple[float, float]]:
+    """Return the 95 % bootstrap intervals of precision and recall over images."""
     slim = [Counter({name: part[name] for name in ("right", "predicted", "true")}) for part in counts]
-    values = sorted(figure(total(rng.choices(slim, k=len(slim)))) for _ in range(rounds))
-    return values[int(0.025 * rounds)], values[int(0.975 * rounds)]
+    return intervals(precision_and_recall, slim, rounds)

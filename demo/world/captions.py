@@ -68,7 +68,7 @@ class Draft:
 
 def article(words: str) -> str:
     """Return "a" or "an". The first letter suffices for all words of the vocabulary."""
-    return "an" if words[0] in "aeiou" else "a"
+    return "an" if words.startswith(("a", "e", "i", "o", "u")) else "a"
 
 
 def build_mentions(slots: list[Slot], rng: Random, config: WorldConfig) -> list[Mention]:

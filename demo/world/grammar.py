@@ -225,4 +225,4 @@ ABSTRACT_NOUNS = (
 SMALL, LARGE = 0.22, 0.46
 SMALL_WORDS, LARGE_WORDS = ("small", "little", "tiny"), ("large", "big", "huge")
 
-NUMBERS = {2: "two", 3: "three", 4: "four"}
+NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}

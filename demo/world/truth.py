@@ -93,10 +93,15 @@ class Tally:
         return self.n_right / self.n_true if self.n_true else 0.0
 
 
+def object_boxes(scene: Scene) -> list[Box]:
+    """Return the boxes of the objects of a scene, normalised to [0, 1]."""
+    height, width = scene.image.shape[:2]
+    return [(o.box[0] / width, o.box[1] / height, o.box[2] / width, o.box[3] / height) for o in scene.objects]
+
+
 def truth_of(scene: Scene) -> Truth:
     """Return the ground truth of a scene, its boxes normalised to [0, 1]."""
-    height, width = scene.image.shape[:2]
-    boxes = [(o.box[0] / width, o.box[1] / height, o.box[2] / width, o.box[3] / height) for o in scene.objects]
+    boxes = object_boxes(scene)
     phrases = tuple(
         TruePhrase(
             start=phrase.start,

@@ -1,6 +1,5 @@
 """Load Grounding DINO and OWLv2 models of the transformers library as grounders."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,8 +37,7 @@ def _load(name: str, path: str) -> tuple[str, Any, Any]:
     from transformers import AutoConfig, AutoModelForZeroShotObjectDetection, AutoProcessor
 
     try:
-        if Path(path).is_dir():
-            check_folder_files(path)
+        check_folder_files(path)
         kind = AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
         if kind not in ("grounding-dino", "owlv2"):
             raise UserError(

@@ -25,8 +25,7 @@ def load_spacy(name: str) -> Language:
     if not spacy.util.is_package(package) and not Path(package).is_dir():
         raise UserError(f"parse.model={name!r} is neither an installed spaCy model nor a folder; pip install {package}")
     try:
-        if Path(package).is_dir():
-            check_folder_files(package)
+        check_folder_files(package)
         _use_gpu_for_transformer(package)
         nlp = spacy.load(package, exclude=UNUSED)
     except Exception as error:  # its type depends on the file that is damaged

@@ -4,6 +4,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from common.errors import UserError
 from pipeline.report.shards import read_batches, read_manifests
 from pipeline.score.filters import clip_score
@@ -45,10 +48,10 @@ class FoundRow:
         return self.caption[box.start : box.end]
 
 
-def read_rows(output: str) -> Iterator[tuple[Manifest, FoundRow]]:
+def read_rows(output: str, keys: Collection[str] | None = None) -> Iterator[tuple[Manifest, FoundRow]]:
     """Yield the rows of a finished output that have an image and a caption, with the manifest of their shard.
 
-    Rows that a model stage dropped are included, some without boxes.
+    Rows that a model stage dropped are included, some without boxes; `keys` selects rows.
 
     Raises UserError if the output has no finished shard or no arrow/ files.
     """
@@ -60,9 +63,11 @@ def read_rows(output: str) -> Iterator[tuple[Manifest, FoundRow]]:
         raise UserError(
             f"{output} has no arrow/ files, which hold the scores; run the job with write.formats=[arrow,...]"
         )
+    wanted = None if keys is None else pa.array(sorted(keys), pa.string())
     for manifest in manifests:
         for batch in read_batches(store, manifest, COLUMNS):
-            for row in batch.to_pylist():
+            found = batch if wanted is None else batch.filter(pc.is_in(batch["key"], wanted))
+            for row in found.to_pylist():
                 if row["stage"] in MODEL_STAGES and row["caption"]:
                     yield manifest, found_row(row)
 
@@ -102,8 +107,3 @@ def overlap(a: Corners, b: Corners) -> float:
 def area(box: Corners) -> float:
     """Return the area of a box; 0 if it is empty."""
     return max(box[2] - box[0], 0.0) * max(box[3] - box[1], 0.0)
-
-
-def only(rows: Iterator[tuple[Manifest, FoundRow]], keys: Collection[str]) -> dict[str, FoundRow]:
-    """Return the rows with these keys."""
-    return {row.key: row for _, row in rows if row.key in keys}

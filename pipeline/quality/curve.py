@@ -73,9 +73,9 @@ def judge(row: FoundRow, known: Sequence[KnownObject], min_clip_score: float = 0
     found, left = [], [known_object for known_object in known if not known_object.is_crowd]
     crowds = [known_object.corners for known_object in known if known_object.is_crowd]
     for box in sorted((b for b in row.boxes if passes(b, min_clip_score)), key=lambda b: -b.score):
-        fitting = [item for item in left if refers(row, (box.start, box.end), item)]
-        best = max(fitting, key=lambda item: iou(box.corners, item.corners), default=None)
-        is_right = best is not None and iou(box.corners, best.corners) >= MIN_IOU
+        fitting = [(iou(box.corners, item.corners), item) for item in left if refers(row, (box.start, box.end), item)]
+        best_iou, best = max(fitting, key=lambda pair: pair[0], default=(0.0, None))
+        is_right = best is not None and best_iou >= MIN_IOU
         if is_right and best is not None:
             left.remove(best)
         elif any(in_crowd(box.corners, crowd) for crowd in crowds):

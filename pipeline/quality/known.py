@@ -3,11 +3,13 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
 from common.errors import UserError
+from common.files import check_file
 from common.text import one_line
 from pipeline.quality.boxes import Corners, FoundRow
 
@@ -76,6 +78,7 @@ def read_known(path: Path, synonyms: Mapping[str, Sequence[str]], *, any_phrase:
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises UserError if it is missing or damaged."""
     try:
+        check_file(path)
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {one_line(error)}; give a JSON file") from error
@@ -151,7 +154,19 @@ def refers(row: FoundRow, span: tuple[int, int], known: KnownObject) -> bool:
 
 def contains(phrase: str, name: str) -> bool:
     """True if a name, or its plural in "s" or "es", occurs in a phrase as whole words."""
-    words = f" {' '.join(''.join(c if c.isalnum() else ' ' for c in phrase.lower()).split())} "
+    words = words_of(phrase)
+    return any(form in words for form in forms_of(name))
+
+
+@cache
+def words_of(phrase: str) -> str:
+    """Return the words of a phrase in lower case, each between spaces. Each of 26 thresholds asks for each phrase."""
+    return f" {' '.join(''.join(c if c.isalnum() else ' ' for c in phrase.lower()).split())} "
+
+
+@cache
+def forms_of(name: str) -> tuple[str, ...]:
+    """Return the singular and the plurals of a name between spaces."""
     name = name.lower().strip()
-    forms = (name, f"{name}s", f"{name}es", f"{name[:-1]}ies" if name.endswith("y") else name)
-    return any(f" {form} " in words for form in forms)
+    plural = f"{name[:-1]}ies" if name.endswith("y") else name
+    return tuple(f" {form} " for form in (name, f"{name}s", f"{name}es", plural))

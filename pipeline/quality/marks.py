@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from common.errors import UserError
+from common.files import check_file
 from common.text import one_line
-from pipeline.quality.boxes import FoundBox, FoundRow, only, read_rows
+from pipeline.quality.boxes import FoundBox, FoundRow, read_rows
 from pipeline.quality.curve import Judged
 from pipeline.quality.sample import Candidate
 
@@ -60,6 +61,7 @@ def safe(text: str) -> str:
 def read_marks(path: Path) -> list[Mark]:
     """Read the boxes that are marked as right or wrong. Raises UserError with file, line and fix."""
     try:
+        check_file(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             missing = [name for name in ("key", "box", "phrase", "mark") if name not in (reader.fieldnames or ())]
@@ -98,7 +100,7 @@ def one_mark(path: Path, line: int, row: dict[str, str | None]) -> Mark | None:
 
 def marked_boxes(output: str, path: Path, marks: Sequence[Mark]) -> list[tuple[Mark, FoundRow, FoundBox]]:
     """Find the marked boxes in the output. Raises UserError if one is not there or has another phrase."""
-    rows = only(read_rows(output), {mark.key for mark in marks})
+    rows = {row.key: row for _, row in read_rows(output, {mark.key for mark in marks})}
     found = []
     for mark in marks:
         row = rows.get(mark.key)
@@ -112,9 +114,6 @@ def marked_boxes(output: str, path: Path, marks: Sequence[Mark]) -> list[tuple[M
     return found
 
 
-def judged_marks(output: str, path: Path, marks: Sequence[Mark]) -> list[Judged]:
-    """Return the marked boxes with the scores of the output."""
-    return [
-        Judged(score=box.score, clip_score=box.clip_score, is_right=mark.is_right)
-        for mark, _, box in marked_boxes(output, path, marks)
-    ]
+def judged(mark: Mark, box: FoundBox) -> Judged:
+    """Return a marked box with the scores of the output."""
+    return Judged(score=box.score, clip_score=box.clip_score, is_right=mark.is_right)

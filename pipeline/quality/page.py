@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
-from common.text import without_controls
+from common.html import render_page
 from pipeline.quality.marks import COLUMNS, form_row
 from pipeline.quality.sample import Question
 
@@ -38,22 +35,11 @@ def render(questions: Sequence[Question], output: str) -> str:
             }
         )
     identity = hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("audit.html").render(
+    return render_page(
+        TEMPLATES,
+        "audit.html",
         output=output,
         cards=cards,
         pictures=pictures,
-        data=Markup(script_json({"columns": COLUMNS, "rows": rows, "identity": identity})),
+        data={"columns": COLUMNS, "rows": rows, "identity": identity},
     )
-    return without_controls(page)
-
-
-def script_json(value: object) -> str:
-    """Return JSON that cannot end a script element."""
-    return json.dumps(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

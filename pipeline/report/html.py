@@ -5,12 +5,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from omegaconf import OmegaConf
 
 from common.errors import UserError
-from common.text import without_controls
+from common.html import render_page
 from pipeline.report.cards import make_card
 from pipeline.report.charts import Chart, histogram_chart, number
 from pipeline.report.config import ReportConfig
@@ -80,15 +79,10 @@ def render(stats: Statistics, store: Store, config: ReportConfig) -> str:
     manifests = read_manifests(store, set(stats["shards"]))
     pictures = pick_pictures(store, manifests, config)
     drawable = [picture.row for picture in pictures if is_drawable(picture.row)][: config.trees]
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": number, "shortened": shortened}
-    page = environment.get_template("template.html").render(
+    return render_page(
+        TEMPLATES,
+        "template.html",
+        {"number": number, "shortened": shortened},
         stats=stats,
         style=Markup((TEMPLATES / "style.css").read_text("utf-8")),
         funnel=list(funnel(stats, pick_examples(store, manifests, config.examples))),
@@ -101,7 +95,6 @@ def render(stats: Statistics, store: Store, config: ReportConfig) -> str:
         config_text=OmegaConf.to_yaml(OmegaConf.create(stats["config"])),
         versions=list(flatten(stats["provenance"], "")),
     )
-    return without_controls(page)  # HTML cannot represent them, and texts of the web hold them
 
 
 def funnel(stats: Statistics, examples: Mapping[tuple[str, str], list[Row]]) -> Iterator[dict[str, Any]]:

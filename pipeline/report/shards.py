@@ -1,14 +1,14 @@
 """Read finished shards: manifests, selected columns of arrow/, and images."""
 
 import json
-import tarfile
+import os
 from collections.abc import Collection, Iterator, Sequence
-from typing import BinaryIO, cast
 
 import pyarrow as pa
 
 from common.errors import UserError
 from common.remote import map_concurrently
+from common.tar import iter_members
 from pipeline.write.store import Store
 from schemas.files import FILES, GRIT_IMAGE, MANIFEST_FILE, MANIFEST_FOLDER
 from schemas.manifest import Manifest
@@ -60,14 +60,16 @@ def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict
                 images[key] = image.as_py()
     name, missing = FILES["grit"][0].format(manifest["shard"]), set(keys) - set(images)
     if missing and name in manifest["files"]:
-        with (
-            store.fs.open(store.path(name), "rb") as file,
-            tarfile.open(fileobj=cast(BinaryIO, file), mode="r|") as tar,
-        ):
-            for member in tar:
+        with store.fs.open(store.path(name), "rb") as file:
+
+            def read_at(offset: int, n_bytes: int) -> bytes:
+                file.seek(offset)
+                return bytes(file.read(n_bytes))
+
+            for member in iter_members(read_at, 0, file.seek(0, os.SEEK_END)):
                 key, _, extension = member.name.partition(".")
-                if key in missing and extension == GRIT_IMAGE and (content := tar.extractfile(member)):
-                    images[key] = content.read()
+                if key in missing and extension == GRIT_IMAGE:
+                    images[key] = read_at(member.data_offset, member.size)
                     missing.remove(key)
                 if not missing:
                     break

@@ -26,14 +26,21 @@ class Bench:
 
     def __init__(self, make_steps: Callable[[], Steps]) -> None:
         self.steps = make_steps()
+        self.loaded: set[str] = set()
 
     def load(self, stage: str) -> None:
-        """Load a stage, and limit the memory of this process. A GPU maps more addresses than there is memory."""
+        """Load a stage, unless it is loaded, and limit the memory of this process.
+
+        A GPU maps more addresses than there is memory.
+        """
+        if stage in self.loaded:
+            return
         if stage not in ("read", "write"):
             self.steps.stage(stage)
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
             limit_memory()
+        self.loaded.add(stage)
 
     def run(self, stage: str, plan: ShardPlan, notes: Notes, source: str, target: str) -> Any:
         """Run a stage on the table in `source`; write its result to `target` and return the notes.

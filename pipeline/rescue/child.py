@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -44,8 +43,8 @@ class RemoteError(Exception):
 class Child:
     """A child process with the object that `factory`, which must be picklable, returns there.
 
-    It starts at the first call, and again at the first call after its death. `is_running` is false then, and the new
-    object has no memory of earlier calls.
+    It starts at the first call, and again at the first call after its death; the new object has no memory of earlier
+    calls.
     """
 
     def __init__(self, factory: Callable[[], object]) -> None:
@@ -60,11 +59,6 @@ class Child:
     ) -> None:
         self.kill()
 
-    @property
-    def is_running(self) -> bool:
-        """True if the process has started and has not ended."""
-        return self._process is not None
-
     def start(self) -> None:
         """Start the process and create the object, unless it runs. Raises like `call`."""
         if self._process is not None:
@@ -74,7 +68,11 @@ class Child:
             command = [sys.executable, "-c", COMMAND, str(theirs.fileno()), str(repository_root())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._connection = Connection(ours.detach())
-        self._request((sys.path, self.factory), START_S)
+        try:
+            self._request((sys.path, self.factory), START_S)
+        except BaseException:  # the process has no object, and would not answer the next call
+            self.kill()
+            raise
 
     def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
         """Return `object.method(*arguments)`; `timeout_s` does not include the start of the process.
@@ -113,11 +111,12 @@ class Child:
     def _wait(self) -> int:
         """Return the exit code of the process, whose connection is closed."""
         assert self._process is not None
-        deadline = time.monotonic() + 5
-        while (code := self._process.poll()) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        try:
+            code = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            code = 0
         self.kill()
-        return 0 if code is None else code
+        return code
 
 
 def exit_message(code: int) -> str:

@@ -85,6 +85,5 @@ class Rescue:
 
     def _call(self, child: Child, timeout_s: float, method: str, stage: str, *arguments: Any) -> Any:
         """Call a method of the bench; the time limit does not include loading the stage."""
-        if not child.is_running:
-            child.call("load", stage, timeout_s=START_S)
+        child.call("load", stage, timeout_s=START_S)  # of no effect if the child has loaded it
         return child.call(method, stage, *arguments, timeout_s=timeout_s)

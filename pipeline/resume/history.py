@@ -45,8 +45,8 @@ def plan_history(files: Files, record: JobRecord | None, config: PipelineConfig)
 
 
 def check_rows(batches: list[InputBatch], config: PipelineConfig) -> list[InputBatch]:
-    """Return `batches`. Raises UserError if there are none."""
-    if not batches:
+    """Return `batches`. Raises UserError if they have no rows."""
+    if not any(batch["rows"] for batch in batches):
         raise UserError(f"input {config.input!r} holds no rows; give files with at least one row")
     return batches
 
@@ -57,8 +57,9 @@ def plan_batches(
     known: Known,
     config: PipelineConfig,
 ) -> list[InputBatch]:
-    """Divide groups of files into shards; each group begins a new shard, and groups without rows are left out.
+    """Divide groups of files into shards; each group begins a new shard.
 
+    Groups without rows are left out, unless a file is damaged, which the record must tell.
     `identified` holds files whose identity is known already; `known` as in `cut_files`.
     """
     batches: list[InputBatch] = []
@@ -69,7 +70,7 @@ def plan_batches(
         new = identify_files([(file.path, file.size) for file in cut if file.path not in identified], {})
         by_path = {**identified, **{file["path"]: file for file in new}}
         rows = sum(file.cuts[-1].row for file in cut)
-        if not rows:
+        if not rows and not any(file.damage for file in cut):
             continue
         shards = -(-rows // config.rows_per_shard)
         for file in cut:

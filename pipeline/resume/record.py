@@ -71,7 +71,7 @@ def plans_of(batches: Sequence[InputBatch], rows_per_shard: int) -> list[ShardPl
     plans: list[ShardPlan] = []
     appends: tuple[int, ...] = ()
     for batch in batches:
-        if plans:
+        if plans and batch["rows"]:
             appends = (*appends, batch["first_row"])
         files = map(cut_file, batch["files"])
         plans += make_plans(files, rows_per_shard, batch["first_shard"], batch["first_row"], appends)

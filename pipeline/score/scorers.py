@@ -110,8 +110,7 @@ def _load_transformers(path: str, device: torch.device) -> tuple[ImageEncoder, T
     from transformers import AutoModel, AutoProcessor
 
     try:
-        if Path(path).is_dir():
-            check_folder_files(path)
+        check_folder_files(path)
         # safetensors only: a pickle could execute code.
         model = AutoModel.from_pretrained(path, use_safetensors=True, trust_remote_code=False).to(device).eval()
         processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)

@@ -1,4 +1,4 @@
-"""The records of failed shards, `_failed/NNNNN.json`."""
+"""The records of failed shards, `_failed/NNNNN.json`. `write_shard` removes that of a shard that succeeds."""
 
 import json
 from collections.abc import Collection
@@ -13,11 +13,6 @@ from schemas.manifest import FailedShard
 def write_failed(store: Store, failed: FailedShard) -> None:
     """Record a failed shard. Raises UserError if the output cannot be written."""
     store.write(FAILED_FILE.format(failed["shard"]), json.dumps(failed, ensure_ascii=False, indent=1))
-
-
-def remove_failed(store: Store, index: int) -> None:
-    """Remove the record of a shard that has succeeded now."""
-    store.remove([FAILED_FILE.format(index)])
 
 
 def failed_indices(store: Store) -> set[int]:

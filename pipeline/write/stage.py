@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from common.config import without_passwords
+from common.urls import clean
 from pipeline.read.types import ShardPlan
 from pipeline.write.arrow import write_arrow
 from pipeline.write.commit import check_committed, exclusive
@@ -156,7 +156,8 @@ def plan_json(plan: ShardPlan) -> PlanJson:
     """Convert a plan to the values that reading it from a manifest returns: URLs have no passwords."""
     pieces = [{name: value for name, value in vars(piece).items() if name != "version"} for piece in plan.pieces]
     values = {"index": plan.index, "first_row": plan.first_row, "n_rows": plan.n_rows, "pieces": pieces}
-    return cast(PlanJson, without_passwords(values | ({"appends": list(plan.appends)} if plan.appends else {})))
+    values |= {"appends": list(plan.appends)} if plan.appends else {}
+    return cast(PlanJson, clean(values, strip_query=False))
 
 
 def read_manifest(store: Store, index: int) -> Manifest | None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.ablation import kept
-from benchmarks.scenes.measure import count, interval, own_case, precision, recall
+from benchmarks.scenes.measure import bootstrap_intervals, count, own_case, recall
 from benchmarks.scenes.words import extension, general_words
 from benchmarks.scenes.world import Case, independent_scene
 from demo.world.captions import Phrase
@@ -121,6 +121,8 @@ def test_thresholds_are_applied_to_open_rows() -> None:
 
 def test_interval_encloses_the_figure() -> None:
     counts = [Counter({"right": i % 3 != 0, "predicted": 1, "true": 2}) for i in range(60)]
-    low, high = interval(counts, precision, 200)
-    assert low < 2 / 3 < high
+    bounds = bootstrap_intervals(counts, 200)
+    assert bounds["precision"][0] < 2 / 3 < bounds["precision"][1]
+    assert bounds["recall"][0] < 1 / 3 < bounds["recall"][1]
+    assert bounds["precision"] == (2 * bounds["recall"][0], 2 * bounds["recall"][1])  # from the same samples
     assert recall(Counter()) == 0.0

@@ -15,16 +15,20 @@ from common.weights import read_tensors
 from pipeline.config import load_config
 from pipeline.ground.glip.load import load_glip
 from pipeline.parse.spacy_model import load_spacy
+from pipeline.quality.known import read_known
+from pipeline.quality.marks import read_marks
 from pipeline.read.config import ReadConfig
 from pipeline.read.plan import plan_shards
 from pipeline.score.scorers import load_scorer
 from trainer.checkpoints.model import load_model
+from trainer.evaluation.annotations import checksum, read_json, read_lines
 from trainer.text.tokenizer import read_tokenizer
 
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
-    path = tmp_path / "00000.tar"
+    path = tmp_path / "folder" / "00000.tar"
+    path.parent.mkdir()
     os.mkfifo(path)
     return path
 
@@ -60,6 +64,12 @@ def test_the_kind_is_named(path: str, kind: str) -> None:
         lambda path: load_scorer(f"open_clip:ViT-B-32/{path}", "cpu", 1),
         lambda path: load_scorer(str(path.parent), "cpu", 1),
         lambda path: load_spacy(str(path.parent)),
+        lambda path: load_spacy(str(path.parent.parent)),
+        lambda path: read_known(path, {}),
+        read_marks,
+        read_json,
+        read_lines,
+        checksum,
     ],
 )
 def test_a_named_pipe_is_refused_by_name(pipe: Path, use: Callable[[Path], object]) -> None:

@@ -20,7 +20,7 @@ from tests.parity.report import Report
 from tests.trainer.small import small_model
 from trainer.evaluation.metrics import macro_accuracy
 from trainer.evaluation.ranking import pessimistic_ranks, recall_at
-from trainer.evaluation.tasks.classification import predict
+from trainer.evaluation.zero_shot import predict
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
 

@@ -16,16 +16,18 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
+from pipeline import grit
 from pipeline.config import PipelineConfig, load_config, repository_root, runtime_settings
 from pipeline.paths import with_absolute_paths
 from pipeline.provenance import make_provenance
 from pipeline.read.plan import list_files, plan_shards
 from pipeline.read.types import ShardPlan
 from pipeline.resume.plan import plan_work
-from pipeline.run import Steps
+from pipeline.run import Done, Steps
 from pipeline.write.store import Store
 from schemas.manifest import FailedShard
 from tests.pipeline.jobs import N_SCENES, hash_output, run_job
+from tests.pipeline.poison import LightSteps
 
 
 def test_every_row_is_kept_or_dropped_for_a_reason(finished: Path) -> None:
@@ -101,6 +103,28 @@ def test_a_job_whose_shards_all_fail_ends_with_code_3_and_a_report_of_its_own(
     assert stats["rows"] == {"read": N_SCENES + 1, "kept": 0, "dropped": {}, "unfinished": N_SCENES + 1}
     assert stats["provenance"]["hypergrit"]
     assert (output / "report.html").exists()
+
+
+def test_the_time_of_a_run_on_an_object_store_includes_the_shards_that_it_mends(
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One shard has no manifest, which the listing shows; another has a truncated file, which its manifest shows."""
+
+    def compute_here(plans: list[ShardPlan], config: PipelineConfig, _: object) -> Iterator[Done]:
+        steps = LightSteps(config, make_provenance(config), ())
+        for plan in plans:
+            yield steps.write(plan, *steps.infer(plan, *steps.prepare(plan)))
+
+    monkeypatch.setattr("pipeline.compute.compute_local", compute_here)
+    output = f"memory://{tmp_path.name}/out"
+    arguments = [f"input={tars}", f"output={output}", "rows_per_shard=4", "ray.runner=local", "formats=[arrow]"]
+    store = Store(output)
+    for n_written in (3, 2):
+        assert grit.main(arguments) == 0
+        run = json.loads(store.read("stats.json") or b"")["run"]
+        assert run["shards"] == n_written
+        store.remove(["_manifests/00002.json"])
+        store.fs.pipe_file(store.path("arrow/00001.arrow"), b"truncated")
 
 
 def test_images_in_many_parts_give_the_same_table_and_the_same_duplicates(

@@ -201,3 +201,7 @@ def test_models_have_distinct_short_names(tmp_path: Path) -> None:
     assert len(names) == 4
     assert all("/" not in name for name in names)
     assert list(labels(["a/run/model"])) == ["run"]
+
+
+def test_label_of_a_released_file_below_a_folder_with_a_colon_is_one_name() -> None:
+    assert labels(["meru:/runs/12:30/a.pth"]) == {"meru-a": "meru:/runs/12:30/a.pth"}

@@ -9,10 +9,12 @@ from typing import Any
 import PIL.Image
 import pytest
 
+from common.errors import UserError
 from tests.trainer.evaluation.test_contamination import write_shard
 from tests.trainer.test_benchmark import arguments, data, write_model
 from trainer.benchmark import labels
 from trainer.evaluate import main
+from trainer.evaluation import contamination
 from trainer.evaluation.embedder import CachedEmbedder
 
 __all__ = ["data"]
@@ -165,6 +167,35 @@ def test_a_result_is_not_lost_for_its_contamination(
     monkeypatch.setattr("trainer.evaluation.contamination.find_near", lambda queries, _: queries > 0)
     assert main(command) == 0
     assert read(output)["contamination"]["by_hash"] == 1
+
+
+@pytest.mark.parametrize("kind", [UserError, ZeroDivisionError])
+def test_passwords_and_control_characters_of_errors_reach_no_file(
+    complete: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def fail(*_: object) -> None:
+        raise kind("cannot read \x1b[2Jhttp://ann:secret@host/a.tar")
+
+    output, folder = tmp_path / "out", tmp_path / "shards"
+    write_shard(folder, [((complete / "coco/val2017/000000000007.jpg").read_bytes(), "")])
+    monkeypatch.setattr("trainer.evaluation.runner.training_fingerprints", fail)
+    assert main(arguments(complete, output, model, train_shards=folder)) == 3
+    assert "http://***@host/a.tar" in read(output)["contamination_error"]
+    texts = [path.read_text() for path in output.rglob("*") if path.suffix in (".json", ".md", ".html", ".txt")]
+    assert len(texts) >= 5
+    assert not [text for text in texts if "secret" in text or "\x1b" in text]
+
+
+def test_fingerprints_of_training_shards_are_read_once(
+    complete: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+    original = contamination.build_index
+    monkeypatch.setattr(contamination, "build_index", lambda *args: calls.append(args) or original(*args))
+    write_shard(tmp_path / "shards", [((complete / "coco/val2017/000000000007.jpg").read_bytes(), "")])
+    assert main(arguments(complete, tmp_path / "out", model, train_shards=tmp_path / "shards")) == 0
+    assert len(calls) == 1
+    assert read(tmp_path / "out", "classification")["contamination"]["n_training"] == 1
 
 
 def test_models_that_do_not_load_are_named_in_all_outputs(data: Path, model: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from common.json_file import read_object
+from trainer.checkpoints.folder import MARK
 from trainer.checkpoints.rng import set_random_state
 from trainer.distributed.process import Process, copy_sharded
 from trainer.models.dual_encoder import DualEncoder
@@ -57,7 +58,7 @@ def restore_checkpoint(
 
     Raises UserError if such a setting differs, if tensors do not fit, or if a file cannot be read.
     """
-    state = read_json(path / "state.json")
+    state = read_json(path / MARK)
     if state.get("format") != FORMAT:
         raise UserError(
             f"{path} has format {state.get('format')}, but this version reads format {FORMAT}; resume with the version "

@@ -20,7 +20,7 @@ from common.disk import sync
 from common.errors import UserError
 from common.remote import one_line, store_errors
 from common.weights import save_tensors
-from trainer.checkpoints.folder import RunFolder, list_checkpoints
+from trainer.checkpoints.folder import CHECKPOINTS, MARK, RunFolder, list_checkpoints
 from trainer.checkpoints.rng import random_state
 from trainer.checkpoints.run import ADAM_KEYS, FORMAT, TrainingState, rank_file
 from trainer.distributed.process import Process, full_tensor, true_on_all_ranks
@@ -89,7 +89,7 @@ class CheckpointWriter:
             self.thread = None
 
     def _write(self, snapshot: Snapshot) -> None:
-        draft, final = (self.folder.path / "checkpoints" / f"{kind}_{snapshot.step:08d}" for kind in (".draft", "step"))
+        draft, final = (self.folder.path / CHECKPOINTS / f"{kind}_{snapshot.step:08d}" for kind in (".draft", "step"))
         try:
             write_checkpoint(snapshot, draft, final)
             for old in list_checkpoints(final.parent)[: -self.keep]:
@@ -152,7 +152,7 @@ def write_checkpoint(snapshot: Snapshot, draft: Path, final: Path) -> None:
     create_draft(draft)
     tensors = {name: value.contiguous() for name, value in snapshot.tensors.items()}
     save_tensors(tensors, draft / "state.safetensors")
-    (draft / "state.json").write_text(json.dumps(snapshot.state))
+    (draft / MARK).write_text(json.dumps(snapshot.state))
     for rank, state in enumerate(snapshot.ranks):
         rank_file(draft, rank).write_text(json.dumps(state))
     for file in draft.iterdir():

@@ -20,6 +20,7 @@ from trainer.data.headers import index_shard
 from trainer.data.index import Index, ShardIndex
 from trainer.data.index_files import read_index
 from trainer.data.listing import ShardFacts, list_facts
+from trainer.data.versions import ShardVersion, version_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,20 +39,26 @@ def build_index(
     (None: all). Other shards are read once, with `parallel` by one process per CPU, and cached in `folder` unless that
     is empty.
     """
-    return finish_index(index_shards(urls, folder, parallel, needs))
+    return index_with_versions(urls, folder, parallel, needs)[0]
 
 
-def finish_index(shards: Iterator[ShardIndex]) -> Index:
-    """Return the index of all shards, and log it. Raises UserError if no shard has a sample."""
+def index_with_versions(
+    urls: Sequence[str], folder: str, parallel: bool, needs: frozenset[str] | None
+) -> tuple[Index, list[ShardVersion]]:
+    """Build the index like `build_index`, and return the versions of the shards too: manifests are read once for both.
+
+    Raises UserError if no shard has a sample.
+    """
     started = time.monotonic()
-    index = Index(list(shards))
+    facts = list_facts(urls)
+    index = Index(list(index_shards(facts, folder, parallel, needs)))
     if not index.n_samples:
         reasons = "; ".join(f"{shard.url}: {shard.problem or 'no samples'}" for shard in index.shards[:MAX_LOGGED])
         raise UserError(f"no sample in {len(index.shards)} shards: {reasons}; create or download them again")
     log_damaged_shards(index)
     seconds = time.monotonic() - started
     logger.info("%d samples in %d shards, indexed in %.1f s", index.n_samples, len(index.shards), seconds)
-    return index
+    return index, [version_of(shard) for shard in facts]
 
 
 def log_damaged_shards(index: Index) -> None:
@@ -68,10 +75,9 @@ def log_damaged_shards(index: Index) -> None:
 
 
 def index_shards(
-    urls: Sequence[str], folder: str, parallel: bool, needs: frozenset[str] | None
+    facts: Sequence[ShardFacts], folder: str, parallel: bool, needs: frozenset[str] | None
 ) -> Iterator[ShardIndex]:
     """Yield the index of each shard, in order; see `build_index`."""
-    facts = list_facts(urls)
     known = list(map_concurrently(partial(read_index, needs=needs), facts))
     rest = [shard for shard, index in zip(facts, known, strict=True) if index is None]
     scanned = scan_shards(rest, folder, parallel)

@@ -5,11 +5,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from fsspec import AbstractFileSystem
-
 from common.errors import UserError
 from common.remote import map_concurrently, open_file, open_store, store_errors
-from common.shards import read_errors_explained
+from common.shards import names_in, read_errors_explained
 from schemas.files import MANIFEST_FOLDER
 from schemas.manifest import FileFacts
 
@@ -56,7 +54,7 @@ def list_facts(urls: Sequence[str]) -> list[ShardFacts]:
         fs, path = open_store(folder or ".")
         try:
             listings[folder] = {_base(info["name"]): info for info in fs.ls(path, detail=True)}
-            manifests[folder] = _names(fs, f"{path.rpartition('/')[0]}/{MANIFEST_FOLDER}")
+            manifests[folder] = names_in(fs, f"{path.rpartition('/')[0]}/{MANIFEST_FOLDER}") or set()
         except store_errors(ValueError):  # HTTP servers list nothing; other causes have their message for each shard
             listings[folder], manifests[folder] = {}, set()
     return list(map_concurrently(partial(_facts, listings=listings, manifests=manifests), urls))
@@ -87,10 +85,6 @@ def _manifest_files(folder: str, manifest: str) -> Mapping[str, FileFacts]:
             return {str(name): facts for name, facts in dict(json.load(file)["files"]).items() if "sha256" in facts}
     except store_errors(ValueError, KeyError, TypeError):
         return {}
-
-
-def _names(fs: AbstractFileSystem, folder: str) -> set[str]:
-    return {_base(str(name)) for name in fs.ls(folder, detail=False)} if fs.isdir(folder) else set()
 
 
 def _base(path: str) -> str:

@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from common.errors import UserError, prefixed
-from common.shards import list_shards
 from common.text import one_line
 from trainer.batch import Batch
 from trainer.data.batch_builder import BatchBuilder, BatchReport
@@ -63,7 +62,7 @@ class Loader:
 
     A global batch contains a sample at most once, unless it replaces a bad sample or the batch spans two epochs.
     `counts` holds the number of "samples" of this rank, of bad samples by reason ("bad/REASON"), and of
-    "damaged_shards".
+    "damaged_shards". `versions` holds those of the shards, on rank 0 only.
     """
 
     def __init__(
@@ -80,8 +79,7 @@ class Loader:
         """Index the shards. Raises UserError if they have no samples, or no sample with all fields in `needs`."""
         self.config, self.batch, self.rank, self.world_size = config, batch, rank, world_size
         with prefixed(f"{KEY}: "):
-            urls = list_shards(config.shards)
-            index = build_shared_index(urls, config.index_folder or default_folder(), needs)
+            index, self.versions = build_shared_index(config.shards, config.index_folder or default_folder(), needs)
             check_damaged_shards(index, config.max_bad_share)
             layout = probe(index, config.layout, needs)
         self.builder = BatchBuilder(
@@ -93,7 +91,7 @@ class Loader:
             else BlockOrder(index.n_samples, config.seed, block_width(batch * world_size))
         )
         self.position = 0  # samples returned so far, over all ranks
-        self.counts: Counter[str] = Counter(samples=0, damaged_shards=sum(bool(s.problem) for s in index.shards))
+        self.counts: Counter[str] = Counter(samples=0, damaged_shards=len(index.damaged))
         self.iterators: list[Iterator[Batch]] = []
         if index.n_samples < batch * world_size:
             logger.warning(

@@ -1,7 +1,5 @@
 """Build the index of the shards on one rank, and send it to the others."""
 
-import time
-from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -9,84 +7,49 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from common.errors import UserError
+from common.shards import list_shards
 from trainer.data.index import Index, ShardIndex
-from trainer.data.indexing import finish_index, index_shards
+from trainer.data.indexing import index_with_versions
+from trainer.data.versions import ShardVersion
+from trainer.distributed.gather import world_size
+from trainer.distributed.rank_zero import on_rank_0
 
-BEAT_S: Final = 5.0
-"""Seconds between signs of life of the rank that builds: the others wait for each with the time limit of the group."""
 CHUNK: Final = 1 << 24
-BUSY, DONE, FAILED = 0, 1, 2
 
 
-def build_shared_index(urls: Sequence[str], folder: str, needs: frozenset[str] | None) -> Index:
-    """Build the index like `build_index`, on rank 0 alone. Collective, if there is a process group of several ranks.
+def build_shared_index(shards: str, folder: str, needs: frozenset[str] | None) -> tuple[Index, list[ShardVersion]]:
+    """List and index `shards` on rank 0 alone, as `list_shards` and `build_index` do, and send the index to the others.
 
-    Raises UserError on all ranks if it fails on rank 0.
+    The versions of the shards stay on rank 0: the list is empty on the others. Raises UserError on all ranks if rank 0
+    fails. Collective.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return finish_index(index_shards(urls, folder, True, needs))
-    if dist.get_rank():
-        while (state := exchange(BUSY)) == BUSY:
-            pass
-        return receive(state)
-    try:
-        index = finish_index(with_signs_of_life(index_shards(urls, folder, True, needs)))
-    except UserError as error:
-        exchange(FAILED)
-        dist.broadcast_object_list([str(error)], src=0, device=device())
-        raise
-    exchange(DONE)
-    dist.broadcast_object_list([[(shard.url, shard.n_bytes, len(shard), shard.problem) for shard in index.shards]],
-                               src=0, device=device())  # fmt: skip
-    for name in ("starts", "sizes"):
-        broadcast(np.concatenate([getattr(shard, name) for shard in index.shards]))
-    return index
+    built = on_rank_0(lambda: index_with_versions(list_shards(shards), folder, True, needs))
+    index, versions = built or (None, [])
+    return share(index), versions
 
 
-def with_signs_of_life(shards: Iterator[ShardIndex]) -> Iterator[ShardIndex]:
-    """Yield `shards`, and tell the waiting ranks every few seconds that this one is at work."""
-    last = time.monotonic()
-    for shard in shards:
-        yield shard
-        if time.monotonic() - last > BEAT_S:
-            exchange(BUSY)
-            last = time.monotonic()
+def share(index: Index | None) -> Index:
+    """Return the index of rank 0; the others pass None. Collective, on the host."""
+    if index is not None and world_size() == 1:
+        return index
+    facts = [[(shard.url, shard.n_bytes, len(shard), shard.problem) for shard in index.shards] if index else []]
+    dist.broadcast_object_list(facts, src=0, device=torch.device("cpu"))
+    counts = [n for _, _, n, _ in facts[0]]
+    starts, sizes = np.empty(sum(counts), np.uint32), np.empty(sum(counts), np.uint32)
+    if index is not None:
+        starts, sizes = (
+            np.concatenate([getattr(shard, name) for shard in index.shards]) for name in ("starts", "sizes")
+        )
+    broadcast(starts)
+    broadcast(sizes)
+    if index is not None:
+        return index
+    ends = np.cumsum(counts)[:-1]
+    parts = zip(facts[0], np.split(starts, ends), np.split(sizes, ends), strict=True)
+    return Index([ShardIndex(url, n_bytes, first, size, problem) for (url, n_bytes, _, problem), first, size in parts])
 
 
-def receive(state: int) -> Index:
-    """Return the index that rank 0 sends. Raises UserError if it could not build one."""
-    content: list[object] = [None]
-    dist.broadcast_object_list(content, src=0, device=device())
-    if state == FAILED:
-        raise UserError(str(content[0]))
-    facts: list[tuple[str, int, int, str]] = content[0]  # type: ignore[assignment]
-    counts = [n for _, _, n, _ in facts]
-    starts, sizes = (np.split(broadcast(np.empty(sum(counts), np.uint32)), np.cumsum(counts)[:-1]) for _ in range(2))
-    return Index(
-        [ShardIndex(url, n_bytes, starts[i], sizes[i], problem) for i, (url, n_bytes, _, problem) in enumerate(facts)]
-    )
-
-
-def exchange(state: int) -> int:
-    """Return the state of rank 0; the others pass BUSY. Collective."""
-    value = torch.tensor(state, device=device())
-    dist.all_reduce(value, dist.ReduceOp.MAX)
-    return int(value.item())
-
-
-def broadcast(values: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Replace `values` by those of rank 0, in place, and return them. Collective."""
+def broadcast(values: NDArray[np.uint32]) -> None:
+    """Replace `values` by those of rank 0, in place. Collective, on the host."""
     for first in range(0, len(values), CHUNK):
-        part = torch.from_numpy(values[first : first + CHUNK].view(np.int32))
-        sent = part.to(device())
-        dist.broadcast(sent, src=0)
-        part.copy_(sent)
-    return values
-
-
-def device() -> torch.device:
-    """Return the device of tensors that the process group exchanges: NCCL knows only those of a GPU."""
-    if dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+        dist.broadcast(torch.from_numpy(values[first : first + CHUNK].view(np.int32)), src=0)

@@ -15,13 +15,12 @@ from common.errors import UserError
 from common.json_file import read_object, write_object
 from common.remote import open_file
 from common.shards import read_errors_explained
-from trainer.data.listing import list_facts
+from trainer.data.listing import ShardFacts
 
 logger = logging.getLogger(__name__)
 
 VERSIONS_FILE: Final = "shards.json"
 SHOWN: Final = 3
-BLOCK_BYTES: Final = 1 << 20
 
 
 class ShardVersion(NamedTuple):
@@ -33,12 +32,9 @@ class ShardVersion(NamedTuple):
     sha256: str  # by its manifest; empty if it has none
 
 
-def shard_versions(urls: Sequence[str]) -> list[ShardVersion]:
-    """Return the versions of shards. Raises UserError if a shard is missing or a store cannot be read."""
-    return [
-        ShardVersion(facts.name, facts.size, facts.modified, facts.recorded["sha256"] if facts.recorded else "")
-        for facts in list_facts(urls)
-    ]
+def version_of(facts: ShardFacts) -> ShardVersion:
+    """Return the version of a shard."""
+    return ShardVersion(facts.name, facts.size, facts.modified, facts.recorded["sha256"] if facts.recorded else "")
 
 
 def altered_shards(before: Sequence[ShardVersion], now: Sequence[ShardVersion], urls: Sequence[str]) -> list[str]:
@@ -56,10 +52,11 @@ def altered_shards(before: Sequence[ShardVersion], now: Sequence[ShardVersion], 
     return found
 
 
-def check_shards(urls: Sequence[str], output: Path) -> None:
+def check_shards(versions: Sequence[ShardVersion], urls: Sequence[str], output: Path) -> None:
     """Compare shards with those that the run in `output` began with; does nothing if it did not record them.
 
-    Raises UserError, naming the shards that differ.
+    `urls` are those of `versions`. A shard with another modification time is read, if its hash is known. Raises
+    UserError, naming the shards that differ, and for a shard that cannot be read.
     """
     path = output / VERSIONS_FILE
     if not path.exists():
@@ -69,7 +66,7 @@ def check_shards(urls: Sequence[str], output: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         logger.warning("%s cannot be read (%s): changed shards are not noticed", path, error)
         return
-    altered = altered_shards(before, shard_versions(urls), urls)
+    altered = altered_shards(before, versions, urls)
     if altered:
         more = f"; and {len(altered) - SHOWN} more" if len(altered) > SHOWN else ""
         raise UserError(
@@ -79,14 +76,11 @@ def check_shards(urls: Sequence[str], output: Path) -> None:
         )
 
 
-def record_shards(urls: Sequence[str], output: Path) -> None:
+def record_shards(versions: Sequence[ShardVersion], output: Path) -> None:
     """Write the versions of the shards to the output of a run. Raises OSError."""
-    write_object({"shards": [list(version) for version in shard_versions(urls)]}, output / VERSIONS_FILE)
+    write_object({"shards": [list(version) for version in versions]}, output / VERSIONS_FILE)
 
 
 def _sha256(url: str) -> str:
-    digest = hashlib.sha256()
     with read_errors_explained(url), open_file(url) as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from common.errors import UserError
+from common.files import check_file
 
 Value = TypeVar("Value")
 
@@ -17,6 +18,7 @@ SURROGATES: Final = re.compile("[\ud800-\udfff]")
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises UserError if it cannot be read."""
     try:
+        check_file(path)
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}; download it again") from error
@@ -25,6 +27,7 @@ def read_json(path: Path) -> Any:
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file that are not blank, stripped. Raises UserError if it cannot be read."""
     try:
+        check_file(path)
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}; download it again") from error
@@ -43,6 +46,11 @@ def field(entry: object, key: str, kind: type[Value], where: str) -> Value:
     return value
 
 
+def image_urls(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """The addresses of an image in a file of COCO."""
+    return tuple(entry[key] for key in ("coco_url", "flickr_url") if isinstance(entry.get(key), str))
+
+
 def check_text(value: object, where: str) -> None:
     """Raise UserError, beginning with `where`, for a string with half of a surrogate pair, which is not a character."""
     if isinstance(value, str) and SURROGATES.search(value):
@@ -56,10 +64,16 @@ def checksum(path: Path) -> str:
             (str(file.relative_to(path)), file.stat().st_size) for file in path.rglob("*") if file.is_file()
         )
         return hashlib.sha256(repr(listing).encode()).hexdigest()
+    check_file(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checksums(root: Path, *paths: Path) -> dict[str, str]:
     """The checksum of each path, by its path below `root`."""
-    return {str(path.relative_to(root)): checksum(path) for path in paths}
+    return {below(root, path): checksum(path) for path in paths}
+
+
+def below(root: Path, path: Path) -> str:
+    """The path below `root`, or the whole path of a file elsewhere."""
+    return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()

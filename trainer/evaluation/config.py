@@ -6,7 +6,7 @@ from common.config import check_range
 from common.devices import check_device
 from common.errors import UserError
 from trainer.evaluation.tasks.base import TaskOptions
-from trainer.evaluation.tasks.registry import available
+from trainer.evaluation.tasks.registry import NAMES
 from trainer.models.config import Ranking
 
 
@@ -85,9 +85,9 @@ class BenchmarkConfig(TaskOptions):
         for name, example in (("model", "[FOLDER]"), ("data", "FOLDER"), ("output", "FOLDER")):
             if not getattr(self, name):
                 raise UserError(f"{name} is missing; give {name}={example}")
-        unknown = next((name for name in self.tasks if name not in available()), None)
+        unknown = next((name for name in self.tasks if name not in NAMES), None)
         if unknown is not None:
-            raise UserError(f"tasks holds {unknown!r}; choose from {', '.join(available())}")
+            raise UserError(f"tasks holds {unknown!r}; choose from {', '.join(NAMES)}")
         check_range(self, "batch_size", "workers", least=1)
         check_range(self, "timeout_s", least=1, most=10**9)
         check_range(self, "max_examples", least=0)

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -88,9 +88,11 @@ def on_square(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return square
 
 
-def training_fingerprints(shards: str, folder: Path, workers: int = 4) -> NDArray[np.void]:
+@lru_cache(maxsize=1)  # all tasks and models of an evaluation have the same
+def training_fingerprints(shards: str, folder: Path, workers: int = 4, state: str = "") -> NDArray[np.void]:
     """Fingerprints [m] of the images of training shards. They are cached in `folder`, by the shards and their sizes.
 
+    The last result is also kept in memory, until `state`, the result of `state.shards_state`, or another argument differs.
     Samples that cannot be read are skipped and logged. Raises UserError if there are no samples.
     """
     with prefixed("train_shards: "):

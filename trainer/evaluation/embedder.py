@@ -18,12 +18,11 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from common.images import ImageRejected
 from trainer.data.preprocess import to_pixels
-from trainer.distributed.gather import gather, rank, world_size
+from trainer.distributed.gather import all_ranks, gather, rank, world_size
 from trainer.evaluation.cache import FeatureCache, content_key
 from trainer.evaluation.embed import batched, device_of
 from trainer.evaluation.pictures import cut, read_content, to_square
@@ -64,7 +63,7 @@ def hash_model(model: DualEncoder, tokenizer: Tokenizer) -> str:
 class CachedEmbedder:
     """The `Embedder` of a model. `seen` collects the images that were asked for.
 
-    `workers` threads read and decode images. At most two batches per thread pool are decoded ahead.
+    `workers` threads read and decode images. At most 8 files per thread are decoded ahead.
     """
 
     def __init__(
@@ -121,7 +120,8 @@ class CachedEmbedder:
                 errors |= {mine[item.number][0]: item.error for item in batch if item.error}
                 keys |= {item.number: item.key for item in batch if not item.error}
         rows[list(keys)] = cache.read(list(keys.values()))
-        found, all_errors = self._merge(torch.from_numpy(rows), len(distinct)), merge_errors(errors)
+        found = self._merge(torch.from_numpy(rows), len(distinct))
+        all_errors = {number: error for part in all_ranks(errors) for number, error in part.items()}
         place = {image: number for number, image in enumerate(distinct)}
         order = [place[image] for image in images]
         return ImageFeatures(
@@ -198,12 +198,3 @@ class CachedEmbedder:
         for r, part in enumerate(gathered):
             merged[r::world] = part
         return merged
-
-
-def merge_errors(errors: dict[int, str]) -> dict[int, str]:
-    """The errors of all ranks. Collective."""
-    if world_size() == 1:
-        return errors
-    found: list[dict[int, str]] = [{} for _ in range(world_size())]
-    dist.all_gather_object(found, errors)
-    return {number: error for part in found for number, error in part.items()}

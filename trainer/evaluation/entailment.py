@@ -53,17 +53,17 @@ def entailment_metrics(
     for entails in model.entailments():
         if {entails.general, entails.specific} <= lifted.keys() and lifted[entails.general].shape[-2]:
             found = pair_metrics(score_pairs(model, entails, lifted, owner, seed))
-            results |= {f"{entails.name}/{key}": value for key, value in found.items()}
+            results |= {f"{entails.name}/{key}": value for key, value in (found | {"chance": CHANCE}).items()}
     return results
 
 
 def pair_metrics(scores: PairScores) -> dict[str, float]:
-    """Order, auc and ap of the pairs of one relation, and their chance level."""
+    """Order, auc and ap of the pairs of one relation."""
     results = {"order": order_share(scores.general, scores.specific, TIE)}
     if len(scores.mismatched):
         ranks = merge_ties(scores.true, scores.mismatched, TIE)
         results |= {"auc": roc_auc(*ranks), "ap": average_precision(*ranks)}
-    return results | {"chance": CHANCE}
+    return results
 
 
 @torch.no_grad()

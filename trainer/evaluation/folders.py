@@ -52,12 +52,7 @@ def read_folder(folder: str, limit: int = 0) -> ImageFolder:
     if not root.is_dir():
         raise UserError(f"image_folders: {folder} is not a folder; give one with a subfolder of images for each class")
     names = sorted(path.name for path in root.iterdir() if path.is_dir())
-    found = [
-        (path, target)
-        for target, name in enumerate(names)
-        for path in sorted((root / name).rglob("*"))
-        if path.suffix.lower() in SUFFIXES
-    ]
+    found = class_images(root, names)
     if not found:
         raise UserError(
             f"image_folders: {folder} holds no images CLASS/IMAGE that end in {', '.join(SUFFIXES)}; give a folder "
@@ -71,6 +66,16 @@ def read_folder(folder: str, limit: int = 0) -> ImageFolder:
         paths=[path for path, _ in found],
         targets=[target for _, target in found],
     )
+
+
+def class_images(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
+    """The images below FOLDER/CLASS in the order of their paths, each with the number of its class."""
+    return [
+        (path, target)
+        for target, name in enumerate(classes)
+        for path in sorted((folder / name).rglob("*"))
+        if path.suffix.lower() in SUFFIXES
+    ]
 
 
 def read_images(paths: Sequence[Path], size_px: int) -> Tensor:

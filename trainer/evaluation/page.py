@@ -3,16 +3,19 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 import PIL.Image
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from common.disk import atomic_write
+from common.html import render_page
 from common.images import ImageRejected, decode
+from common.text import without_controls
 from trainer.data.crops import LIMITS
+from trainer.evaluation.pictures import cut
 from trainer.evaluation.tables import (
     Results,
     build_table,
@@ -40,7 +43,7 @@ def write_pages(results: Results, tasks: Sequence[str], output: Path, data: Path
     `failed` holds the errors of the models that could not be loaded.
     """
     for name, text in (
-        ("summary.md", markdown(titles_of(tasks), results, failed)),
+        ("summary.md", without_controls(markdown(titles_of(tasks), results, failed))),
         ("index.html", page(results, tasks, output, data, failed)),
     ):
         with atomic_write(output / name) as draft:
@@ -48,17 +51,12 @@ def write_pages(results: Results, tasks: Sequence[str], output: Path, data: Path
 
 
 def page(results: Results, tasks: Sequence[str], output: Path, data: Path, failed: Mapping[str, str]) -> str:
-    """The page as HTML. All texts are escaped by the template."""
-    environment = Environment(
-        loader=FileSystemLoader(FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    """The page as HTML."""
     sections = [section(task, results, output, data) for task in tasks]
     models = {label: next(iter(parts.values()))["model"] for label, parts in results.items() if parts}
-    return environment.get_template("page.html").render(
+    return render_page(
+        FOLDER,
+        "page.html",
         style=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
         models=models,
         failed=failed,
@@ -184,17 +182,26 @@ class Details:
             path = (self.data / name).resolve()
             if self.n_pictures >= MAX_PICTURES or not path.is_relative_to(self.data):
                 return ""
-            image = PIL.Image.fromarray(decode(path.read_bytes(), LIMITS))
-            if box is not None:
-                left, top, width, height = map(float, box)
-                image = image.crop((round(left), round(top), round(left + width), round(top + height)))
-            image.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX))
-            file = io.BytesIO()
-            image.save(file, "JPEG", quality=82)
-        except (OSError, ImageRejected, ValueError, TypeError, SystemError):
+            found = thumbnail(path, None if box is None else tuple(map(float, box)))
+        except (OSError, ImageRejected, ValueError, TypeError, OverflowError, SystemError):
             return ""
         self.n_pictures += 1
-        return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+        return found
+
+
+@lru_cache(maxsize=4096)  # the pages are written after each task
+def thumbnail(path: Path, box: tuple[float, ...] | None) -> str:
+    """A small JPEG of an image, or of the part in a box, as a data URL.
+
+    Raises OSError, ImageRejected, ValueError and SystemError.
+    """
+    if box is not None and len(box) != 4:
+        raise ValueError(f"box {box} is not (left, top, width, height)")
+    image = PIL.Image.fromarray(cut(decode(path.read_bytes(), LIMITS), box))
+    image.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX))
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=82)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def named(key: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from common.plots import COLORS, axes
+from trainer.evaluation.analysis.drawing import shorten
 
 
 def draw_bars(bars: Mapping[str, tuple[float, float]], path: Path) -> None:
@@ -40,23 +41,8 @@ def draw_confusion(table: Sequence[Sequence[int]], names: Sequence[str], path: P
     side = 2.2 + 0.24 * len(names)
     with axes(path, side + 0.8, side) as ax:
         image = ax.imshow(100 * shares, cmap="Blues", vmin=0, vmax=100)
-        short = [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
+        short = [shorten(name, 24) for name in names]
         ax.set_xticks(range(len(names)), short, rotation=90, fontsize=7)
         ax.set_yticks(range(len(names)), short, fontsize=7)
         ax.set(xlabel="predicted", ylabel="true")
         ax.figure.colorbar(image, ax=ax, shrink=0.7, label="percent of the true class")
-
-
-def draw_models(values: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """Draw groups of bars: for each metric, the share that each model reaches."""
-    metrics = list(dict.fromkeys(name for row in values.values() for name in row))
-    height = 0.8 / max(1, len(values))
-    with axes(path, 7.5, 1 + 0.22 * len(metrics) * max(2, len(values))) as ax:
-        for number, (model, row) in enumerate(values.items()):
-            places = [place + (number - (len(values) - 1) / 2) * height for place in range(len(metrics))]
-            numbers = [100 * row.get(name, 0) for name in metrics]
-            ax.barh(places, numbers, height * 0.9, label=model, color=COLORS[number % len(COLORS)])
-        ax.set_yticks(range(len(metrics)), metrics, fontsize=8)
-        ax.invert_yaxis()
-        ax.set(xlabel="percent", xlim=(0, 100))
-        ax.legend(frameon=False, fontsize=8)

@@ -28,6 +28,7 @@ from trainer.evaluation.annotations import field as value_of
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.shard_points import HELD_OUT, embed_shards
 from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFilesError
+from trainer.evaluation.tasks.parts import Problems
 
 PEXELS_FILE: Final = "traversal/pexels_text.json"
 FLICKR_FILE: Final = "flickr30k_grounded/train-0000.tsv"
@@ -222,20 +223,15 @@ POOLS: Final[Mapping[str, Callable[[Embedder, Path, int], Pool]]] = {
 }
 
 
-def read_pools(embedder: Embedder, root: Path, limit: int) -> tuple[dict[str, Pool], dict[str, dict[str, str]]]:
-    """The pools whose files are found, and the reasons why others are missing or malformed, as in `TaskResult.details`.
+def read_pools(embedder: Embedder, root: Path, limit: int) -> tuple[dict[str, Pool], Problems]:
+    """The pools whose files are found, and the reasons why others are missing or malformed.
 
-    Raises MissingFilesError if no pool can be used.
+    Raises UserError if those that are found are malformed, and MissingFilesError if none is found.
     """
     found: dict[str, Pool] = {}
-    problems: dict[str, dict[str, str]] = {"missing": {}, "malformed": {}}
+    problems = Problems()
     for name, read in POOLS.items():
-        try:
+        with problems.of(name):
             found[name] = read(embedder, root, limit)
-        except MissingFilesError as error:
-            problems["missing"][name] = str(error)
-        except UserError as error:
-            problems["malformed"][name] = str(error)
-    if not found:
-        raise MissingFilesError("; ".join([*problems["malformed"].values(), *problems["missing"].values()]))
+    problems.require(found, "; ".join(problems.missing.values()))
     return found, problems

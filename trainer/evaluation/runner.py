@@ -23,17 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch.distributed as dist
-
 from common.errors import UserError
 from common.json_file import read_object, write_object
-from common.text import message, one_line
-from trainer.distributed.gather import rank, world_size
+from common.text import message, message_lines, one_line, redact
+from trainer.distributed.gather import all_ranks, rank, world_size
 from trainer.evaluation.annotations import checksum
 from trainer.evaluation.contamination import count_copies, training_fingerprints
 from trainer.evaluation.embedder import CachedEmbedder
 from trainer.evaluation.items import write_items
 from trainer.evaluation.state import images_state, is_unchanged
+from trainer.evaluation.tables import missing_parts
 from trainer.evaluation.tasks.base import MissingFilesError, Task, TaskOptions, TaskResult, UnsuitableModelError
 from trainer.evaluation.tasks.examples import MISSING, UNREADABLE
 from trainer.models.registry import model_name
@@ -80,11 +79,11 @@ def run_task(task: Task, embedder: CachedEmbedder, label: str, settings: RunSett
         "task": task.name,
         "model": {"name": model_name(embedder.model), "hash": embedder.hash},
         "options": dataclasses.asdict(settings.options),
-        "train_shards": settings.train_shards,
+        "train_shards": redact(settings.train_shards),
         "training": settings.training,
     }
     trace = path.with_name(f"{task.name}-error.txt")
-    finished = from_main(read_finished(path, identity, settings.data) if rank() == 0 else None)
+    finished = all_ranks(read_finished(path, identity, settings.data) if rank() == 0 else None)[0]
     if finished is not None:
         logger.info("%s: %s is finished", label, task.name)
         return finished
@@ -100,16 +99,17 @@ def run_task(task: Task, embedder: CachedEmbedder, label: str, settings: RunSett
         content = identity | explain(error, trace)
         logger.warning("%s: %s: %s", label, task.name, content["error"])
     else:
-        content = identity | as_json(result) | {"images": images_state(embedder.seen, settings.data)}
-        content |= contamination(embedder, settings, trace) if rank() == 0 else {}
+        content = identity | as_json(result)
+        if rank() == 0:
+            content["images"] = images_state(embedder.seen, settings.data)
+            content |= contamination(embedder, settings, trace)
+            content["figures"] = draw_figures(result, task.name, path.parent)
         if "contamination_error" in content:
             logger.warning("%s: %s: %s", label, task.name, content["contamination_error"])
         for key, reason in missing_parts(content).items():
             logger.warning("%s: %s: %s: %s", label, task.name, key, reason)
-        if rank() == 0:
-            content["figures"] = draw_figures(result, task.name, path.parent)
-            if result.items:
-                write_items(result.items, path.with_suffix(".npz"))
+        if rank() == 0 and result.items:
+            write_items(result.items, path.with_suffix(".npz"))
     if rank() == 0:
         write_object(content, path)
     return content
@@ -119,18 +119,10 @@ def explain(error: Exception, trace: Path) -> dict[str, str]:
     """The keys "error" and "kind" for an error. The traceback of an unexpected one is written to the file `trace`."""
     for expected, kind in KINDS.items():
         if isinstance(error, expected):
-            return {"error": str(error), "kind": kind}
-    trace.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="backslashreplace")
+            return {"error": message(str(error)), "kind": kind}
+    trace.write_text(message_lines("".join(traceback.format_exception(error))), encoding="utf-8")
     text = message(f"failed with {type(error).__name__}: {one_line(error)}; see {trace}")
     return {"error": text, "kind": "failed"}
-
-
-def from_main(value: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The value of rank 0, on all ranks. Collective."""
-    values = [value]
-    if world_size() > 1:
-        dist.broadcast_object_list(values)
-    return values[0]
 
 
 def read_finished(path: Path, identity: Mapping[str, Any], data: Path) -> dict[str, Any] | None:
@@ -153,13 +145,6 @@ def read_finished(path: Path, identity: Mapping[str, Any], data: Path) -> dict[s
     return content
 
 
-def missing_parts(content: Mapping[str, Any]) -> dict[str, str]:
-    """The data sets of a task that were not evaluated, with the reason."""
-    details = content.get("details", {})
-    found = [details.get(key, {}) for key in ("missing", "malformed")]
-    return {name: reason for part in found if isinstance(part, dict) for name, reason in part.items()}
-
-
 def lacks_images(content: Mapping[str, Any]) -> bool:
     """True if examples were skipped for images that are missing or cannot be read."""
     return any(reason in why for why in content["skipped"] for reason in NOT_READ)
@@ -173,8 +158,8 @@ def contamination(embedder: CachedEmbedder, settings: RunSettings, trace: Path) 
     if not settings.train_shards or not embedder.seen:
         return {"contamination": None}
     try:
-        training = training_fingerprints(settings.train_shards, settings.output / CACHE, settings.workers)
-        found = count_copies(embedder.seen, training, settings.workers)
+        shards, cache, workers = settings.train_shards, settings.output / CACHE, settings.workers
+        found = count_copies(embedder.seen, training_fingerprints(shards, cache, workers, settings.training), workers)
     except Exception as error:
         reason = explain(error, trace)["error"]
         return {"contamination": None, "contamination_error": f"no comparison with the training shards: {reason}"}

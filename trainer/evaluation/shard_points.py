@@ -33,8 +33,6 @@ from trainer.text.syntax import Word
 
 HELD_OUT: Final = "held_out"
 """Folder of the shards below the data folder."""
-HELD_OUT_FILE: Final = "held_out/00000.tar"
-LICENSE: Final = "that of the training data"
 CACHED_SAMPLES: Final = 64
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from common.errors import prefixed
 from common.shards import list_shards
 from trainer.data.listing import list_facts
+from trainer.evaluation.annotations import below
 from trainer.evaluation.tasks.base import ImageSource
 
 
@@ -26,7 +27,7 @@ def shards_state(shards: str) -> str:
 def images_state(images: Iterable[ImageSource], data: Path) -> dict[str, str]:
     """The state of each folder with images, by its path, which is relative to `data` for folders below it."""
     folders = sorted({image.path.parent for image in images})
-    return {str(path.relative_to(data) if path.is_relative_to(data) else path): folder_state(path) for path in folders}
+    return {below(data, path): folder_state(path) for path in folders}
 
 
 def folder_state(folder: Path) -> str:

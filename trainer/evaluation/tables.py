@@ -184,15 +184,19 @@ def notes_of_model(content: Mapping[str, Any]) -> list[str]:
     notes = []
     if "error" in content:
         notes.append(f"not evaluated: {content['error']}")
-    for part in map(content.get("details", {}).get, ("missing", "malformed")):
-        if isinstance(part, Mapping):
-            notes += [f"{key} is not evaluated: {reason}" for key, reason in part.items()]
+    notes += [f"{key} is not evaluated: {reason}" for key, reason in missing_parts(content).items()]
     notes += [f"{n} skipped: {reason}" for reason, n in content.get("skipped", {}).items()]
     if "contamination_error" in content:
         notes.append(content["contamination_error"])
     if copies := content.get("contamination"):
         notes.append(contamination_text(copies))
     return notes
+
+
+def missing_parts(content: Mapping[str, Any]) -> dict[str, str]:
+    """The parts or data sets of a task that were not evaluated, with the reason."""
+    parts = map(content.get("details", {}).get, ("missing", "malformed"))
+    return {name: reason for part in parts if isinstance(part, Mapping) for name, reason in part.items()}
 
 
 def contamination_text(copies: Mapping[str, int]) -> str:

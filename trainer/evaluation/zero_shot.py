@@ -2,11 +2,12 @@
 
 The hyperbolic papers use the same protocol.
 
-Shapes: c classes, p prompts, b images, d embedding width.
+Shapes: c classes, p prompts, b images, k factors, d embedding width.
 """
 
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from trainer.evaluation.embed import embed_texts
@@ -24,13 +25,8 @@ def class_features(
     return embed_texts(model, tokenizer, texts, batch_size).unflatten(0, (len(names), len(prompts)))
 
 
-def classifier(
-    model: DualEncoder, tokenizer: Tokenizer, names: list[str], prompts: tuple[str, ...], batch_size: int
-) -> Tensor:
-    """One lifted point per class [c d]: the mean feature of its prompts, lifted. CLIP averages their directions."""
-    return model.lift_prompts(class_features(model, tokenizer, names, prompts, batch_size))
-
-
+@torch.no_grad()
 def predict(model: DualEncoder, image_features: Tensor, classes: Tensor, ranking: Ranking) -> Tensor:
-    """The index [b] of the best class for each image, from features [b d] before the lift and lifted classes."""
-    return best_candidates(partial(model.scores, ranking=ranking), model.lift_image(image_features), classes)
+    """The index [b] of the best class of each image, from features [b d] before the lift and lifted classes [*k c d]."""
+    points = model.lift_image(image_features.to(classes.device))
+    return best_candidates(partial(model.scores, ranking=ranking), points, classes)

@@ -96,11 +96,10 @@ class ContrastiveLoss:
         `image` and `text` [*k b d] are the points of this rank, `all_images` and `all_texts` [*k n d] those of all
         ranks.
         """
-        if weights != (1.0, 1.0):
-            return self.weighted(((image, all_texts), (text, all_images)), scale, weights)
-        if world_size() == 1 and (symmetric := self.implementation(all_images, all_texts).symmetric):
+        is_plain = weights == (1.0, 1.0) and world_size() == 1
+        if is_plain and (symmetric := self.implementation(all_images, all_texts).symmetric):
             return symmetric(scale)
-        return (self.one_way(image, all_texts, scale) + self.one_way(text, all_images, scale)) / 2
+        return self.weighted(((image, all_texts), (text, all_images)), scale, weights)
 
     def weighted(
         self,

@@ -243,14 +243,6 @@ class DualEncoder(nn.Module, ABC):
         loss = self.contrastive_loss.symmetric(image, text, all_images, all_texts, self.logit_scale.exp(), weights)
         return loss, LiftedPairs(image=image, text=text, all_images=all_images, all_texts=all_texts)
 
-    def contrast(self, queries: Tensor, candidates: Tensor, scale: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Contrastive loss of lifted queries [*k b d] of this rank against lifted candidates [*k n d] of all ranks.
-
-        `scale` [] multiplies the similarities. `targets` [b] are the indices of the queries' candidates. By default
-        each rank has b candidates, and query i of this rank matches candidate i of this rank.
-        """
-        return self.contrastive_loss.one_way(queries, candidates, scale, targets)
-
     @property
     def contrastive_loss(self) -> ContrastiveLoss:
         """The contrastive loss, in the implementation that the settings select."""

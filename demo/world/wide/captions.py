@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from random import Random
 
 from demo.world import grammar
-from demo.world.captions import Draft, Phrase
+from demo.world.captions import Draft, Phrase, article
 from demo.world.layout import Slot, WorldConfig
 from demo.world.relations import position_of, relations
 from demo.world.vocabulary import CONCEPTS
 from demo.world.wide.layout import Placed
-from demo.world.wide.mentions import Referrer, WideMention, article
+from demo.world.wide.mentions import Referrer, WideMention
 from demo.world.wide.words import GENERAL_NOUNS, perhaps
 
 STYLES = ("article",) * 12 + ("bare",) * 3 + ("the",) * 2 + ("digit",)

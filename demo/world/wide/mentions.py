@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from demo.world.captions import Kind
+from demo.world.captions import Kind, article
+from demo.world.grammar import NUMBERS
 from demo.world.vocabulary import DRAWN_AS_SEVERAL
 from demo.world.wide.layout import Placed
 from demo.world.wide.looks import alike, words_for
 from demo.world.wide.words import GENERAL_NOUNS, SYNONYMS, GeneralNoun, perhaps, surely
 
-NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
 SMALL_WORDS, LARGE_WORDS = ("small", "little", "tiny", "smaller"), ("large", "big", "huge", "bigger")
 UNCOUNTABLE = ("food", "clothing", "furniture", "equipment", "produce", "fruit", "footwear", "electronic equipment")
 VAGUE_WORDS = (
@@ -44,10 +44,6 @@ class WideMention:
         return " ".join(word for word in (self.determiner, self.adjectives) if word) + (
             " " if self.determiner or self.adjectives else ""
         )
-
-
-def article(words: str) -> str:
-    return "an" if words[:1] in tuple("aeiou") else "a"
 
 
 def joined(*words: str) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from common.images import Image
 from demo.world.captions import Phrase
 from demo.world.layout import WorldConfig
-from demo.world.scenes import Object, Scene
+from demo.world.scenes import Object, Scene, visible_box
 from demo.world.sprites import RENDER_PX, VISIBLE_ALPHA, Style, sprite
 from demo.world.wide.backdrops import backdrop, degrade
 from demo.world.wide.captions import describe
@@ -69,12 +69,12 @@ def render_wide(objects: Sequence[Placed], rng: Random, style: Style, side: int)
         areas.append(int((alpha >= VISIBLE_ALPHA).sum()))
     found: list[Object | None] = []
     for index, item in enumerate(objects):
-        rows, columns = np.nonzero(topmost == index)
-        if len(rows) < max(MIN_VISIBLE, 0.45 * areas[index]):
+        visible = topmost == index
+        if visible.sum() < max(MIN_VISIBLE, 0.45 * areas[index]):
             found.append(None)
-            continue
-        box = float(columns.min()), float(rows.min()), float(columns.max() + 1), float(rows.max() + 1)
-        found.append(Object(concept=item.slot.concept.name, colour=item.look.colour, box=box))
+        else:
+            box = visible_box(visible, 0, 0)
+            found.append(Object(concept=item.slot.concept.name, colour=item.look.colour, box=box))
     image = degrade(image, rng)
     if all(item.look.colour in (None, BLACK_AND_WHITE) for item in objects) and rng.random() < 0.08:
         image = np.asarray(cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB), np.uint8)

@@ -163,7 +163,7 @@ def wordnet_nouns() -> tuple[GeneralNoun, ...]:
     found = []
     for lemma, names in members.items():
         if lemma not in UNSAID and len(set(names)) >= 2:
-            noun = lemma.replace("_", " ").replace("-", "-")
+            noun = lemma.replace("_", " ")
             plural = "es" if noun.endswith(("s", "sh", "ch", "x")) else "s"
             plural = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else noun + plural
             alike = tuple({categories[name] for name in names})

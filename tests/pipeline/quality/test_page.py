@@ -2,8 +2,10 @@
 
 import csv
 import io
+import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,15 @@ def test_markup_in_captions_and_names_is_escaped(page: str) -> None:
     assert page.count("</title>") == 1
     assert "&lt;script&gt;alert" in page
     assert "\\u003cscript\\u003e" in page
+
+
+def test_data_of_captions_with_control_characters_can_be_parsed(tmp_path: Path) -> None:
+    (question, *_) = choose(write_output(tmp_path, make_tables(1, 12)), 1, 0)
+    row = replace(question.candidate.row, caption="a \x1b dog\x7f")
+    page = render([replace(question, candidate=replace(question.candidate, row=row))], "out")
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert "a \x1b dog\x7f" in data["rows"][0]
+    assert not {"\x1b", "\x7f"} & set(page)
 
 
 @pytest.fixture(scope="module")

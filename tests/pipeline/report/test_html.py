@@ -1,3 +1,4 @@
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -59,6 +60,19 @@ def test_page_follows_the_report_settings_of_the_run(output: Path, tmp_path: Pat
     write_report(str(copy))
     assert page(copy).count('<img src="data:image/jpeg;base64,') == 3
     assert page(copy).count('class="displacy"') == 1
+
+
+def test_page_lists_damaged_input_files(output: Path, tmp_path: Path) -> None:
+    assert "Damaged" not in page(output)
+    copy = tmp_path / "out"
+    shutil.copytree(output, copy)
+    damaged = {"path": "in/<b>.jsonl.gz", "rows": 1234, "error": "no gzip & no text"}
+    stats = json.loads((copy / "stats.json").read_text())
+    (copy / "stats.json").write_text(json.dumps(stats | {"damaged": [damaged]}))
+    write_report(str(copy))
+    text = page(copy)
+    for part in ('href="#damaged"', "in/&lt;b&gt;.jsonl.gz", '<td class="n">1,234</td>', "no gzip &amp; no text"):
+        assert part in text
 
 
 def test_page_has_no_scripts_and_no_external_resources(output: Path) -> None:

@@ -68,6 +68,13 @@ def test_an_exception_of_the_factory_is_raised() -> None:
         child.start()
 
 
+def test_a_call_after_an_exception_of_the_factory_starts_another_child() -> None:
+    with Child(partial(Worker, "user")) as child:
+        for _ in range(2):
+            with pytest.raises(UserError, match="no such model"):
+                child.call("count", timeout_s=2)
+
+
 SCRIPT = """
 import os, sys, time
 from pipeline.rescue.child import Child

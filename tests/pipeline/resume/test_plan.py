@@ -148,6 +148,25 @@ def test_a_damaged_file_is_recorded_and_read_up_to_its_damage(
     assert store.read("_job.json")
 
 
+def test_an_appended_file_of_which_no_row_can_be_read_is_recorded_as_damaged(
+    config: PipelineConfig, folder: Path
+) -> None:
+    config = dataclasses.replace(config, read=dataclasses.replace(config.read, skip_damaged=True))
+    run(config)
+    (folder / "g.jsonl.gz").write_bytes(b"no gzip")
+    for _ in range(2):
+        (error,) = plan(config).damaged
+        assert "g.jsonl.gz" in error
+        assert run(config) == []
+    assert [file["rows"] for file in build_stats(config.output)["damaged"]] == [0]
+    write_rows(folder / "h.jsonl", "h", 2)
+    (new,) = plan(config).unfinished
+    assert (new.index, new.first_row, new.n_rows, new.appends) == (4, 11, 2, (11,))
+    assert run(config) == [4]
+    (folder / "g.jsonl.gz").unlink()
+    assert run(config) == []
+
+
 def test_a_removed_file_at_the_end_keeps_the_shards_before_it(config: PipelineConfig, folder: Path) -> None:
     run(config)
     (folder / "f.jsonl").unlink()

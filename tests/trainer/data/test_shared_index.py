@@ -12,11 +12,12 @@ import torch
 from common.errors import UserError
 from common.shards import list_shards
 from tests.trainer.data.samples import write_shards
-from trainer.data import indexing, shared_index
+from trainer.data import indexing
 from trainer.data.headers import index_shard
 from trainer.data.index import ShardIndex
 from trainer.data.indexing import build_index
 from trainer.data.shared_index import build_shared_index
+from trainer.distributed import rank_zero
 from trainer.distributed.process import process_group
 
 TIMEOUT_S = 2.0
@@ -32,13 +33,13 @@ def one_of_three(rank: int, folder: str, port: int, delay_s: float) -> None:
         time.sleep(delay_s)
         return index_shard(url)
 
-    indexing.index_shard, shared_index.BEAT_S = slow_scan, 0.1  # type: ignore[assignment]
+    indexing.index_shard, rank_zero.BEAT_S = slow_scan, 0.1  # type: ignore[assignment]
     with process_group("cpu", TIMEOUT_S):
         try:
-            index = build_shared_index(list_shards(folder), "", None)
+            index, versions = build_shared_index(folder, "", None)
             found = [[index.byte_range(sample) for sample in range(index.n_samples)], index.fingerprint]
             problems = [shard.problem for shard in index.shards]
-            result = {"found": found, "problems": problems, "opened": len(opened)}
+            result = {"found": found, "problems": problems, "opened": len(opened), "versions": len(versions)}
         except UserError as error:
             result = {"error": str(error)}
         Path(folder, f"{rank}.json").write_text(json.dumps(result))
@@ -62,6 +63,7 @@ def test_one_rank_reads_the_headers_and_the_others_wait_beyond_the_time_limit(tm
     assert time.monotonic() - started > 6 * 0.6 > TIMEOUT_S
     assert [rank["found"] for rank in ranks] == [expected] * 3
     assert [rank["opened"] for rank in ranks] == [6, 0, 0]
+    assert [rank["versions"] for rank in ranks] == [6, 0, 0]
     assert all(rank["problems"] == ranks[0]["problems"] for rank in ranks)
     assert "truncated" in str(ranks[2]["problems"])
 

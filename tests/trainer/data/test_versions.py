@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import fsspec
@@ -13,12 +14,18 @@ import pytest
 from common.errors import UserError
 from tests.trainer.data.loading import small_loader, take
 from tests.trainer.data.samples import write_shards
-from tests.trainer.small_run import run
-from trainer.data.versions import VERSIONS_FILE, check_shards, record_shards, shard_versions
+from tests.trainer.small_run import log_path, run, run_forked
+from trainer.data import indexing
+from trainer.data.listing import ShardFacts, list_facts
+from trainer.data.versions import VERSIONS_FILE, ShardVersion, check_shards, record_shards, version_of
 
 
 def urls_in(folder: Path) -> list[str]:
     return [str(path) for path in sorted(folder.glob("*.tar"))]
+
+
+def versions_of(urls: list[str]) -> list[ShardVersion]:
+    return [version_of(facts) for facts in list_facts(urls)]
 
 
 def alter(path: Path) -> None:
@@ -39,8 +46,8 @@ def write_manifests(root: Path) -> None:
 
 def test_unchanged_shards_pass(tmp_path: Path) -> None:
     urls = urls_in(write_shards(tmp_path / "shards", [2, 3]))
-    record_shards(urls, tmp_path)
-    check_shards(urls, tmp_path)
+    record_shards(versions_of(urls), tmp_path)
+    check_shards(versions_of(urls), urls, tmp_path)
 
 
 @pytest.mark.parametrize("with_manifests", [False, True])
@@ -48,45 +55,46 @@ def test_shard_altered_at_equal_size_is_named(tmp_path: Path, with_manifests: bo
     urls = urls_in(write_shards(tmp_path / "train", [2, 3]))
     if with_manifests:
         write_manifests(tmp_path)
-    record_shards(urls, tmp_path)
+    record_shards(versions_of(urls), tmp_path)
     alter(Path(urls[1]))
     with pytest.raises(UserError, match=r"00001\.tar was modified .*resume=anyway") as caught:
-        check_shards(urls, tmp_path)
+        check_shards(versions_of(urls), urls, tmp_path)
     assert "00000.tar" not in str(caught.value)
 
 
 def test_shard_written_again_with_other_content_is_named(tmp_path: Path) -> None:
     urls = urls_in(write_shards(tmp_path / "train", [2]))
     write_manifests(tmp_path)
-    record_shards(urls, tmp_path)
+    record_shards(versions_of(urls), tmp_path)
     alter(Path(urls[0]))
     write_manifests(tmp_path)
     with pytest.raises(UserError, match=r"00000\.tar was written again"):
-        check_shards(urls, tmp_path)
+        check_shards(versions_of(urls), urls, tmp_path)
 
 
 def test_copied_shards_pass_if_their_manifests_prove_that_they_are_equal(tmp_path: Path) -> None:
     write_shards(tmp_path / "a" / "train", [2])
     write_manifests(tmp_path / "a")
-    record_shards(urls_in(tmp_path / "a" / "train"), tmp_path)
+    record_shards(versions_of(urls_in(tmp_path / "a" / "train")), tmp_path)
     shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=shutil.copyfile)
-    check_shards(urls_in(tmp_path / "b" / "train"), tmp_path)
+    copies = urls_in(tmp_path / "b" / "train")
+    check_shards(versions_of(copies), copies, tmp_path)
 
 
 def test_versions_of_remote_shards(tmp_path: Path) -> None:
     path = write_shards(tmp_path, [2]) / "00000.tar"
     fsspec.filesystem("memory").pipe("/versions/00000.tar", path.read_bytes())
-    (version,) = shard_versions(["memory:///versions/00000.tar"])
+    (version,) = versions_of(["memory:///versions/00000.tar"])
     assert (version.name, version.size) == ("00000.tar", path.stat().st_size)
     with pytest.raises(UserError, match="does not exist any more"):
-        shard_versions(["memory:///versions/00001.tar"])
+        versions_of(["memory:///versions/00001.tar"])
 
 
 def test_a_run_without_a_record_or_with_a_damaged_one_can_be_resumed(tmp_path: Path) -> None:
     urls = urls_in(write_shards(tmp_path / "shards", [2]))
-    check_shards(urls, tmp_path)
+    check_shards(versions_of(urls), urls, tmp_path)
     (tmp_path / VERSIONS_FILE).write_text("{")
-    check_shards(urls, tmp_path)
+    check_shards(versions_of(urls), urls, tmp_path)
 
 
 def test_a_resumed_run_refuses_altered_shards_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,6 +105,36 @@ def test_a_resumed_run_refuses_altered_shards_unless_told(tmp_path: Path, capsys
     assert "00000.tar was modified" in capsys.readouterr().err
     assert run(output, "steps=5", "resume=anyway") == 0
     assert run(output, "steps=5") == 0
+
+
+@pytest.fixture
+def listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with the rank of the process for each listing of the shards."""
+    path = tmp_path / "listings"
+
+    def counted(urls: Sequence[str]) -> list[ShardFacts]:
+        with path.open("a") as file:
+            file.write(os.environ.get("RANK", "-"))
+        return list_facts(urls)
+
+    monkeypatch.setattr(indexing, "list_facts", counted)
+    return path
+
+
+def test_one_rank_lists_the_shards_of_a_resumed_run_once(tmp_path: Path, listings: Path, free_port: int) -> None:
+    output = tmp_path / "run"
+    assert run(output, "steps=5") == 0
+    assert run_forked(output, "steps=5", port=free_port, faults=[None] * 2) == [0, 0]
+    assert listings.read_text() == "-0"
+
+
+def test_all_ranks_of_a_resumed_run_name_the_altered_shard(tmp_path: Path, free_port: int) -> None:
+    output = tmp_path / "run"
+    assert run(output, "steps=5") == 0
+    alter(tmp_path / "shards" / "00000.tar")
+    assert run_forked(output, "steps=5", port=free_port, faults=[None] * 2) == [2, 2]
+    for rank in range(2):
+        assert "00000.tar was modified" in log_path(output, rank).read_text()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -107,11 +107,13 @@ def test_pools_that_are_missing_or_malformed_are_listed(tmp_path: Path) -> None:
     embedder = small_embedder("phyclip", tmp_path)
     with pytest.raises(MissingFilesError, match=r"pexels_text\.json.*train-0000\.tsv.*held_out/00000\.tar"):
         read_pools(embedder, tmp_path, 0)
-    write_shards(tmp_path, n=3)
     write_flickr(tmp_path, {"file_name": "7.jpg"})
+    with pytest.raises(UserError, match=r"train-0000\.tsv: row 0: 'caption' is missing"):
+        read_pools(embedder, tmp_path, 0)
+    write_shards(tmp_path, n=3)
     found, problems = read_pools(embedder, tmp_path, 0)
     assert list(found) == ["held_out"]
-    assert (list(problems["missing"]), list(problems["malformed"])) == (["pexels"], ["flickr30k_grounded"])
+    assert (list(problems.missing), list(problems.malformed)) == (["pexels"], ["flickr30k_grounded"])
     pool = held_out_pool(embedder, tmp_path, 0)
     assert pool.lift(embedder).shape == (2, len(pool.labels), 8)
     assert len(pool.labels) == 2 * 3 + 2 * 4

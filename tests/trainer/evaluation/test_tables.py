@@ -11,7 +11,7 @@ from trainer.evaluation.page import write_pages
 from trainer.evaluation.sets.base import set_infos
 from trainer.evaluation.tables import build_table, markdown, notes_of, published, unit_of
 from trainer.evaluation.tasks.linear_probe import NAMES as PROBE_SETS
-from trainer.evaluation.tasks.registry import available
+from trainer.evaluation.tasks.registry import NAMES
 
 PAPERS = {
     "MERU": {"1", "2", "7"},
@@ -52,7 +52,7 @@ def result(task: str, metrics: dict[str, float]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("task", "row"), ROWS)
 def test_each_row_names_paper_table_backbone_data_and_units(task: str, row: dict[str, Any]) -> None:
-    assert task in available()
+    assert task in NAMES
     assert row["table"] in PAPERS[row["paper"]]
     assert row["backbone"] in {"S/16", "B/16", "L/16", "RN50", "RN50x4", "unstated"}
     assert row["data"] in {"RedCaps", "GRIT", "RedCaps with boxes", "GRIT with boxes", "CC3M with boxes"}

@@ -43,8 +43,6 @@ class CosneSettings:
     scale: float = 0.1
     learning_rate: float = 5.0
     norm_learning_rate: float = 0.1
-    early_exaggeration: float = 1.0
-    exaggeration_steps: int = 250
     steps: int = 1000
     kernel: Kernel = "paper"
 
@@ -76,9 +74,8 @@ def cosne(points: Tensor, settings: CosneSettings | None = None) -> Cosne:
     squared_norms = points.square().sum(-1)
     p = similarities(pairwise_distances(points), settings.perplexity)
     y = initial_coordinates(points)
-    for step in range(settings.steps):
-        factor = settings.early_exaggeration if step < settings.exaggeration_steps else 1.0
-        gradient = settings.learning_rate * divergence_gradient(factor * p, y, settings.scale, settings.kernel)
+    for _ in range(settings.steps):
+        gradient = settings.learning_rate * divergence_gradient(p, y, settings.scale, settings.kernel)
         gradient += settings.norm_learning_rate * norm_gradient(squared_norms, y)
         margin = 1 - y.square().sum(-1, keepdim=True)
         move = margin**2 / 4 * gradient

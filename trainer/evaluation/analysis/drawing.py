@@ -19,9 +19,9 @@ Array = NDArray[np.float64]
 
 
 def shorten(text: str, length: int = MAX_LABEL) -> str:
-    """A text in one line of limited length."""
+    """A text in one line of limited length, without the formulas that matplotlib reads between dollar signs."""
     line = " ".join(text.split())
-    return line if len(line) <= length else f"{line[: length - 1]}…"
+    return (line if len(line) <= length else f"{line[: length - 1]}…").replace("$", r"\$")
 
 
 def draw_histograms(groups: Mapping[str, Array], x_label: str, path: Path, bins: int = 60) -> None:

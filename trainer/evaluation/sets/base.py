@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Protocol
 
 from common.errors import UserError
 from trainer.evaluation.annotations import checksums, read_lines
-from trainer.evaluation.folders import SUFFIXES
+from trainer.evaluation.folders import class_images
 from trainer.evaluation.tasks.base import ImageSource
 
 TABLE: Final = Path(__file__).resolve().parents[1] / "data" / "zero_shot.json"
@@ -167,14 +167,9 @@ def select(found: LabelledImages, folder: Path, name: str) -> LabelledImages:
 def read_class_folders(folder: Path, form: str, is_full: bool = False) -> LabelledImages:
     """Read FOLDER/CLASS/IMAGE. Classes are in the order of their names; names of classes are made readable."""
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    pairs = [
-        (ImageSource(path=path), target)
-        for target, name in enumerate(classes)
-        for path in sorted((folder / name).rglob("*"))
-        if path.suffix.lower() in SUFFIXES
-    ]
+    pairs = class_images(folder, classes)
     return LabelledImages(
-        images=[image for image, _ in pairs],
+        images=[ImageSource(path=path) for path, _ in pairs],
         targets=[target for _, target in pairs],
         classes=[name if WNID.fullmatch(name) else readable(name) for name in classes],
         files=[folder],

@@ -13,6 +13,7 @@ from trainer.evaluation.annotations import checksums, field
 from trainer.evaluation.tasks.base import Embedder, ImageSource, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, Choices, choose
 from trainer.evaluation.tasks.examples import get_box, item, limited, read_list, require
+from trainer.evaluation.tasks.parts import Problems
 
 IMAGES: Final = "aro/images"
 MIN_CASES: Final = 25
@@ -34,16 +35,20 @@ def relation(entry: Mapping[str, Any], where: str) -> str:
     return field(entry, "relation_name", str, where)
 
 
-def read_pairs(path: Path, images: Path, group: Callable[[Mapping[str, Any], str], str]) -> list[CaptionPair]:
+def read_pairs(
+    path: Path, images: Path, group: Callable[[Mapping[str, Any], str], str], problems: Problems
+) -> list[CaptionPair]:
     """Read a list of entries with image_path, bbox_x, bbox_y, bbox_w, bbox_h and both captions. Raises UserError."""
-    pairs = []
-    for number, entry in enumerate(read_list(path)):
+
+    def read(numbered: tuple[int, Any]) -> CaptionPair:
+        number, entry = numbered
         where = f"{path}, entry {number}"
         name, true, false = (field(entry, key, str, where) for key in ("image_path", "true_caption", "false_caption"))
         box = get_box([entry.get(f"bbox_{side}") for side in "xywh"], where)
         image = ImageSource(path=images / name, box=box)
-        pairs.append(CaptionPair(image=image, true=true, false=false, group=group(entry, where)))
-    return pairs
+        return CaptionPair(image=image, true=true, false=false, group=group(entry, where))
+
+    return problems.entries(path, enumerate(read_list(path)), read)
 
 
 def group_metrics(choices: Choices) -> dict[str, float]:
@@ -63,7 +68,8 @@ def evaluate_aro(
 ) -> TaskResult:
     """Evaluate one of the two files."""
     require(root, file, IMAGES)
-    pairs = limited(read_pairs(root / file, root / IMAGES, group), options.max_examples)
+    problems = Problems()
+    pairs = limited(read_pairs(root / file, root / IMAGES, group, problems), options.max_examples)
     choices = choose(embedder, pairs, options.ranking, "crop")
     metrics, groups = group_metrics(choices), choices.by_group()
     return TaskResult(
@@ -76,10 +82,11 @@ def evaluate_aro(
             "macro": f"mean over groups of at least {MIN_CASES} cases, as in the code of ARO",
         },
         n_used=len(choices.correct),
-        skipped=choices.skipped,
+        skipped={**choices.skipped, **problems.skipped},
         checksums=checksums(root, root / file),
         details={
             "mistakes": choices.mistakes(root),
+            **problems.details(),
             "n_groups": len(groups),
             "n_groups_in_macro": sum(n >= MIN_CASES for _, n in groups.values()),
             "most_frequent": [

@@ -5,9 +5,9 @@ All arguments of `Task` but `evaluate` are literals: `--help` reads them from th
 `registry.read_description`, without importing the module and torch.
 
 A task with several data sets evaluates those that it finds. It lists the others by name in `details["missing"]`, with
-the expected layout, or in `details["malformed"]`, with the error. It raises MissingFilesError if it finds none. A
-dictionary in `details` with the key "image", the path of an image file, is drawn as a picture with the other entries
-as its caption.
+the expected layout, or in `details["malformed"]`, with the error. If none can be evaluated, it raises UserError if one
+is malformed, else MissingFilesError. A dictionary in `details` with the key "image", the path of an image file, is drawn
+as a picture with the other entries as its caption.
 
 Shapes: n items, d embedding width.
 """

@@ -12,6 +12,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from trainer.evaluation.annotations import below
 from trainer.evaluation.choices import choice_scores, is_first_best
 from trainer.evaluation.items import Items, mean_items
 from trainer.evaluation.tasks.base import Embedder, Fit, ImageSource
@@ -73,8 +74,7 @@ class Choices:
         rows: list[dict[str, object]] = []
         for pair in map(self.pairs.__getitem__, chosen):
             box: dict[str, object] = {"box": list(pair.image.box)} if pair.image.box else {}
-            path = pair.image.path
-            image = {"image": (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()}
+            image = {"image": below(root, pair.image.path)}
             rows.append({**image, **box, "group": pair.group, "true": pair.true, "chosen": pair.false})
         return rows
 

@@ -18,14 +18,12 @@ from trainer.evaluation import plots
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.items import mean_items
 from trainer.evaluation.metrics import macro_accuracy
-from trainer.evaluation.ranking import pieces, split
 from trainer.evaluation.sets.base import ZeroShotSet
 from trainer.evaluation.sets.own import own_sets, read_own_set
 from trainer.evaluation.sets.registry import READERS, read_set
 from trainer.evaluation.tasks.base import Embedder, Figure, MissingFilesError, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.parts import Problems, merge
-from trainer.models.config import Ranking
-from trainer.models.dual_encoder import DualEncoder
+from trainer.evaluation.zero_shot import predict
 
 MAX_CONFUSIONS = 12
 MAX_CLASSES_DRAWN = 50
@@ -109,16 +107,6 @@ def class_points(embedder: Embedder, names: Sequence[str], prompts: Sequence[str
     with torch.no_grad():
         stacked = features.unflatten(0, (len(names), len(prompts))).to(device_of(embedder.model))
         return embedder.model.lift_prompts(stacked)
-
-
-@torch.no_grad()
-def predict(model: DualEncoder, features: Tensor, classes: Tensor, ranking: Ranking) -> Tensor:
-    """The index [n] of the best class for each image, from features [n d] before the lift, in blocks."""
-    best = [torch.zeros(0, dtype=torch.int64)]
-    for rows in pieces(len(features), split(classes, classes.shape[-2])):
-        points = model.lift_image(features[rows].to(classes.device))
-        best.append(model.scores(points, classes, ranking).argmax(1).cpu())
-    return torch.cat(best)
 
 
 def confusion(predicted: Tensor, target: Tensor, n_classes: int) -> Tensor:

@@ -21,11 +21,14 @@ MIN_POINTS: Final = 8
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
-    """Compute the coordinates. Raises MissingFilesError, and UserError for too few points or a model without curvature.
+    """Compute the coordinates.
+
+    Raises MissingFilesError without held-out shards, UnsuitableModelError for a model without hyperbolic space, and
+    UserError for too few points.
 
     `options.rule` selects the similarity in the disk. The perplexity is reduced for few points.
     """
-    data = disk_points(embedder, root, options, "cosne")
+    data = disk_points(embedder, root, options)
     if len(data.points) < MIN_POINTS:
         raise UserError(f"cosne: {root / HELD_OUT} has {len(data.points)} points; give at least {MIN_POINTS}")
     settings = CosneSettings(kernel=options.rule, perplexity=min(CosneSettings.perplexity, (len(data.points) - 1) / 3))

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
-from trainer.evaluation.annotations import checksums, field
+from trainer.evaluation.annotations import checksums, field, image_urls
 from trainer.evaluation.detection_ap import Bools, Floats, Ints, TrueBoxes, average_precisions
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.tasks.base import Embedder, ImageSource, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.classification import class_points
 from trainer.evaluation.tasks.examples import embed_sources, get_box, limited, read_object, require
+from trainer.evaluation.tasks.parts import Problems
 from trainer.models.dual_encoder import DualEncoder
 
 FILE: Final = "coco/annotations/instances_val2017.json"
@@ -52,7 +53,7 @@ class Boxes:
     skipped: dict[str, int]
 
 
-def read_boxes(path: Path, images: Path, max_examples: int = 0) -> Boxes:
+def read_boxes(path: Path, images: Path, problems: Problems, max_examples: int = 0) -> Boxes:
     """Read the boxes of the 65 categories from a file of COCO instances, in the order of the file.
 
     Boxes that do not overlap their image are skipped. Raises UserError if the file is malformed.
@@ -66,24 +67,25 @@ def read_boxes(path: Path, images: Path, max_examples: int = 0) -> Boxes:
         raise UserError(f"{path} lacks the category {missing[0]}; use the official file instances_val2017.json")
     files = {field(row, "id", int, f"{path}, an image"): row for row in field(table, "images", list, str(path))}
     numbers = {image: number for number, image in enumerate(sorted(files))}  # ids may exceed 64 bits
-    chosen: list[tuple[ImageSource, int, tuple[float, ...], int, bool]] = []
     skipped: Counter[str] = Counter()
-    for row in field(table, "annotations", list, str(path)):
+
+    def read(row: Any) -> tuple[ImageSource, int, tuple[float, ...], int, bool] | None:
         where = f"{path}, annotation {row.get('id') if isinstance(row, dict) else row!r}"
         category, image = field(row, "category_id", int, where), field(row, "image_id", int, where)
         if category not in NOVEL and category not in BASE:
-            continue
+            return None
         if image not in files:
             raise UserError(f"{where} names image {image}, which the file does not list; download the file again")
         box, crowd = get_box(row.get("bbox"), where), bool(row.get("iscrowd", 0))
         if not is_visible(box, files[image], f"{path}, image {image}"):
             skipped["box without area"] += 1
-            continue
+            return None
         name = field(files[image], "file_name", str, f"{path}, image {image}")
-        urls = tuple(str(files[image][key]) for key in ("coco_url", "flickr_url") if key in files[image])
-        source = ImageSource(path=images / name, box=box, urls=urls)
-        chosen.append((source, numbers[image], box, category, crowd))
-    chosen = list(limited(chosen, max_examples))
+        source = ImageSource(path=images / name, box=box, urls=image_urls(files[image]))
+        return source, numbers[image], box, category, crowd
+
+    rows = problems.entries(path, field(table, "annotations", list, str(path)), read)
+    chosen = limited([row for row in rows if row is not None], max_examples)
     return Boxes(
         sources=[row[0] for row in chosen],
         image=np.array([row[1] for row in chosen], np.int64),
@@ -170,7 +172,8 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     65/base/... and 65/all/...: among all 65. The same with best/ in front: one detection per box, its best category.
     """
     require(root, FILE, IMAGES)
-    boxes = read_boxes(root / FILE, root / IMAGES, options.max_examples)
+    problems = Problems()
+    boxes = read_boxes(root / FILE, root / IMAGES, problems, options.max_examples)
     proposals = torch.from_numpy(np.flatnonzero(~boxes.crowd))
     crops = [with_context(boxes.sources[i], options.box_context) for i in proposals.tolist()]
     images = embed_sources(embedder, crops, "squeeze")
@@ -201,9 +204,15 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             "ties": "wrong detections first",
         },
         n_used=len(rows),
-        skipped=boxes.skipped | images.skipped() | ({"crowd": n} if (n := int(boxes.crowd.sum())) else {}),
+        skipped=boxes.skipped
+        | problems.skipped
+        | images.skipped()
+        | ({"crowd": n} if (n := int(boxes.crowd.sum())) else {}),
         checksums=checksums(root, root / FILE),
-        details={"AP_by_category": {name: value for name, value in by_class.items() if value == value}},
+        details={
+            **problems.details(),
+            "AP_by_category": {name: value for name, value in by_class.items() if value == value},
+        },
     )
 
 

@@ -40,7 +40,7 @@ from trainer.evaluation.tasks.base import (
     TaskResult,
 )
 from trainer.evaluation.tasks.examples import distinct, embed_sources, limited, require
-from trainer.evaluation.tasks.hierarcaps_expanded import EXPANDED, evaluate_expanded
+from trainer.evaluation.tasks.hierarcaps_expanded import EXPANDED, JOINER, LEVELS, evaluate_expanded
 from trainer.evaluation.tasks.parts import Problems
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
@@ -48,8 +48,6 @@ from trainer.models.hyperbolic import Hyperbolic
 
 FILE: Final = "hierarcaps/hierarcaps_test.csv"
 IMAGES: Final = "hierarcaps/test_imgs"
-LEVELS: Final = 4
-JOINER: Final = " => "
 NEGATIVES: Final = 100
 """Number of other images' captions that PEP compares each image with."""
 
@@ -62,24 +60,24 @@ class Row(NamedTuple):
     captions: tuple[str, ...]
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Read the test file with the columns captions and image_url. Raises UserError if a row is malformed."""
-    rows = []
+def read_rows(path: Path, problems: Problems) -> list[Row]:
+    """Read the test file with the columns captions and image_url. Raises UserError if it is malformed."""
+
+    def read(numbered: tuple[int, dict[str, str | None]]) -> Row:
+        line, row = numbered
+        url, captions = row["image_url"], tuple(text.strip() for text in (row["captions"] or "").split(JOINER))
+        if len(captions) != LEVELS or not all(captions) or not url:
+            raise UserError(f"{path}, line {line} has no image_url and {LEVELS} captions; correct it")
+        return Row(url.rsplit("/", 1)[-1], url, captions)
+
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
             if not {"captions", "image_url"} <= set(reader.fieldnames or ()):
                 raise UserError(f"{path} lacks the columns captions and image_url; download it again")
-            for row in reader:
-                captions = tuple(text.strip() for text in (row["captions"] or "").split(JOINER))
-                if len(captions) != LEVELS or not all(captions) or not row["image_url"]:
-                    raise UserError(
-                        f"{path}, line {reader.line_num} has no image_url and {LEVELS} captions; correct it"
-                    )
-                rows.append(Row(row["image_url"].rsplit("/", 1)[-1], row["image_url"], captions))
+            return problems.entries(path, ((reader.line_num, row) for row in reader), read)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} cannot be read: {error}; download it again") from error
-    return rows
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
@@ -91,7 +89,8 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     """
     folder = root / IMAGES if (root / IMAGES).is_dir() else root / "coco" / "val2014"
     require(root, FILE)
-    rows = limited(read_rows(root / FILE), options.max_examples)
+    problems = Problems()
+    rows = limited(read_rows(root / FILE, problems), options.max_examples)
     images = embed_sources(embedder, [ImageSource(path=folder / row.image, urls=(row.url,)) for row in rows])
     used = [rows[i] for i in images.usable.tolist()]
     texts, index = distinct([text for row in used for text in row.captions])
@@ -127,7 +126,6 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             "the first in file order" if seed is None else "drawn at random"
         )
     skipped, files = images.skipped(), [root / FILE]
-    problems = Problems()
     found, unused = dict[str, float](), dict[str, int]()
     if (root / EXPANDED).is_file():
         with problems.of("expanded"):
@@ -141,7 +139,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         chance=chance,
         rules=rules,
         n_used=len(used),
-        skipped=skipped,
+        skipped=skipped | problems.skipped,
         checksums=checksums(root, *files),
         details={
             "n_texts": len(texts),

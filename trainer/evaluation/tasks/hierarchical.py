@@ -20,9 +20,10 @@ from trainer.evaluation.sets.base import ZeroShotSet
 from trainer.evaluation.sets.own import FOLDER, TREE, own_sets, read_own_set
 from trainer.evaluation.sets.registry import read_set
 from trainer.evaluation.tasks.base import Embedder, Figure, ImageSource, Task, TaskOptions, TaskResult
-from trainer.evaluation.tasks.classification import class_points, evenly, predict
+from trainer.evaluation.tasks.classification import class_points, evenly
 from trainer.evaluation.tasks.examples import embed_sources
 from trainer.evaluation.tasks.parts import Problems, merge
+from trainer.evaluation.zero_shot import predict
 
 N_CONFUSIONS: Final = 20
 

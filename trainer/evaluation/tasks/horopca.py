@@ -42,7 +42,7 @@ class DiskPoints(NamedTuple):
         return {NAMES[part]: coordinates[rows].numpy() for part, rows in self.groups.items()}
 
 
-def disk_points(embedder: Embedder, root: Path, options: TaskOptions, task: str) -> DiskPoints:
+def disk_points(embedder: Embedder, root: Path, options: TaskOptions) -> DiskPoints:
     """Embed samples of held-out shards with their first box.
 
     Raises MissingFilesError without shards, and UnsuitableModelError for a model without hyperbolic space.
@@ -72,7 +72,7 @@ def disk_points(embedder: Embedder, root: Path, options: TaskOptions, task: str)
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
     """Compute two horospherical components. Raises MissingFilesError, and UnsuitableModelError for a model without curvature."""
-    data = disk_points(embedder, root, options, "horopca")
+    data = disk_points(embedder, root, options)
     found = horopca(data.points)
     groups = data.split(found.coordinates)
     return TaskResult(

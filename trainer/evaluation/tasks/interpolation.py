@@ -27,7 +27,8 @@ RULES: Final[tuple[PathRule, ...]] = get_args(PathRule)
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
     """Retrieve the entries on the paths between pairs of images, by each rule, from each pool that is found.
 
-    Raises MissingFilesError without pools or with fewer than two images.
+    Raises MissingFilesError without pools or with fewer than two images, and UserError if all pools that are found are
+    malformed.
     """
     starts = read_starts(embedder, root, 2 * options.max_examples)
     n_pairs = len(starts.titles) // 2
@@ -36,7 +37,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     pools, problems = read_pools(embedder, root, options.max_examples)
     metrics: dict[str, float] = {}
     rules = {"score": options.ranking, "steps": str(STEPS), "paths": ", ".join(RULES)}
-    details: dict[str, object] = dict(problems)
+    details: dict[str, object] = problems.details()
     figures = []
     for name, pool in pools.items():
         walk = start_walk(embedder, starts, pool)

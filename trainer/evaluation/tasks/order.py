@@ -7,6 +7,7 @@ compared in the four relations of HyCoCLIP (eq. 9 to 11), whether they were trai
 it has the order alone, with the mean direction of all points as the root.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -85,16 +86,21 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     )
 
 
+def roc_figure(title: str, scores: Mapping[str, PairScores]) -> Figure:
+    """The ROC curves of true against mismatched pairs, by the name of the relation."""
+    curves, aucs = {}, {}
+    for name, pairs in scores.items():
+        false_share, true_share = roc_curve(pairs.true, pairs.mismatched)
+        curves[name] = (false_share.numpy(), true_share.numpy())
+        aucs[name] = roc_auc(pairs.true, pairs.mismatched)
+    return Figure(name="roc", title=title, draw=partial(draw_roc, curves, aucs))
+
+
 def figures_of(scores: dict[str, PairScores]) -> list[Figure]:
     """ROC curves of all relations, and a histogram of the margins of each."""
     if not scores:
         return []
-    curves = {}
-    for name, pairs in scores.items():
-        false_share, true_share = roc_curve(pairs.true, pairs.mismatched)
-        curves[name] = (false_share.numpy(), true_share.numpy())
-    aucs = {name: roc_auc(pairs.true, pairs.mismatched) for name, pairs in scores.items()}
-    figures = [Figure(name="roc", title="True against mismatched pairs", draw=partial(draw_roc, curves, aucs))]
+    figures = [roc_figure("True against mismatched pairs", scores)]
     label = "exterior angle - half-aperture, degrees (inside the cone: below 0)"
     for name, pairs in scores.items():
         groups = {

@@ -1,11 +1,22 @@
 """Tasks of several data sets or files: one that is missing or malformed does not stop the others."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
 
 from common.errors import UserError
 from trainer.evaluation.tasks.base import Figure, MissingFilesError, TaskResult
+
+Entry = TypeVar("Entry")
+Parsed = TypeVar("Parsed")
+
+MAX_MALFORMED: Final = 0.01
+"""Share of the entries of a file above which the file is malformed. A file of fewer than 100 entries must have none."""
+MAX_NAMED: Final = 5
+"""Malformed entries of a file that a result names; it counts all of them."""
 
 
 @dataclass(frozen=True)
@@ -14,6 +25,9 @@ class Problems:
 
     missing: dict[str, str] = field(default_factory=dict)
     malformed: dict[str, str] = field(default_factory=dict)
+    """Also the first `MAX_NAMED` malformed entries of each file."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """The number of malformed entries, for `TaskResult.skipped`."""
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
@@ -24,6 +38,24 @@ class Problems:
             self.missing[name] = str(error)
         except UserError as error:
             self.malformed[name] = str(error)
+
+    def entries(self, path: Path, entries: Iterable[Entry], parse: Callable[[Entry], Parsed]) -> list[Parsed]:
+        """Parse the entries of a file, and record those for which `parse` raises UserError.
+
+        Raises the first of these errors if they are more than `MAX_MALFORMED` of the entries.
+        """
+        found: list[Parsed] = []
+        errors: dict[str, UserError] = {}
+        for number, entry in enumerate(entries):
+            try:
+                found.append(parse(entry))
+            except UserError as error:
+                errors[f"{path.name}, item {number}"] = error
+        if len(errors) > MAX_MALFORMED * (len(found) + len(errors)):
+            raise next(iter(errors.values()))
+        self.malformed.update({name: str(error) for name, error in list(errors.items())[:MAX_NAMED]})
+        self.skipped.update({f"malformed entry of {path.name}": len(errors)} if errors else {})
+        return found
 
     def require(self, found: object, expected: str) -> None:
         """Raise if `found` is empty: UserError if a part is malformed, else MissingFilesError with `expected`."""
@@ -49,7 +81,8 @@ def merge(parts: Mapping[str, TaskResult], problems: Problems, figures: Sequence
         chance={prefix + name: value for prefix, part in named for name, value in part.chance.items()},
         rules={prefix + name: rule for prefix, part in named for name, rule in part.rules.items()},
         n_used=sum(part.n_used for part in parts.values()),
-        skipped={f"{key}: {why}" if key else why: n for key, part in parts.items() for why, n in part.skipped.items()},
+        skipped={f"{key}: {why}" if key else why: n for key, part in parts.items() for why, n in part.skipped.items()}
+        | problems.skipped,
         checksums={path: value for part in parts.values() for path, value in part.checksums.items()},
         details=problems.details()
         | dict(parts[""].details if "" in parts else {})

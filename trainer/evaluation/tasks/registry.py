@@ -31,11 +31,6 @@ class Description:
     license: str
 
 
-def available() -> tuple[str, ...]:
-    """The names of `NAMES` that have a module."""
-    return tuple(name for name in NAMES if (FOLDER / f"{name}.py").is_file())
-
-
 @cache
 def read_description(name: str) -> Description:
     """Read the literal arguments of `TASK = Task(...)` in the source of a task.
@@ -74,7 +69,7 @@ def load_task(name: str) -> "Task":
 def describe_tasks() -> str:
     """The tasks with files, size, source and license, as `--help` prints them."""
     lines = []
-    for name in available():
+    for name in NAMES:
         task = read_description(name)
         lines += [f"  {name}: {task.title}", f"      size: {task.size}"]
         lines += [f"      source: {task.source}", f"      license: {task.license}"]

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from common.errors import UserError
 from trainer.evaluation import plots
-from trainer.evaluation.annotations import checksums, read_json
+from trainer.evaluation.annotations import below, checksums, image_urls, read_json
 from trainer.evaluation.annotations import field as value_of
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.items import mean_items
@@ -59,7 +59,7 @@ class CaptionedImages:
         self.images.append(image)
 
 
-def read_coco(root: Path, limit: int) -> CaptionedImages:
+def read_coco(root: Path, limit: int, problems: Problems) -> CaptionedImages:
     """Read the captions of COCO val2017, keyed by image id; `limit` images (0: all).
 
     Raises MissingFilesError, and UserError for malformed annotations.
@@ -73,41 +73,46 @@ def read_coco(root: Path, limit: int) -> CaptionedImages:
     for number, entry in enumerate(value_of(content, "images", list, str(path))):
         where = f"{path}: images[{number}]"
         name = value_of(entry, "file_name", str, where)
-        urls = tuple(entry[key] for key in ("coco_url", "flickr_url") if isinstance(entry.get(key), str))
-        names[value_of(entry, "id", int, where)] = ImageSource(path=folder / name, urls=urls)
-    for number, entry in enumerate(value_of(content, "annotations", list, str(path))):
+        names[value_of(entry, "id", int, where)] = ImageSource(path=folder / name, urls=image_urls(entry))
+
+    def read_caption(numbered: tuple[int, Any]) -> None:
+        number, entry = numbered
         where = f"{path}: annotations[{number}]"
         owner = value_of(entry, "image_id", int, where)
         if owner not in names:
             raise UserError(f"{where}: image_id {owner} is not among the images; download the file again")
         captions.setdefault(owner, []).append(value_of(entry, "caption", str, where))
+
+    problems.entries(path, enumerate(value_of(content, "annotations", list, str(path))), read_caption)
     found = CaptionedImages()
     for key in list(names)[: limit or None]:
         found.add(names[key], captions.get(key, []))
     return found
 
 
-def read_flickr30k(root: Path, limit: int) -> CaptionedImages:
+def read_flickr30k(root: Path, limit: int, problems: Problems) -> CaptionedImages:
     """Read the test split of Flickr30k from Karpathy's file. Arguments and errors as in `read_coco`."""
     path, folder = root / FLICKR_JSON, root / "flickr30k" / "flickr30k_images"
     if not path.is_file() or not folder.is_dir():
         raise MissingFilesError(f"expected {path} and {folder}/1007129816.jpg")
     found = CaptionedImages()
-    for number, entry in enumerate(value_of(read_json(path), "images", list, str(path))):
+
+    def read_image(numbered: tuple[int, Any]) -> None:
+        number, entry = numbered
         where = f"{path}: images[{number}]"
-        if value_of(entry, "split", str, where) != "test":
-            continue
-        if limit and len(found.images) >= limit:
-            break
+        if value_of(entry, "split", str, where) != "test" or 0 < limit <= len(found.images):
+            return
         sentences = value_of(entry, "sentences", list, where)
         captions = [value_of(sentence, "raw", str, f"{where}.sentences[{i}]") for i, sentence in enumerate(sentences)]
         found.add(ImageSource(path=folder / value_of(entry, "filename", str, where)), captions)
+
+    problems.entries(path, enumerate(value_of(read_json(path), "images", list, str(path))), read_image)
     if not found.images:
         raise UserError(f"{path} has no image with the split 'test'; download Karpathy's file")
     return found
 
 
-SETS: Final[dict[str, tuple[Callable[[Path, int], CaptionedImages], str]]] = {
+SETS: Final[dict[str, tuple[Callable[[Path, int, Problems], CaptionedImages], str]]] = {
     "coco": (read_coco, COCO_JSON),
     "flickr30k": (read_flickr30k, FLICKR_JSON),
 }
@@ -122,14 +127,14 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     problems = Problems()
     for key, (read, file) in SETS.items():
         with problems.of(key):
-            part = evaluate_set(embedder, key, read(root, options.max_examples), options)
+            part = evaluate_set(embedder, root, key, read(root, options.max_examples, problems), options)
             parts[key] = replace(part, checksums=checksums(root, root / file))
     problems.require(parts, "; ".join(f"{key}: {reason}" for key, reason in problems.missing.items()))
     return merge(parts, problems)
 
 
-def evaluate_set(embedder: Embedder, key: str, data: CaptionedImages, options: TaskOptions) -> TaskResult:
-    """Evaluate on one data set. Images that cannot be read are skipped with their captions.
+def evaluate_set(embedder: Embedder, root: Path, key: str, data: CaptionedImages, options: TaskOptions) -> TaskResult:
+    """Evaluate on one data set below `root`. Images that cannot be read are skipped with their captions.
 
     Raises MissingFilesError if no image can be read.
     """
@@ -159,7 +164,7 @@ def evaluate_set(embedder: Embedder, key: str, data: CaptionedImages, options: T
     sizes = (len(image_ids), len(text_ids))
     curves = {name: recall_at(values, DRAWN) for name, values in ranks.items()}
     skipped = {"unreadable image": len(found.errors), "caption of an unreadable image": int((~keep_text).sum())}
-    paths = [data.images[i].path for i in image_ids.tolist()]
+    paths = [below(root, data.images[i].path) for i in image_ids.tolist()]
     return TaskResult(
         metrics={f"{d}/recall@{k}": v for d, values in ranks.items() for k, v in recall_at(values, RECALL_AT).items()},
         chance={f"{d}/recall@{k}": chance_recall(pool[d], relevant[d], k) for d in ranks for k in RECALL_AT},
@@ -197,7 +202,7 @@ def examples(
     text: Tensor,
     image_ids: Tensor,
     text_ids: Tensor,
-    paths: list[Path],
+    paths: list[str],
     captions: list[str],
 ) -> list[dict[str, object]]:
     """A few images at equal distances in the pool, each with its three best captions; own captions are marked."""
@@ -205,7 +210,7 @@ def examples(
     _, best = top_k(score, image[..., rows.to(image.device), :], text, 3)
     return [
         {
-            "image": str(paths[row]),
+            "image": paths[row],
             "captions": [
                 f"{captions[i]} (own caption)" if text_ids[i] == image_ids[row] else captions[i] for i in columns
             ],

@@ -4,7 +4,7 @@ PHyCLIP, table 3. Its "overall" is the mean over all 7,511 pairs.
 """
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -18,15 +18,17 @@ FILES: Final = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_a
 IMAGES: Final = "coco/val2017"
 
 
-def read_pairs(path: Path, images: Path) -> list[CaptionPair]:
+def read_pairs(path: Path, images: Path, problems: Problems) -> list[CaptionPair]:
     """Read one file, an object of entries with the keys filename, caption and negative_caption. Raises UserError."""
-    pairs = []
-    for key, entry in read_object(path).items():
+
+    def read(named: tuple[str, Any]) -> CaptionPair:
+        key, entry = named
         image, true, false = (
             field(entry, name, str, f"{path}, entry {key!r}") for name in ("filename", "caption", "negative_caption")
         )
-        pairs.append(CaptionPair(image=ImageSource(path=images / image), true=true, false=false, group=path.stem))
-    return pairs
+        return CaptionPair(image=ImageSource(path=images / image), true=true, false=false, group=path.stem)
+
+    return problems.entries(path, read_object(path).items(), read)
 
 
 def read_files(root: Path, limit: int) -> tuple[dict[str, list[CaptionPair]], Problems]:
@@ -41,7 +43,7 @@ def read_files(root: Path, limit: int) -> tuple[dict[str, list[CaptionPair]], Pr
         with problems.of(name):
             if not path.is_file():
                 raise MissingFilesError(f"{path} is missing")
-            found[name] = list(limited(read_pairs(path, root / IMAGES), limit))
+            found[name] = list(limited(read_pairs(path, root / IMAGES, problems), limit))
     names = [f"sugarcrepe/{name}.json" for name in FILES]
     problems.require(found, f"{root / names[0]} is missing; expected {', '.join(names)} in {root}")
     return found, problems
@@ -68,7 +70,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             "overall": "mean over all pairs",
         },
         n_used=len(choices.correct),
-        skipped=choices.skipped,
+        skipped={**choices.skipped, **problems.skipped},
         checksums=checksums(root, *(root / f"sugarcrepe/{name}.json" for name in found)),
         details={
             "n": {name: n for name, (_, n) in choices.by_group().items()},

@@ -15,8 +15,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from trainer.evaluation.analysis.drawing import draw_histograms, draw_roc
-from trainer.evaluation.analysis.order import order_share, roc_auc, roc_curve
+from trainer.evaluation.analysis.drawing import draw_histograms
+from trainer.evaluation.analysis.order import order_share, roc_auc
 from trainer.evaluation.annotations import checksums
 from trainer.evaluation.embed import batched, device_of
 from trainer.evaluation.entailment import CHANCE, TIE, PairScores, pair_metrics, score_pairs
@@ -30,6 +30,7 @@ from trainer.evaluation.tasks.base import (
     TaskResult,
     UnsuitableModelError,
 )
+from trainer.evaluation.tasks.order import roc_figure
 from trainer.models.config import SyntaxMERUConfig
 from trainer.models.dual_encoder import DualEncoder, Entails
 from trainer.models.meru import MERU
@@ -102,9 +103,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     scores = {entails.name: score_pairs(model, entails, points, None, options.seed) for entails in EDGES}
     metrics: dict[str, float] = {}
     for name, pairs in scores.items():
-        found = pair_metrics(pairs)
-        found.pop("chance")
-        metrics |= {f"{name}/{key}": value for key, value in found.items()}
+        metrics |= {f"{name}/{key}": value for key, value in pair_metrics(pairs).items()}
     chance = dict.fromkeys(metrics, CHANCE)
     for name, pairs in scores.items():
         metrics[f"{name}/mean_energy_radians"] = (-pairs.true).clamp(min=0).mean().item()
@@ -139,23 +138,14 @@ def by_relation(pairs: PairScores, relations: Tensor) -> list[dict[str, Any]]:
 
 def figures_of(scores: dict[str, PairScores]) -> list[Figure]:
     """ROC curves of both relations, and the distances of words and heads from the origin."""
-    curves, aucs = {}, {}
-    for name, pairs in scores.items():
-        if len(pairs.mismatched):
-            false_share, true_share = roc_curve(pairs.true, pairs.mismatched)
-            curves[NAMES[name]] = (false_share.numpy(), true_share.numpy())
-            aucs[NAMES[name]] = roc_auc(pairs.true, pairs.mismatched)
     edges = scores["syntax_edge"]
     groups = {
         name: values.double().cpu().numpy() for name, values in (("words", edges.general), ("heads", edges.specific))
     }
     draw = partial(draw_histograms, groups, "distance to the origin, contextual words of edges")
-    figures = [Figure(name="distances", title="Words and their heads", draw=draw)]
-    if curves:
-        figures.insert(
-            0, Figure(name="roc", title="True against mismatched edges", draw=partial(draw_roc, curves, aucs))
-        )
-    return figures
+    distances = Figure(name="distances", title="Words and their heads", draw=draw)
+    drawn = {NAMES[name]: pairs for name, pairs in scores.items() if len(pairs.mismatched)}
+    return [roc_figure("True against mismatched edges", drawn), distances] if drawn else [distances]
 
 
 TASK = Task(

@@ -20,7 +20,7 @@ from torch import Tensor
 from trainer.evaluation.analysis.drawing import draw_paths
 from trainer.evaluation.analysis.paths import distinct, nearest, path_to_root
 from trainer.evaluation.analysis.spaces import Ball, Lorentz, Space, space_of
-from trainer.evaluation.annotations import checksums
+from trainer.evaluation.annotations import below, checksums
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.folders import SUFFIXES
 from trainer.evaluation.pools import Pool, read_pools
@@ -73,7 +73,7 @@ def read_starts(embedder: Embedder, root: Path, limit: int = 0) -> Starts:
         return Starts(
             features=found.features[kept],
             titles=[paths[number].name for number in kept],
-            paths=[str(paths[number].relative_to(root)) for number in kept],
+            paths=[below(root, paths[number]) for number in kept],
             skipped={"unreadable image": len(found.errors)} if found.errors else {},
         )
     try:
@@ -134,12 +134,12 @@ def start_walk(embedder: Embedder, starts: Starts, pool: Pool) -> Walk:
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
     """Retrieve the entries on the way to the root from each pool that is found, with and without the filter by cones.
 
-    Raises MissingFilesError without images or pools.
+    Raises MissingFilesError without images or pools, and UserError if all pools that are found are malformed.
     """
     starts = read_starts(embedder, root, options.max_examples)
     pools, problems = read_pools(embedder, root, options.max_examples)
     metrics: dict[str, float] = {}
-    details: dict[str, object] = dict(problems)
+    details: dict[str, object] = problems.details()
     rules = {
         "score": options.ranking,
         "steps": str(STEPS),

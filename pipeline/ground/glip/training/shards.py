@@ -135,7 +135,7 @@ def _tar_examples(url: str) -> Iterator[StoredExample]:
             return file.read(n_bytes)
 
         image: Member | None = None
-        for member in iter_members(read_at, 0, file.seek(0, os.SEEK_END)):
+        for member in iter_members(read_at, 0, file.seek(0, os.SEEK_END), needs_mark=True):
             if member.name.endswith(".jpg"):
                 image = member
             elif member.name.endswith(".json") and image and image.name[:-4] == member.name[:-5]:
@@ -169,7 +169,7 @@ def _damage_explained(url: str, folder: str) -> Iterator[None]:
         raise UserError(
             f"{url} cannot be read: {one_line(error)}; check the path and the permissions, or write the shard again"
         ) from error
-    except (TarError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (TarError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise UserError(
             f"{url} is not a shard of the pipeline's {folder}, or is damaged: {type(error).__name__}: {one_line(error)}"
         ) from error

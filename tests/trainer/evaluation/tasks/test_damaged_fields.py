@@ -107,3 +107,27 @@ def test_ids_beyond_64_bits_are_ids(root: Path, embedder: CachedEmbedder) -> Non
 
     change(root / INSTANCES, edit)
     assert detection.evaluate(embedder, root, TaskOptions()).metrics == expected
+
+
+def test_an_address_that_is_null_is_none(root: Path, embedder: CachedEmbedder) -> None:
+    for file in (CAPTIONS, INSTANCES):
+        change(root / file, lambda content: content["images"][0].update(coco_url=None))
+    for task in (detection, retrieval):
+        embedder.seen.clear()
+        task.TASK.evaluate(embedder, root, TaskOptions())
+        assert sorted(image.urls for image in embedder.seen) == [(), *((f"http://c/{i}",) for i in range(1, N))]
+
+
+def test_one_malformed_entry_of_many_is_skipped_and_named(root: Path, embedder: CachedEmbedder) -> None:
+    def repeat(entries: list[Any], key: str) -> None:
+        entries[:] = [dict(entry) for entry in entries for _ in range(30)]
+        entries[1][key] = None
+
+    change(root / CAPTIONS, lambda content: repeat(content["annotations"], "caption"))
+    change(root / INSTANCES, lambda content: repeat(content["annotations"], "bbox"))
+    change(root / ATTRIBUTION, lambda content: repeat(content, "true_caption"))
+    for task, file in ((retrieval, CAPTIONS), (detection, INSTANCES), (vg_attribution, ATTRIBUTION)):
+        found, name = task.TASK.evaluate(embedder, root, TaskOptions()), Path(file).name
+        assert found.skipped == {f"malformed entry of {name}": 1}
+        assert list(found.details["malformed"]) == [f"{name}, item 1"]  # type: ignore[call-overload]
+        assert found.n_used == (N if task is retrieval else 30 * N - 1)

@@ -10,7 +10,7 @@ import pytest
 from trainer.evaluation.tasks import registry
 
 
-@pytest.mark.parametrize("name", registry.available())
+@pytest.mark.parametrize("name", registry.NAMES)
 def test_the_description_equals_the_task(name: str) -> None:
     task = registry.load_task(name)
     assert task.name == name
@@ -22,7 +22,7 @@ def test_the_description_equals_the_task(name: str) -> None:
 def test_the_help_lists_all_tasks_without_importing_torch() -> None:
     code = "import sys; from trainer.evaluate import main; main(['--help']); assert 'torch' not in sys.modules"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    for name in registry.available():
+    for name in registry.NAMES:
         assert f"  {name}: {registry.read_description(name).title}" in shown
     assert "DATA/coco/annotations/captions_val2017.json" in shown
     assert "license:" in shown

@@ -13,6 +13,7 @@ from torch import Tensor
 from common.errors import UserError
 from tests.trainer.evaluation.test_evaluate import model_and_tokenizer
 from trainer.evaluation.tasks.base import Fit, ImageFeatures, ImageSource, MissingFilesError, TaskOptions
+from trainer.evaluation.tasks.parts import Problems
 from trainer.evaluation.tasks.retrieval import evaluate, read_coco
 from trainer.models.registry import build_model
 
@@ -168,7 +169,17 @@ def test_a_folder_without_files_names_both_layouts(tmp_path: Path) -> None:
 
 def test_addresses_are_read_for_contamination(tmp_path: Path) -> None:
     write_coco(tmp_path)
-    found = read_coco(tmp_path, 2)
+    found = read_coco(tmp_path, 2, Problems())
     assert [image.urls for image in found.images] == [("http://f/70",), ("http://f/7",)]
     assert found.images[0] == ImageSource(path=tmp_path / "coco/val2017/000000000070.jpg")
     assert found.captions.count("caption 0 of 70") == 1
+
+
+def test_pictures_are_named_by_their_path_below_the_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = write_coco(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    result = evaluate(stub_for(content, "perfect"), Path("data"), TaskOptions())
+    (first, *_) = result.details["coco"]["nearest captions"]  # type: ignore[index]
+    assert first["image"].startswith("coco/val2017/")

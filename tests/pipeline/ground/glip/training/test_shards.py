@@ -1,6 +1,8 @@
 """Shards of the pipeline as training examples, on disk and at URLs."""
 
+import io
 import logging
+import tarfile
 from pathlib import Path
 
 import fsspec
@@ -121,6 +123,29 @@ def test_unusable_shards_are_named(tmp_path: Path, tiny_prompter: Prompter) -> N
         index_examples([str(tmp_path / "cut.arrow")], tiny_prompter, TINY)
     with pytest.raises(UserError, match=r"gone\.tar cannot be read: .*No such file"):
         index_examples([str(tmp_path / "gone.tar")], tiny_prompter, TINY)
+
+
+def tar_of(json: bytes, end: bytes = bytes(1024)) -> bytes:
+    """A sample with this JSON, in a tar that ends with `end`."""
+    file = io.BytesIO()
+    for name, data in (("0.jpg", b"jpg"), ("0.txt", b"a dog"), ("0.json", json)):
+        entry = tarfile.TarInfo(name)
+        entry.size = len(data)
+        file.write(entry.tobuf() + data + bytes(-len(data) % 512))
+    return file.getvalue() + end
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (tar_of(b"[" * 100_000), "RecursionError"),
+        (tar_of(b'{"height": 1, "width": 1, "caption": "", "noun_chunks": []}', end=b""), "no end-of-archive mark"),
+    ],
+)
+def test_damaged_tars_are_named(tmp_path: Path, tiny_prompter: Prompter, content: bytes, error: str) -> None:
+    (tmp_path / "cut.tar").write_bytes(content)
+    with pytest.raises(UserError, match=rf"cut\.tar is not a shard .* or is damaged: .*{error}"):
+        index_examples([str(tmp_path / "cut.tar")], tiny_prompter, TINY)
 
 
 def test_arrow_shards_without_images_are_refused(tmp_path: Path, tiny_prompter: Prompter) -> None:
