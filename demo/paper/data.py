@@ -1,7 +1,7 @@
 """Data of the study: training and held-out shards that the pipeline writes from scenes, and the evaluation sets.
 
-    data/pairs/, data/shards/{train,held_out}/   as in demo.train_demo_data, with the formats train and grit
-    data/sets/                                   see demo.paper.sets
+data/pairs/, data/shards/{train,held_out}/   as in demo.train_demo_data, with the formats train and grit
+data/sets/                                   see demo.paper.sets
 """
 
 import shutil

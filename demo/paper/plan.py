@@ -1,7 +1,6 @@
 """The trainings and evaluations of a study: one of each for every variant and seed."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,9 +35,7 @@ def plan(folder: Path, size: Size, data: dict[str, Any], workers: int) -> list[S
     return steps
 
 
-def training_step(
-    folder: Path, size: Size, variant: Variant, seed: int, data: dict[str, Any], workers: int
-) -> Step:
+def training_step(folder: Path, size: Size, variant: Variant, seed: int, data: dict[str, Any], workers: int) -> Step:
     """The training of a variant. Seeds set the initial weights and the order of the data."""
     settings = [
         *variant.arguments(),
@@ -83,5 +80,3 @@ def result_folder(folder: Path, variant: Variant, seed: int) -> Path:
     """The folder of the results TASK.json and TASK.npz of one model."""
     name = run_name(variant, seed)
     return folder / "evaluation" / name / name
-
-

@@ -1,7 +1,7 @@
 """Steps of a study as subprocesses: finished ones are kept, and as many run side by side as there are slots.
 
-    state/NAME.json   identity of the step, and its seconds once it is finished
-    logs/NAME.log     output of the last attempt
+state/NAME.json   identity of the step, and its seconds once it is finished
+logs/NAME.log     output of the last attempt
 """
 
 import json
