@@ -101,9 +101,9 @@ def pictures(row: Row, folder: Path) -> dict[str, Any]:
 def markdown(study: Study) -> str:
     """The tables and claims in Markdown."""
     facts = [f"- {escape(name)}: {escape(str(value))}" for name, value in study.facts.items()]
-    parts = [f"# The papers in miniature: {study.name}", "", escape(study.size.about), "", *facts]
+    parts = [f"# The papers in miniature: {escape(study.name)}", "", escape(study.size.about), "", *facts]
     if not study.size.has_claims:
-        parts += ["", f"{study.name}: no claims, the trainings are too short."]
+        parts += ["", "No claims: the trainings are too short."]
     for table in study.tables:
         parts += ["", f"## {table.design.title}", "", markdown_row("row", "source", *table.headings)]
         parts.append(markdown_row("---", "---", *["---:"] * len(table.headings)))

@@ -65,7 +65,7 @@ def run_study(name: str, size: Size, folder: Path, slots: Slots, workers: int, r
         name=name,
         size=size,
         rows=rows,
-        tables=[build_table(design, rows, size.replicates) for design in DESIGNS],
+        tables=[build_table(design, rows, size.replicates if size.has_claims else 0) for design in DESIGNS],
         judgements=[judge(claim, rows, size.replicates) for claim in claims()] if size.has_claims else [],
         facts=facts(folder, steps, slots),
     )

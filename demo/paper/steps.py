@@ -4,11 +4,13 @@ state/NAME.json   identity of the step, and its seconds once it is finished
 logs/NAME.log     output of the last attempt
 """
 
+import ctypes
 import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from typing import Any, Final
 from common.json_file import read_object, write_object
 from demo.train_demo_data import ROOT
 
+PR_SET_PDEATHSIG: Final = 1
+"""Number of the option in linux/prctl.h."""
 POLL_S: Final = 0.2
 STOP_S: Final = 60.0
 LOG_LINES: Final = 12
@@ -136,8 +140,15 @@ def start(folder: Path, step: Step, slot: int, slots: Slots) -> Running:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=end_with_parent,
         )
     return Running(step=step, slot=slot, process=process, start=time.monotonic())
+
+
+def end_with_parent() -> None:
+    """Ask Linux to send SIGTERM to this process when its parent is killed, so that a repeated command runs alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def finish(folder: Path, entry: Running) -> float:

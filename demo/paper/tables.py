@@ -7,6 +7,7 @@ from typing import Any, Final
 from demo.paper.results import Row
 from demo.paper.statistics import Estimate, Interval, difference, estimate
 from trainer.evaluation.tables import heading, published, show, source_of
+from trainer.evaluation.tasks.order import NAMES as RELATION_NAMES
 
 REFERENCE: Final = "hycoclip"
 """Row that the others are compared with."""
@@ -22,6 +23,8 @@ SUGARCREPE: Final = (
     "overall",
 )
 OBJECTS: Final = ("center", "mid", "margin", "large", "medium", "small")
+ONE_SET: Final = ("coco", "concepts")
+"""Data sets that headings do not name."""
 SHARE_OF_REPLICATES: Final = {"mean": 1.0, "auc": 0.2, "ap": 0.2}
 """Replicates of the bootstrap by reduction: those of ranked pairs cost more."""
 
@@ -115,8 +118,7 @@ class Table:
 
 
 def build_table(plan: Design, rows: Mapping[str, Row], n_replicates: int) -> Table:
-    """Fill a table with the results of the rows."""
-    headings = tuple(" ".join(heading(name.partition(":")[2])) for name in plan.columns)
+    """Fill a table with the results of the rows, and a row with the chance levels. Without replicates: no differences."""
     ours = tuple(
         Line(
             name=row.variant.title,
@@ -125,7 +127,28 @@ def build_table(plan: Design, rows: Mapping[str, Row], n_replicates: int) -> Tab
         )
         for row in rows.values()
     )
-    return Table(design=plan, headings=headings, ours=ours, papers=tuple(paper_lines(plan, rows)))
+    chance = Line(name="chance", source="", cells=tuple(chance_cell(name, rows) for name in plan.columns))
+    return Table(
+        design=plan,
+        headings=tuple(map(column_heading, plan.columns)),
+        ours=(*ours, chance),
+        papers=tuple(paper_lines(plan, rows)),
+    )
+
+
+def column_heading(name: str) -> str:
+    """The heading of a metric TASK:METRIC: without the name of a single data set, and with the relation in words."""
+    first, *others = heading(name.partition(":")[2])
+    relation = RELATION_NAMES.get(first.replace(" ", "_"))
+    return " ".join([relation, *others] if relation else others if first in ONE_SET and others else [first, *others])
+
+
+def chance_cell(name: str, rows: Mapping[str, Row]) -> Cell:
+    """The chance level of a metric TASK:METRIC; the evaluations of all rows have the same."""
+    task, _, metric = name.partition(":")
+    levels = [row.contents[0][task].get("chance", {}).get(metric) for row in rows.values()]
+    found = next((level for level in levels if level is not None), None)
+    return Cell(text=show(task, metric, found), estimate=None, interval=None)
 
 
 def our_cell(name: str, row: Row, reference: Row | None, n_replicates: int) -> Cell:
@@ -138,7 +161,7 @@ def our_cell(name: str, row: Row, reference: Row | None, n_replicates: int) -> C
     text = show(task, metric, found.mean)
     text += f" ± {show(task, metric, found.deviation)}" if found.deviation is not None else ""
     items, others = row.items_of(name), reference.items_of(name) if reference and reference is not row else []
-    if not items or not others:
+    if not items or not others or not n_replicates:
         return Cell(text=text, estimate=found, interval=None)
     n = max(1, round(n_replicates * SHARE_OF_REPLICATES[items[0].reduction]))
     return Cell(text=text, estimate=found, interval=difference(items, others, n))
