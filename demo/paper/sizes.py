@@ -72,7 +72,7 @@ SIZES: Final[dict[str, Size]] = {
         variants=COMPARED,
     ),
     "full": Size(
-        about="all models and ablations with 6 seeds, about 15 h on 2 cores",
+        about="all models and ablations with 6 seeds, about 12 h on 2 cores",
         train_rows=9600,
         held_out_rows=1000,
         steps=1350,
@@ -88,6 +88,6 @@ SIZES: Final[dict[str, Size]] = {
         seeds=6,
         captioned=1000,
         pairs=500,
-        overrides=(),
+        overrides=("precision=auto",),
     ),
 }
