@@ -70,8 +70,8 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
         try:
             loaded = load(source)
         except UserError as error:
-            failed[label] = str(error)
-            models[label] = {"path": source, "error": str(error)}
+            failed[label] = message(str(error))
+            models[label] = {"path": source, "error": failed[label]}
             logger.error("%s", error)
             continue
         loaded.model.to(process.device)

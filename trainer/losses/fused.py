@@ -5,7 +5,7 @@ Gimelshein, Online normalizer calculation for softmax, arXiv 1805.02867). The ba
 Memory holds the coordinates in float64 and their gradients in float32, so it grows with the number of points and not
 with the number of pairs. Points of the Poincaré ball are first mapped to the Lorentz model, as in `similarity`.
 
-Shapes: b queries, n candidates, k factors, w coordinates of a factor (`similarity.coshm1_coordinates`). In `Kernels`
+Shapes: b queries, n candidates, k factors, w coordinates of a factor (`coshm1_coordinates`). In `Kernels`
 and `fused_kernels`, queries or candidates are the rows: `x` [k n w] holds n rows, and `y` [k m w] m columns.
 """
 
@@ -65,7 +65,10 @@ def apply(similarity: LazySimilarity, scale: Tensor, targets: Tensor | None) -> 
 
 
 def coshm1_coordinates(points: Tensor, curvature: Tensor, sign: int) -> Tensor:
-    """The coordinates of `similarity.coshm1_coordinates`, computed without in-place operations, for autograd."""
+    """Coordinates (sign sqrt(c) x, x_t, sign) [k b d+2] of points [k b d] in float64, computed by autograd.
+
+    The inner product of coordinates with sign -1 and coordinates with sign 1 is coshm1.
+    """
     space = curvature.double().sqrt()[:, None, None] * points.double()
     time = (1 + space.square().sum(-1, keepdim=True)).sqrt()
     return torch.cat([sign * space, time, torch.full_like(time, sign)], -1)

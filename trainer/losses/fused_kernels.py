@@ -1,6 +1,6 @@
 """Triton kernels of the contrastive loss. Similarities exist only as tiles in registers.
 
-Inputs are coordinates `x` of rows [k n w] and `y` of columns [k m w] in float64, as `similarity.coshm1_coordinates`
+Inputs are coordinates `x` of rows [k n w] and `y` of columns [k m w] in float64, as `fused.coshm1_coordinates`
 computes them: the inner product of two points is coshm1. For the cosine they are unit vectors in float32 and k is 1.
 Only the inner product is computed in float64, because coshm1 of close points loses all digits in float32; everything
 after it is float32.

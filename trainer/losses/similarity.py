@@ -7,6 +7,8 @@ distances d follow from
 
 which is one inner product of vectors with two more entries (`coshm1_coordinates`). In float64 this product is as
 accurate for close points and for points near the origin as the longer float32 formula of `lorentz.pairwise_distance`.
+For wide points, a CPU computes it in float32, which takes half the time, and only the entries of close points again in
+float64.
 
 Shapes: b queries, r of them in a block of rows, n candidates, k factors, d width of one factor.
 """
@@ -26,6 +28,12 @@ CACHE_NUMBERS = 2**17
 """Maximum size of a tile, in numbers, that stays in the cache of one CPU core from one operation to the next."""
 MIN_TILE_ROWS = 64
 """Minimum rows of a tile; with fewer, a matrix product spends most of its time reading the candidates."""
+MIN_FLOAT32_WIDTH = 64
+"""Minimum width of points for products in float32; below, the search for close entries costs more than it saves."""
+CLOSE = 1 / 8
+"""Points are close if coshm1 is less than this share of x_t y_t - 1: their product in float32 loses three bits or more."""
+MANY = 1 / 32
+"""Share of close entries in a tile above which the product of the whole tile is computed in float64."""
 
 
 class Gradients(NamedTuple):
@@ -142,19 +150,22 @@ class DistanceBlocks:
         self.n_factors, self.n, _ = y.shape
         unit = self.curvature.sqrt() if self.metric == "l1" else self.curvature
         self.weights = 1 / (self.n_factors * unit)
-        self.coordinates_x, self.time_x = coshm1_coordinates(x, curvature, -1)
-        self.coordinates_y, self.time_y = coshm1_coordinates(y, curvature, 1)
-        self.x, self.y = (
-            torch.cat([p.to(dtype), time.to(dtype)], -1) for p, time in ((x, self.time_x), (y, self.time_y))
-        )
+        self.points_x, self.points_y = x, y
+        self.rise_x, self.rise_y = (time_minus_1(p, curvature) for p in (x, y))
+        # A GPU cannot look for close entries, since their number would have to reach the host.
+        is_large = x.device.type == "cpu" and x.shape[-1] >= MIN_FLOAT32_WIDTH
+        product_dtype = dtype if is_large else torch.float64
+        self.product_x = coshm1_coordinates(x, self.rise_x, curvature, -1, product_dtype)
+        self.product_y = coshm1_coordinates(y, self.rise_y, curvature, 1, product_dtype)
+        self.x, self.y = self.product_x.to(dtype), self.product_y.to(dtype)
+        self.is_exact = product_dtype == torch.float64
         # On a CPU, tiles are so small that the output of an operation is still in the cache for the next one.
         numbers = CACHE_NUMBERS if x.device.type == "cpu" else self.n_factors * max_rows * self.n
         self.tile_factors = min(self.n_factors, max(1, numbers // (max_rows * self.n)))
         self.tile_rows = min(max_rows, max(MIN_TILE_ROWS, numbers // self.n))
-        self.coshm1 = self.coordinates_x.new_empty(self.tile_factors * self.tile_rows * self.n)  # of one tile
         # h and s of one block.
         self.distances, self.sinhs = (self.x.new_empty(self.n_factors * max_rows * self.n) for _ in range(2))
-        # Weighted sums of (y, y_t) for each query and of (x, x_t) for each candidate, as `gradients` needs them.
+        # Weighted sums of the coordinates of y for each query and of x for each candidate, as `gradients` needs them.
         self.sum_x, self.sum_y_t = torch.zeros_like(self.x), torch.zeros_like(self.y.mT.contiguous())
         self.grad_weights = torch.zeros_like(self.weights)
         min_coshm1 = torch.tensor(self.eps, dtype=dtype)
@@ -163,9 +174,12 @@ class DistanceBlocks:
     def forward(self, rows: slice) -> Tensor:
         self.combined = self.x.new_zeros(rows.stop - rows.start, self.n)
         for factors, queries, tile_rows, h, s in self.tiles(rows):
-            coshm1 = self.coshm1[: h.numel()].view(h.shape)
-            torch.bmm(self.coordinates_x[factors, queries], self.coordinates_y[factors].mT, out=coshm1)
-            h.copy_(coshm1).clamp_(min=self.eps)
+            if self.is_exact:
+                h.copy_(self.product_x[factors, queries] @ self.product_y[factors].mT)
+            else:
+                torch.bmm(self.product_x[factors, queries], self.product_y[factors].mT, out=h)
+                self.correct_close(h, factors, queries, scratch=s)
+            h.clamp_(min=self.eps)
             torch.add(h, 2, out=s).mul_(h).sqrt_()
             h.add_(s).log1p_()
             terms = h if self.metric == "l1" else h.square()
@@ -173,6 +187,21 @@ class DistanceBlocks:
         if self.metric == "l2":
             self.combined.sqrt_()
         return -self.combined
+
+    def correct_close(self, coshm1: Tensor, factors: slice, queries: slice, scratch: Tensor) -> None:
+        """Compute the entries of close points in `coshm1` [k r n] again in float64, since they are small differences."""
+        rise_x, rise_y, c = self.rise_x[factors, queries], self.rise_y[factors].mT, self.curvature[factors].double()
+        x, y = self.points_x[factors, queries], self.points_y[factors]
+        bounds = (CLOSE * rise_x, CLOSE * (1 + rise_x), rise_y)
+        torch.addcmul(*(bound.to(coshm1.dtype) for bound in bounds), out=scratch)  # CLOSE * (x_t y_t - 1)
+        f, i, j = (coshm1 < scratch).nonzero(as_tuple=True)
+        if len(f) > MANY * coshm1.numel():
+            inner = (c[:, None, None] * x) @ y.double().mT
+            coshm1.copy_(torch.addcmul(rise_x, 1 + rise_x, rise_y).sub_(inner))
+        elif len(f):
+            inner = c[f] * torch.linalg.vecdot(x[f, i].double(), y[f, j].double())
+            a, b = rise_x[f, i, 0], rise_y[f, 0, j]
+            coshm1[f, i, j] = torch.addcmul(a, 1 + a, b).sub_(inner).to(coshm1.dtype)
 
     def backward(self, rows: slice, grad: Tensor) -> None:
         grad = grad if self.metric == "l1" else grad / self.combined
@@ -194,13 +223,15 @@ class DistanceBlocks:
         with respect to x is c (x S_t / x_t - S); that with respect to y is analogous. coshm1 depends on the curvature
         only through sqrt(c) x and sqrt(c) y, so the gradient with respect to the curvature follows from these two.
         """
-        grads = []
-        for p, sums, time in ((self.x, self.sum_x, self.time_x), (self.y, self.sum_y_t.mT, self.time_y)):
-            direction = p[..., :-1] * (sums[..., -1:] / time).to(p.dtype) - sums[..., :-1]
-            grads.append(direction.mul_(-(self.weights * self.curvature)[:, None, None]))
-        along_points = (
-            sum((grad * p[..., :-1]).sum((1, 2)) for grad, p in zip(grads, (self.x, self.y), strict=True)) / 2
-        )
+        sum_y = self.sum_y_t.mT
+        sums = ((-self.x, self.rise_x, self.sum_x, self.sum_x[..., -2:-1]),
+                (self.y, self.rise_y, -sum_y, sum_y[..., -2:].sum(-1, keepdim=True)))  # fmt: skip
+        root = self.curvature.sqrt()
+        grads, along_points = [], torch.zeros_like(root)
+        for scaled, rise, space, time in sums:
+            direction = scaled[..., :-2] * (time / (1 + rise)).to(scaled.dtype) - space[..., :-2]
+            grads.append(direction.mul_(-(self.weights * root)[:, None, None]))
+            along_points += (grads[-1] * scaled[..., :-2]).sum((1, 2)) / (2 * root)
         power = 0.5 if self.metric == "l1" else 1.0
         grad_curvature = (along_points - power * self.grad_weights * self.weights) / self.curvature
         return Gradients(grads[0], grads[1], grad_curvature)
@@ -217,18 +248,21 @@ class DistanceBlocks:
                 yield Tile(factors, queries, tile_rows, distances[factors, tile_rows], sinhs[factors, tile_rows])
 
 
-def coshm1_coordinates(points: Tensor, curvature: Tensor, sign: int) -> tuple[Tensor, Tensor]:
-    """Coordinates whose inner product is coshm1, and the time components, both in float64.
+def time_minus_1(points: Tensor, curvature: Tensor) -> Tensor:
+    """x_t - 1 of points [k b d] in float64, [k b 1]; accurate near the origin, where x_t rounds to 1."""
+    square = torch.linalg.vector_norm(points, dim=-1, keepdim=True, dtype=torch.float64).square_()
+    square *= curvature.double()[:, None, None]
+    return square / (1 + (1 + square).sqrt())
 
-    The coordinates [k b d+2] are (sign sqrt(c) x, x_t, sign). The inner product of coordinates with sign -1 and
-    coordinates with sign 1 is coshm1. The time components are [k b 1].
+
+def coshm1_coordinates(points: Tensor, rise: Tensor, curvature: Tensor, sign: int, dtype: torch.dtype) -> Tensor:
+    """Coordinates [k b d+2] whose inner product is coshm1, of points [k b d] with `time_minus_1` [k b 1].
+
+    Those of queries, with sign -1, are (-sqrt(c) x, x_t - 1, 1); those of candidates are (sqrt(c) y, y_t, y_t - 1).
+    Their inner product has no terms that are larger than x_t y_t - 1.
     """
-    coordinates = points.new_empty(*points.shape[:-1], points.shape[-1] + 2, dtype=torch.float64)
-    space, time = coordinates[..., :-2], coordinates[..., -2:-1]
-    torch.mul(points, curvature.double().sqrt()[:, None, None], out=space)
-    torch.linalg.vector_norm(space, dim=-1, keepdim=True, out=time)
-    time.square_().add_(1).sqrt_()
-    if sign < 0:
-        space.neg_()
-    coordinates[..., -1] = sign
-    return coordinates, time
+    coordinates = points.new_empty(*points.shape[:-1], points.shape[-1] + 2, dtype=dtype)
+    torch.mul(points, sign * curvature.double().sqrt()[:, None, None], out=coordinates[..., :-2])
+    coordinates[..., -2:-1] = rise if sign < 0 else rise + 1
+    coordinates[..., -1:] = 1 if sign < 0 else rise
+    return coordinates

@@ -207,3 +207,20 @@ def test_model_gradients_match_those_of_the_plain_loss(name: str) -> None:
         losses.loss.backward()
         results.append({"loss": losses.loss} | {key: p.grad for key, p in model.named_parameters()})
     torch.testing.assert_close(results[1], results[0], atol=1e-9, rtol=1e-7)
+
+
+@pytest.mark.parametrize("radius", [1e-3, 1.0, 8.0], ids=["near the origin", "middle", "far"])
+@pytest.mark.parametrize("n_close", [0, 3, 40], ids=["no pair", "few pairs", "all pairs"])
+def test_float32_distances_of_wide_points_have_five_digits_also_of_close_points(radius: float, n_close: int) -> None:
+    """Points of width 64, the first at distances of 1/1000 of their radius from each other."""
+    generator = torch.Generator().manual_seed(0)
+    tangent = torch.randn(1, 40, similarity.MIN_FLOAT32_WIDTH, generator=generator)
+    tangent[:, :n_close] = tangent[:, :1] + 1e-3 * tangent[:, :n_close]
+    points = lorentz.exp_map0(radius * tangent / tangent.norm(dim=-1, keepdim=True), torch.ones(1, 1))
+    curvature = torch.tensor([1.7])
+    lazy = similarity.lorentz_similarity(points, points.flip(1), curvature[:, None], 1e-12)
+    found = -lazy.row_blocks(40, torch.float32).forward(slice(0, 40))
+    exact = lorentz.pairwise_distance(points.double(), points.flip(1).double(), curvature.double()[:, None], 1e-12)[0]
+    is_distinct = exact > 1e-5 * radius
+    assert is_distinct.sum() >= 40 * 39
+    torch.testing.assert_close(found[is_distinct].double(), exact[is_distinct], rtol=1e-5, atol=0)
