@@ -77,7 +77,7 @@ def counts(judgements: Sequence[Judgement]) -> dict[str, int]:
 def shown(entry: Judgement) -> str:
     """The measured difference with its interval, in percentage points or in the unit of the metric."""
     if entry.interval is None:
-        return "a row is not part of this size"
+        return "–"
     task, _, metric = entry.claim.metric.partition(":")
     value, low, high = (show(task, metric, number) for number in entry.interval)
     unit = " points" if is_share(metric) and "." in value and len(value.rpartition(".")[2]) == 1 else ""
