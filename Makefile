@@ -6,7 +6,7 @@ UV_VERSION := 0.13.8
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo demo-models train-demo test soak lint lock clean
+.PHONY: install demo demo-models train-demo paper test soak lint lock clean
 
 install: .venv/.installed
 
@@ -34,6 +34,12 @@ demo-models: install
 MODEL ?= hycoclip
 train-demo: install
 	$(BIN)/python -m demo.train_demo --model $(MODEL)
+
+# Rebuilds the papers' tables in miniature: shards, trainings with several seeds, evaluations, and one page in
+# out/paper/SIZE. SIZE is smoke, small (about two hours on two cores), full or gpu. Repeat the command to resume.
+SIZE ?= small
+paper: install
+	$(BIN)/python -m demo.paper --size $(SIZE) $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -36,7 +36,7 @@ JPEG_QUALITY = 95
 class DataConfig:
     """Amount of data."""
 
-    train_rows: int = 2400
+    train_rows: int = 9600
     held_out_rows: int = 400
     pictures: int = 6  # zero-shot pictures per concept
     picture_px: int = 128  # side of a zero-shot picture
@@ -104,9 +104,10 @@ def add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(member, io.BytesIO(content))
 
 
-def make_shards(pairs: Path, output: Path) -> None:
+def make_shards(pairs: Path, output: Path, *overrides: str) -> None:
     """Run the pipeline on `pairs`; finished shards are kept. Raises RuntimeError if it fails."""
-    command = [sys.executable, "pipeline/grit.py", JOB, f"input={pairs.resolve()}", f"output={output.resolve()}"]
+    paths = [f"input={pairs.resolve()}", f"output={output.resolve()}"]
+    command = [sys.executable, "pipeline/grit.py", JOB, *paths, *overrides]
     if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
         raise RuntimeError(f"the pipeline failed; see its message above. The command was: {' '.join(command)}")
 

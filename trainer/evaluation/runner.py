@@ -1,6 +1,7 @@
 """Run tasks on models, and write one JSON file per task and model.
 
 OUTPUT/MODEL/TASK.json       result, or the reason for which it is missing
+OUTPUT/MODEL/TASK.npz        numbers of single held-out items, see trainer.evaluation.items; not of all tasks
 OUTPUT/MODEL/TASK-FIGURE.png figures
 OUTPUT/MODEL/TASK-error.txt  traceback of an unexpected error
 OUTPUT/cache/                features, and fingerprints of the training shards
@@ -29,6 +30,7 @@ from trainer.distributed.gather import all_ranks, rank, world_size
 from trainer.evaluation.annotations import checksum
 from trainer.evaluation.contamination import count_copies, training_fingerprints
 from trainer.evaluation.embedder import CachedEmbedder
+from trainer.evaluation.items import write_items
 from trainer.evaluation.state import images_state, is_unchanged
 from trainer.evaluation.tables import missing_parts
 from trainer.evaluation.tasks.base import MissingFilesError, Task, TaskOptions, TaskResult, UnsuitableModelError
@@ -106,6 +108,8 @@ def run_task(task: Task, embedder: CachedEmbedder, label: str, settings: RunSett
             logger.warning("%s: %s: %s", label, task.name, content["contamination_error"])
         for key, reason in missing_parts(content).items():
             logger.warning("%s: %s: %s: %s", label, task.name, key, reason)
+        if rank() == 0 and result.items:
+            write_items(result.items, path.with_suffix(".npz"))
     if rank() == 0:
         write_object(content, path)
     return content

@@ -25,6 +25,7 @@ from trainer.models.config import Ranking
 if TYPE_CHECKING:  # `--help` lists the options without importing torch
     from torch import Tensor
 
+    from trainer.evaluation.items import Items
     from trainer.models.dual_encoder import DualEncoder
     from trainer.text.tokenizer import Tokenizer
 
@@ -129,6 +130,8 @@ class TaskResult:
     details: Mapping[str, object] = field(default_factory=dict)
     """Further JSON-compatible results: per-class figures, paths to the root, nearest texts."""
     figures: Sequence[Figure] = ()
+    items: Mapping[str, "Items"] = field(default_factory=dict)
+    """Numbers of single held-out items by metric, which reduce to it; for intervals."""
 
 
 class MissingFilesError(Exception):

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from trainer.evaluation.annotations import below
 from trainer.evaluation.choices import choice_scores, is_first_best
+from trainer.evaluation.items import Items, mean_items
 from trainer.evaluation.tasks.base import Embedder, Fit, ImageSource
 from trainer.evaluation.tasks.examples import distinct, embed_sources
 from trainer.models.config import Ranking
@@ -51,6 +53,19 @@ class Choices:
         correct = torch.bincount(index, self.correct.double(), minlength=len(names)) / counts
         order = counts.argsort(descending=True, stable=True).tolist()
         return {names[i]: (correct[i].item(), int(counts[i])) for i in order}
+
+    def all_items(self) -> Items:
+        """Correctness of all pairs; the pairs of one image are a unit."""
+        return mean_items(self.correct, torch.tensor([crc32(str(pair.image.path).encode()) for pair in self.pairs]))
+
+    def items(self) -> dict[str, Items]:
+        """Correctness of the pairs of each group."""
+        every, groups = self.all_items(), [pair.group for pair in self.pairs]
+        return {
+            name: mean_items(self.correct[rows], torch.from_numpy(every.units)[rows])
+            for name in dict.fromkeys(groups)
+            for rows in [torch.tensor([group == name for group in groups])]
+        }
 
     def mistakes(self, root: Path) -> list[dict[str, object]]:
         """List pairs with a wrong choice, evenly spaced: path of the image below `root`, box and captions."""

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from trainer.evaluation import plots
 from trainer.evaluation.embed import device_of
+from trainer.evaluation.items import mean_items
 from trainer.evaluation.metrics import macro_accuracy
 from trainer.evaluation.sets.base import ZeroShotSet
+from trainer.evaluation.sets.own import own_sets, read_own_set
 from trainer.evaluation.sets.registry import READERS, read_set
 from trainer.evaluation.tasks.base import Embedder, Figure, MissingFilesError, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.parts import Problems, merge
@@ -37,6 +39,9 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     for key in READERS:
         with problems.of(key):
             parts[key] = evaluate_set(embedder, read_set(root, key), options)
+    for key in own_sets(root):
+        with problems.of(key):
+            parts[key] = evaluate_set(embedder, read_own_set(root, key), options)
     problems.require(
         parts,
         f"{root} has none of the {len(READERS)} sets; expected the official files that --help lists, such as "
@@ -82,6 +87,10 @@ def evaluate_set(embedder: Embedder, data: ZeroShotSet, options: TaskOptions) ->
             "recall": dict(zip(names, per_class_recall(table), strict=False)),
         },
         figures=figures,
+        items={
+            "accuracy": mean_items(macro_items(predicted, target, len(names))),
+            "accuracy_micro": mean_items(predicted == target),
+        },
     )
 
 
@@ -109,6 +118,13 @@ def per_class_recall(table: Tensor) -> list[float]:
     """Share of correct images of each class; 0 for a class without images."""
     shares: list[float] = (table.diagonal() / table.sum(1).clamp(min=1)).double().tolist()
     return shares
+
+
+def macro_items(predicted: Tensor, target: Tensor, n_classes: int) -> Tensor:
+    """Correctness [n], weighted such that the mean is `macro_accuracy`."""
+    targets = torch.bincount(target, minlength=n_classes)
+    n_occurring = (targets + torch.bincount(predicted, minlength=n_classes)).count_nonzero()
+    return (predicted == target).double() * len(target) / (n_occurring * targets[target])
 
 
 def largest_confusions(table: Tensor, names: Sequence[str]) -> list[dict[str, object]]:
@@ -151,6 +167,7 @@ TASK = Task(
         "pcam/camelyonpatch_level_2_split_test_{x,y}.h5 and classnames.txt",
         "sst2/rendered-sst2/test/{negative,positive}/*.png",
         "KEY/CLASS/IMAGE for any of the 20 keys, with optional KEY/classnames.txt and KEY/indices.txt",
+        "own/NAME/CLASS/IMAGE for other sets, with optional own/NAME/{classnames.txt,prompts.txt}",
     ),
     size="259,000 images in 20 data sets, about 25 GB; each set is optional",
     source="the data sets' own pages; prompts: MERU, table 8 (arXiv 2304.09172)",

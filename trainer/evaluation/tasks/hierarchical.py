@@ -15,10 +15,14 @@ from torch import Tensor
 from common.errors import UserError
 from trainer.evaluation import plots
 from trainer.evaluation.hierarchy import Tree, expected_at_random, hierarchical_metrics, read_tree
+from trainer.evaluation.items import Items, mean_items
+from trainer.evaluation.sets.base import ZeroShotSet
+from trainer.evaluation.sets.own import FOLDER, TREE, own_sets, read_own_set
 from trainer.evaluation.sets.registry import read_set
 from trainer.evaluation.tasks.base import Embedder, Figure, ImageSource, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.classification import class_points, evenly
 from trainer.evaluation.tasks.examples import embed_sources
+from trainer.evaluation.tasks.parts import Problems, merge
 from trainer.evaluation.zero_shot import predict
 
 N_CONFUSIONS: Final = 20
@@ -27,19 +31,39 @@ N_CONFUSIONS: Final = 20
 def check_classes(images: Sequence[ImageSource], targets: Sequence[int], tree: Tree) -> None:
     """Raise UserError if a folder of images is not that of its class in the tree."""
     for image, target in zip(images, targets, strict=True):
-        if image.path.parent.name != tree.classes[target]:
+        if target >= len(tree.classes) or image.path.parent.name != tree.classes[target]:
+            expected = tree.classes[target] if target < len(tree.classes) else f"one of {len(tree.classes)}"
             raise UserError(
-                f"{image.path.parent} is not the class {tree.classes[target]}; name the folders after the WordNet ids "
-                "of the 1,000 classes"
+                f"{image.path.parent} is not the class {expected}; name the folders after the leaves of the tree, for "
+                "ImageNet the WordNet ids of the 1,000 classes"
             )
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
+    """Evaluate on ImageNet, and on the data sets of one's own that have a tree, whose names begin those of the metrics.
+
+    Raises MissingFilesError if none is there.
+    """
+    own = [name for name in own_sets(root) if (root / FOLDER / name / TREE).is_file()]
+    if not own:
+        return evaluate_set(embedder, read_tree(), read_set(root, "imagenet"), options)
+    parts: dict[str, TaskResult] = {}
+    problems = Problems()
+    with problems.of("imagenet"):
+        parts[""] = evaluate_set(embedder, read_tree(), read_set(root, "imagenet"), options)
+    for name in own:
+        with problems.of(name):
+            tree = read_tree(root / FOLDER / name / TREE)
+            parts[name] = evaluate_set(embedder, tree, read_own_set(root, name), options)
+    problems.require(parts, f"{root / FOLDER} has no usable data set")
+    return merge(parts, problems)
+
+
+def evaluate_set(embedder: Embedder, tree: Tree, data: ZeroShotSet, options: TaskOptions) -> TaskResult:
     """Classify the images and compare predicted with true classes in the tree.
 
     TIE, LCA, LCA_max, J, P_H and R_H follow the rule of the options; RULE/NAME are the metrics of the other rule.
     """
-    tree, data = read_tree(), read_set(root, "imagenet")
     check_classes(data.images, data.targets, tree)
     keep = evenly(len(data.images), options.max_examples)
     images = embed_sources(embedder, [data.images[i] for i in keep])
@@ -48,14 +72,17 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     predicted = predict(embedder.model, images.features[images.rows[images.usable]], classes, options.ranking)
     metrics: dict[str, float] = {}
     chance: dict[str, float] = {}
+    items: dict[str, Items] = {}
     counts = torch.bincount(target, minlength=len(tree.classes))
     for rule in ("released", "paper"):
         tables = tree.tables(rule)
         prefix = "" if rule == options.rule else f"{rule}/"
         metrics |= {f"{prefix}{k}": v for k, v in hierarchical_metrics(tables, predicted, target).items()}
+        items |= {f"{prefix}{name}": mean_items(table[predicted, target]) for name, table in tables.items()}
         chance |= {f"{prefix}{k}": v for k, v in expected_at_random(tables, counts).items()}
     metrics = {name: metrics[name] for name in sorted(metrics, key=lambda name: "/" in name)}
     edges = tree.edges()[predicted, target]
+    own = "" if data.info.key == "imagenet" else data.info.key
     return TaskResult(
         metrics=metrics | {"accuracy_micro": (predicted == target).double().mean().item()},
         chance=chance | {"accuracy_micro": 1 / len(tree.classes)},
@@ -65,7 +92,8 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             "image": "center crop",
             "rule": f"{options.rule}: "
             + ("ancestors without the class, LCA + 1" if options.rule == "released" else "ancestors with the class"),
-            "tree": "1,371 edges, derived from WordNet 3.0",
+            "tree": f"{len(tree.parents):,} edges, "
+            + (f"{FOLDER}/{own}/{TREE}" if own else "derived from WordNet 3.0"),
         },
         n_used=len(target),
         skipped=images.skipped(),
@@ -74,7 +102,14 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             "edges_between_predicted_and_true": {str(int(e)): n for e, n in sorted(Counter(edges.tolist()).items())},
             "confusions": confusions(tree, data.names, predicted, target),
         },
-        figures=[Figure(name="edges", title="Edges between predicted and true class", draw=partial(draw, edges))],
+        figures=[
+            Figure(
+                name=f"{own}_edges".lstrip("_"),
+                title="Edges between predicted and true class",
+                draw=partial(draw, edges),
+            )
+        ],
+        items=items,
     )
 
 
@@ -108,7 +143,7 @@ def draw(edges: Tensor, path: Path) -> None:
 TASK = Task(
     name="hierarchical",
     title="Hierarchical classification (ImageNet, WordNet)",
-    files=("imagenet/val/WNID/*.JPEG",),
+    files=("imagenet/val/WNID/*.JPEG", "own/NAME/{tree.txt,CLASS/IMAGE}"),
     size="50,000 images, 6.3 GB",
     source="https://www.image-net.org",
     license="non-commercial research (images); WordNet 3.0 license (tree)",

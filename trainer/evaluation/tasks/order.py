@@ -1,9 +1,10 @@
 """Order and entailment of texts, images, phrases and boxes.
 
 For each relation, the share of pairs whose general point is nearer the root, and the area under the ROC curve and the
-average precision of (exterior angle - half-aperture) for true against mismatched pairs. All models are compared in the
-four relations of HyCoCLIP (eq. 9 to 11), whether they were trained on them or not. CLIP has no cones: it has the order
-alone, with the mean direction of all points as the root.
+average precision of (exterior angle - half-aperture) and of PEP for true against mismatched pairs. PEP (ARGENT) is the
+probability of entailment max(0, 1 - 2 phi / pi) of the exterior angle phi; angles above pi / 2 are ties. All models are
+compared in the four relations of HyCoCLIP (eq. 9 to 11), whether they were trained on them or not. CLIP has no cones:
+it has the order alone, with the mean direction of all points as the root.
 """
 
 from collections.abc import Mapping
@@ -14,9 +15,11 @@ from typing import Final
 import torch
 
 from trainer.evaluation.analysis.drawing import draw_histograms, draw_roc
-from trainer.evaluation.analysis.order import order_share, roc_auc, roc_curve
+from trainer.evaluation.analysis.order import roc_auc, roc_curve
 from trainer.evaluation.annotations import checksums
-from trainer.evaluation.entailment import CHANCE, TIE, PairScores, align_pairs, pair_metrics, score_pairs
+from trainer.evaluation.entailment import CHANCE, PairScores, align_pairs, score_pairs
+from trainer.evaluation.items import Items
+from trainer.evaluation.relation_items import order_items, relation_items
 from trainer.evaluation.shard_points import HELD_OUT, embed_shards
 from trainer.evaluation.tasks.base import Embedder, Figure, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.norms import space_of_points
@@ -45,22 +48,24 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     lifted = points.lifted(model)
     owner = points.owner.to(lifted["text"].device) if "box_text" in lifted else None
     relations = [entails for entails in RELATIONS if {entails.general, entails.specific} <= lifted.keys()]
-    metrics: dict[str, float] = {}
+    items: dict[str, Items] = {}
     scores: dict[str, PairScores] = {}
     space = space_of_points(model, lifted)
     for entails in relations:
         if isinstance(model, Hyperbolic):
             scores[entails.name] = score_pairs(model, entails, lifted, owner, options.seed)
-            found = pair_metrics(scores[entails.name])
+            found = relation_items(model, entails, lifted, owner, options.seed, scores[entails.name])
         else:
-            general, specific, _ = align_pairs(entails, lifted, owner)
-            found = {"order": order_share(space.radius(general), space.radius(specific), TIE)}
-        metrics |= {f"{entails.name}/{key}": value for key, value in found.items()}
+            general, specific, owners = align_pairs(entails, lifted, owner)
+            found = {"order": order_items(space.radius(general), space.radius(specific), owners)}
+        items |= {f"{entails.name}/{key}": values for key, values in found.items()}
+    metrics = {name: values.metric() for name, values in items.items()}
     rules = {
         "root": "origin" if isinstance(model, Hyperbolic) else "mean direction of all points",
         "aperture": "plain, without the factor eta of the training",
         "mismatched": "pairs of other samples; together they weigh as much as the true pairs in ap",
         "ties": "count against the model in order",
+        "pep": "max(0, 1 - 2 angle / pi)",
     }
     if isinstance(model, PoinCLIP):
         rules["apex"] = "the point of lower entropy, as in the training"
@@ -77,6 +82,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             }
         },
         figures=figures_of({NAMES[name]: pairs for name, pairs in scores.items() if len(pairs.mismatched)}),
+        items=items,
     )
 
 

@@ -71,18 +71,22 @@ class Problems:
 
 
 def merge(parts: Mapping[str, TaskResult], problems: Problems, figures: Sequence[Figure] = ()) -> TaskResult:
-    """Join the results of data sets, with the names of the sets before those of the metrics.
+    """Join the results of data sets, with the names of the sets before those of the metrics; none for the name "".
 
     `figures` come before those of the parts.
     """
+    named = [(f"{key}/" if key else "", part) for key, part in parts.items()]
     return TaskResult(
-        metrics={f"{key}/{name}": value for key, part in parts.items() for name, value in part.metrics.items()},
-        chance={f"{key}/{name}": value for key, part in parts.items() for name, value in part.chance.items()},
-        rules={f"{key}/{name}": rule for key, part in parts.items() for name, rule in part.rules.items()},
+        metrics={prefix + name: value for prefix, part in named for name, value in part.metrics.items()},
+        chance={prefix + name: value for prefix, part in named for name, value in part.chance.items()},
+        rules={prefix + name: rule for prefix, part in named for name, rule in part.rules.items()},
         n_used=sum(part.n_used for part in parts.values()),
-        skipped={f"{key}: {why}": n for key, part in parts.items() for why, n in part.skipped.items()}
+        skipped={f"{key}: {why}" if key else why: n for key, part in parts.items() for why, n in part.skipped.items()}
         | problems.skipped,
         checksums={path: value for part in parts.values() for path, value in part.checksums.items()},
-        details=problems.details() | {key: dict(part.details) for key, part in parts.items()},
+        details=problems.details()
+        | dict(parts[""].details if "" in parts else {})
+        | {key: dict(part.details) for key, part in parts.items() if key},
         figures=[*figures, *(figure for part in parts.values() for figure in part.figures)],
+        items={prefix + name: items for prefix, part in named for name, items in part.items.items()},
     )

@@ -22,6 +22,7 @@ from trainer.evaluation import plots
 from trainer.evaluation.annotations import below, checksums, image_urls, read_json
 from trainer.evaluation.annotations import field as value_of
 from trainer.evaluation.embed import device_of
+from trainer.evaluation.items import mean_items
 from trainer.evaluation.ranking import chance_recall, pessimistic_ranks, recall_at, top_k
 from trainer.evaluation.tasks.base import (
     Embedder,
@@ -159,6 +160,7 @@ def evaluate_set(embedder: Embedder, root: Path, key: str, data: CaptionedImages
     n_own = torch.bincount(text_ids, minlength=len(data.images))[image_ids]
     relevant = {"text_to_image": torch.ones(len(text_ids), dtype=torch.int64), "image_to_text": n_own}
     pool = {"text_to_image": len(image_ids), "image_to_text": len(text_ids)}
+    units = {"text_to_image": text_ids, "image_to_text": image_ids}
     sizes = (len(image_ids), len(text_ids))
     curves = {name: recall_at(values, DRAWN) for name, values in ranks.items()}
     skipped = {"unreadable image": len(found.errors), "caption of an unreadable image": int((~keep_text).sum())}
@@ -186,6 +188,11 @@ def evaluate_set(embedder: Embedder, root: Path, key: str, data: CaptionedImages
                 draw=partial(plots.draw_curves, curves, "K", "recall, percent"),
             )
         ],
+        items={
+            f"{name}/recall@{k}": mean_items(values[values >= 0] < k, units[name][values >= 0])
+            for name, values in ranks.items()
+            for k in RECALL_AT
+        },
     )
 
 

@@ -14,6 +14,7 @@ import yaml
 
 from common.errors import UserError
 from trainer.evaluation.annotations import checksums, field
+from trainer.evaluation.items import Items, balanced_items
 from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFilesError, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, choose
 from trainer.evaluation.tasks.examples import is_file, item, limited, read_list, require
@@ -92,6 +93,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     problems = Problems()
     mistakes: list[dict[str, object]] = []
     used: list[Path] = []
+    items: dict[str, Items] = {}
     for column, part in COLUMNS.items():
         accuracies: dict[str, float] = {}
         for path in sorted((root / CORPUS / part).glob("*.yaml")):
@@ -112,6 +114,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
                 if counts[key] == 0:
                     raise MissingFilesError(f"none of its images is usable below {images}")
                 accuracies[path.stem] = choices.accuracy
+                items |= choices.items()
                 mistakes += choices.mistakes(root)[:1]
         metrics |= column_metrics(column, accuracies, released)
     problems.require(metrics, f"{root / FOLDER} has no usable corpus; expected corpus/v1, data and the images below it")
@@ -136,6 +139,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             **problems.details(),
             "mistakes": mistakes,
         },
+        items=with_means(items, metrics, released),
     )
 
 
@@ -147,6 +151,23 @@ def column_metrics(column: str, accuracies: dict[str, float], released: bool) ->
     mean = fmean(accuracies.values())
     chosen = [accuracies[corpus] for corpus in RELEASED_CORPORA if corpus in accuracies] if released else [mean]
     return ({column: chosen[0]} if chosen else {}) | {f"{column}/mean": mean} | found
+
+
+def with_means(items: dict[str, Items], metrics: dict[str, float], released: bool) -> dict[str, Items]:
+    """Items of the corpora, and of the columns and groups whose metric is a mean over them."""
+    columns: dict[str, Items] = {}
+    for column in COLUMNS:
+        corpora = {key.rpartition("/")[2]: found for key, found in items.items() if key.rpartition("/")[0] == column}
+        chosen = (
+            [corpora[name] for name in RELEASED_CORPORA if name in corpora][:1] if released else [*corpora.values()]
+        )
+        columns |= {column: balanced_items(chosen)} if chosen else {}
+    groups = {
+        group: balanced_items([found for column, found in columns.items() if column.startswith(f"{group}/")])
+        for group in GROUPS
+        if group in metrics
+    }
+    return items | columns | groups
 
 
 def group_means(metrics: dict[str, float]) -> dict[str, float]:

@@ -1,0 +1,1 @@
+"""The papers' tables in miniature: `python -m demo.paper`, or `make paper SIZE=small`."""

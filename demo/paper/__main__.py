@@ -1,0 +1,73 @@
+"""Rebuild the papers' tables in miniature: `python -m demo.paper --size small`, or `make paper SIZE=small`."""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from common.cli import BUG, EXIT_CODES, command
+from common.config_help import print_text
+from common.text import message_lines
+from demo.paper.run import run_study, this_machine
+from demo.paper.sizes import SIZES
+from demo.paper.variants import VARIANTS
+from demo.train_demo_data import ROOT
+
+EPILOG = f"""\
+sizes:
+{chr(10).join(f"  {name:6} {size.about}" for name, size in SIZES.items())}
+
+rows, for --rows:
+{chr(10).join(f"  {key:26} {variant.title}" for key, variant in VARIANTS.items())}
+
+outputs in out/paper/SIZE:
+  index.html, paper.md   tables beside those of the papers, verdicts on their claims, pictures
+  paper.json             all numbers with their intervals
+  data/                  scenes, shards, and evaluation sets in the benchmarks' files
+  runs/, evaluation/     trained models, and the results of trainer.evaluate
+  logs/, state/          output and state of each step
+
+Repeat the command after an interruption: finished steps are kept, and a training resumes from its last checkpoint.
+{EXIT_CODES}"""
+
+
+@command("run the same command again to resume")
+def main() -> int:
+    """Run the command line. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m demo.paper",
+        description="Write shards from scenes of the demo's world, train the papers' models on them with several "
+        "seeds, evaluate them, and write one page with the papers' tables in miniature.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--size", choices=tuple(SIZES), default="small", help="size of the study; default: small")
+    parser.add_argument("--rows", nargs="+", choices=tuple(VARIANTS), metavar="ROW", help="rows to train, not all")
+    parser.add_argument("--seeds", type=int, help="number of seeds")
+    parser.add_argument("--jobs", type=int, help="steps side by side; default: one per CPU core or GPU")
+    parser.add_argument("--out", type=Path, help="folder of the outputs; default: out/paper/SIZE")
+    options = parser.parse_args()
+    for name in ("seeds", "jobs"):
+        if (getattr(options, name) or 1) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}; give 1 or more")
+    size = SIZES[options.size]
+    size = replace(size, variants=tuple(options.rows or size.variants), seeds=options.seeds or size.seeds)
+    folder = (options.out or ROOT / "out" / "paper" / options.size).resolve()
+    machine = this_machine()
+    slots = machine.slots(options.jobs)
+    try:
+        page = run_study(options.size, size, folder, slots, machine.loader_workers(slots), report)
+    except (RuntimeError, OSError) as error:  # its message may end with lines of a log
+        print(message_lines(f"error: {error}"), file=sys.stderr)
+        return BUG
+    print_text(f"page: {page}")
+    return 0
+
+
+def report(text: str) -> None:
+    """Print a line of progress."""
+    print(f"paper: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Write the page of the study: index.html and paper.md, each without external files, and paper.json with all numbers."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from common.disk import atomic_write
+from common.html import render_page
+from common.json_file import write_object
+from demo.paper.drawing import draw_accuracy, draw_differences
+from demo.paper.plan import result_folder
+from demo.paper.results import VERDICTS, Judgement, Row
+from demo.paper.sizes import Size
+from demo.paper.tables import REFERENCE, Table
+from trainer.evaluation import page as evaluation_page
+from trainer.evaluation.page import Details, inline_file
+from trainer.evaluation.tables import escape, is_share, show
+from trainer.evaluation.tables import row as markdown_row
+
+FOLDER: Final = Path(__file__).resolve().parent
+PICTURES: Final = {"norms": None, "order": "roc", "factors": None, "traversal": None, "interpolation": None}
+"""Tasks whose figures are shown, of one figure only if it is named."""
+WALKS: Final = ("traversal", "interpolation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Everything that the page shows."""
+
+    name: str
+    size: Size
+    rows: Mapping[str, Row]
+    tables: Sequence[Table]
+    judgements: Sequence[Judgement]
+    facts: Mapping[str, Any]
+    """Command, machine, versions and times."""
+
+
+def write_study(study: Study, folder: Path) -> None:
+    """Write index.html, paper.md, paper.json and the plots to `folder`."""
+    plots = folder / "plots"
+    plots.mkdir(parents=True, exist_ok=True)
+    draw_accuracy(study.rows, "classification:concepts/accuracy", plots / "accuracy.png")
+    if study.size.has_claims:
+        draw_differences(study.judgements, plots / "differences.png")
+    write_object(as_json(study), folder / "paper.json")
+    for name, text in (("index.html", html(study, folder)), ("paper.md", markdown(study))):
+        with atomic_write(folder / name) as draft:
+            draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def html(study: Study, folder: Path) -> str:
+    """The page. The template escapes all texts."""
+    return render_page(
+        FOLDER,
+        "page.html",
+        style=Markup(Path(evaluation_page.FOLDER / "page.css").read_text(encoding="utf-8")),
+        study=study,
+        reference=study.rows[REFERENCE].variant.title if REFERENCE in study.rows else "",
+        counts=counts(study.judgements),
+        claims=[(entry, shown(entry)) for entry in study.judgements],
+        plots=[inline_file(path) for path in sorted((folder / "plots").glob("*.png"))],
+        models=[pictures(row, folder) for row in study.rows.values()],
+    )
+
+
+def counts(judgements: Sequence[Judgement]) -> dict[str, int]:
+    """Number of claims by verdict."""
+    found = Counter(entry.verdict for entry in judgements)
+    return {verdict: found[verdict] for verdict in VERDICTS}
+
+
+def shown(entry: Judgement) -> str:
+    """The measured difference with its interval, in percentage points or in the unit of the metric."""
+    if entry.interval is None:
+        return "–"
+    task, _, metric = entry.claim.metric.partition(":")
+    value, low, high = (show(task, metric, number) for number in entry.interval)
+    unit = " points" if is_share(metric) and "." in value and len(value.rpartition(".")[2]) == 1 else ""
+    return f"{value} [{low}, {high}]{unit}"
+
+
+def pictures(row: Row, folder: Path) -> dict[str, Any]:
+    """Figures and walks of the first seed of a row."""
+    source, contents = result_folder(folder, row.variant, 0), row.contents[0]
+    figures = [
+        {"title": figure["title"], "source": inline_file(source / figure["file"])}
+        for task, only in PICTURES.items()
+        for figure in contents[task].get("figures", ())
+        if only is None or figure["file"] == f"{task}-{only}.png"
+    ]
+    walks = {task: contents[task].get("details", {}).get("pexels", []) for task in WALKS}
+    drawn = {task: Details(folder / "data" / "sets").draw(entries) for task, entries in walks.items() if entries}
+    return {"title": row.variant.title, "figures": figures, "walks": drawn}
+
+
+def markdown(study: Study) -> str:
+    """The tables and claims in Markdown."""
+    facts = [f"- {escape(name)}: {escape(str(value))}" for name, value in study.facts.items()]
+    parts = [f"# The papers in miniature: {escape(study.name)}", "", escape(study.size.about), "", *facts]
+    if not study.size.has_claims:
+        parts += ["", "No claims: the trainings are too short."]
+    for table in study.tables:
+        parts += ["", f"## {table.design.title}", "", markdown_row("row", "source", *table.headings)]
+        parts.append(markdown_row("---", "---", *["---:"] * len(table.headings)))
+        for line in (*table.ours, *table.papers):
+            cells = [f"{cell.text} {cell.mark}".strip() for cell in line.cells]
+            parts.append(markdown_row(line.name, line.source, *cells))
+    if study.size.has_claims:
+        parts += ["", "## Claims", "", markdown_row("paper", "claim", "difference", "verdict"), "|---|---|---|---|"]
+        for entry in study.judgements:
+            claim = entry.claim
+            name = f"{claim.paper}, {claim.source}"
+            parts.append(markdown_row(name, f"{claim.text} ({claim.metric})", shown(entry), entry.verdict))
+    return "\n".join(parts) + "\n"
+
+
+def as_json(study: Study) -> dict[str, Any]:
+    """All numbers of the study."""
+    return {
+        "study": study.name,
+        "size": asdict(study.size),
+        "facts": dict(study.facts),
+        "rows": {key: {"title": row.variant.title, "seeds": len(row.contents)} for key, row in study.rows.items()},
+        "tables": [
+            {
+                "title": table.design.title,
+                "rows": {
+                    line.name: {
+                        name: {
+                            "mean": cell.estimate.mean,
+                            "deviation": cell.estimate.deviation,
+                            "difference": cell.interval._asdict() if cell.interval else None,
+                        }
+                        for name, cell in zip(table.design.columns, line.cells, strict=True)
+                        if cell.estimate
+                    }
+                    for line in table.ours
+                },
+            }
+            for table in study.tables
+        ],
+        "claims": [
+            asdict(entry.claim)
+            | {"verdict": entry.verdict, "difference": entry.interval._asdict() if entry.interval else None}
+            for entry in study.judgements
+        ],
+    }

@@ -1,0 +1,48 @@
+"""The miniature study end to end, with two rows and a few steps: `python -m demo.paper` does the same with more."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from demo.paper.run import run_study
+from demo.paper.sizes import SIZES
+from demo.paper.steps import Slots
+
+SIZE = replace(
+    SIZES["smoke"],
+    train_rows=16,
+    held_out_rows=8,
+    steps=4,
+    batch_size=8,
+    seeds=1,
+    variants=("clip-boxes", "hycoclip"),
+    captioned=8,
+    pairs=2,
+    replicates=20,
+)
+
+
+@pytest.mark.slow
+def test_a_study_runs_from_scenes_to_the_page_and_resumes(tmp_path: Path) -> None:
+    lines: list[str] = []
+    page = run_study("smoke", SIZE, tmp_path, Slots(n_steps=2), 0, lines.append)
+    text = page.read_text("utf-8")
+    assert "No claims" in text
+    assert text.count("data:image/png") > 10
+    assert text.count("data:image/jpeg") > 4
+    content = json.loads((tmp_path / "paper.json").read_text("utf-8"))
+    empty = [table["title"] for table in content["tables"] if not all(table["rows"].get("HyCoCLIP", {}).values())]
+    assert empty == []
+    columns = [name for table in content["tables"] for name in table["rows"]["HyCoCLIP"]]
+    assert len(columns) == 49
+    assert len(list((tmp_path / "data" / "shards" / "train" / "grit").glob("*"))) > 0
+
+    lines.clear()
+    run_study("smoke", replace(SIZE, has_claims=True), tmp_path, Slots(n_steps=2), 0, lines.append)
+    assert "4 of 4 steps are finished" in lines
+    claims = json.loads((tmp_path / "paper.json").read_text("utf-8"))["claims"]
+    measured = [claim for claim in claims if claim["verdict"] != "not measured"]
+    assert {claim["first"] for claim in measured} == {"hycoclip"}
+    assert len(measured) == 6
