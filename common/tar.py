@@ -15,6 +15,8 @@ MAX_EXTENSION_BYTES: Final = 1 << 20  # maximum size of a long name or of pax re
 MAX_EXTENSIONS: Final = 16  # extended headers before a member; tar writes at most four
 MAX_RECORDS: Final = 1000  # of a pax header
 MAX_SIZE: Final = 1 << 62
+MAX_PADDING: Final = 20 * BLOCK + 2 * BLOCK
+"""Maximum number of bytes from the end-of-archive mark: two blocks, and zeros up to a record of twenty blocks."""
 REGULAR: Final = (b"0", b"\0", b"7")
 WITHOUT_CONTENT: Final = (b"1", b"2", b"3", b"4", b"5", b"6")
 """Links, devices, folders and pipes: the size in their headers does not count."""
@@ -54,7 +56,7 @@ def iter_members(
 
     `verify` compares the checksum of each header; `needs_mark` requires the mark, of which one block is enough. Raises
     TarError if a header is damaged, if a header or the content of a member extends beyond `end`, for sparse files, for
-    more than `MAX_EXTENSIONS` extended headers of a member, and for a missing mark.
+    more than `MAX_EXTENSIONS` extended headers of a member, for a missing mark, and for anything but padding after it.
     """
     offset, header_offset = start, None
     # Name and size of the next member, from a pax or GNU header before it.
@@ -66,6 +68,7 @@ def iter_members(
         if len(header) < BLOCK:
             raise TarError(f"truncated at byte {offset}, inside a header")
         if header[0] == 0 and not any(header):
+            check_padding(read_at, offset, end)
             return
         if verify:
             verify_checksum(header, offset)
@@ -99,6 +102,15 @@ def iter_members(
         n_extensions = 0
     if needs_mark:
         raise TarError(f"no end-of-archive mark at byte {min(offset, end)}, so the tar may be truncated")
+
+
+def check_padding(read_at: ReadAt, offset: int, end: int) -> None:
+    """Raise TarError if anything but padding follows the end-of-archive mark at `offset`.
+
+    A hole in a file, as a crash or an interrupted download leaves it, looks like the mark.
+    """
+    if end - offset > MAX_PADDING or any(read_at(offset, end - offset)):
+        raise TarError(f"zeros at byte {offset} of {end}, which end an archive, so the tar may have a hole")
 
 
 def read_extension(read_at: ReadAt, offset: int, size: int) -> bytes:

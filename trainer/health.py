@@ -7,12 +7,15 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from trainer.build import Run
+from trainer.config import TrainConfig
 from trainer.data.loader import Loader
+from trainer.models.config import CONTRAST_TERMS, ModelConfig
 
 logger = logging.getLogger(__name__)
 
@@ -56,22 +59,34 @@ class Health:
 
     def problems(self, values: dict[str, float]) -> Iterator[Problem]:
         """The problems of one row of metrics."""
-        yield from collapse(values, self.run.config.batch_size * (1 + self.run.config.model.boxes_as_pairs))
+        yield from collapse(values, self.run.config)
         yield from pinned(values, self.run)
         yield from dead_terms(values)
         yield from few_sources(self.run.loader, self.run.config.batch_size)
 
 
-def collapse(values: dict[str, float], n_candidates: int) -> Iterator[Problem]:
-    """Report a contrastive loss of log n, that of equal similarities with all n candidates."""
-    chance, loss = math.log(n_candidates), values.get("loss/contrastive", 0.0)
-    if n_candidates > 1 and abs(loss - chance) <= NEAR_CHANCE * chance:
+def collapse(values: dict[str, float], config: TrainConfig) -> Iterator[Problem]:
+    """Report a contrastive loss of log n, that of equal similarities with all n candidates.
+
+    Terms of weight 0 reduce it. If boxes are compared with the unknown number of all boxes, it is larger than log n.
+    """
+    n = config.batch_size * (1 + config.model.boxes_as_pairs)
+    chance, loss = weight_of_contrast(config.model) * math.log(n), values.get("loss/contrastive", 0.0)
+    has_more = getattr(config.model, "box_candidates", "") == "paper" and config.data.boxes == "all"
+    if chance and (abs(loss - chance) <= NEAR_CHANCE * chance or (has_more and loss > chance)):
         yield Problem(
             "collapse",
-            f"loss/contrastive is {loss:.3f}, as if all points were equal (log {n_candidates} = {chance:.3f}): the "
+            f"loss/contrastive is {loss:.3f}, as if all points were equal ({chance:.3f} for {n} candidates): the "
             "points have collapsed, or the model learns nothing. Go back to an earlier checkpoint; lower optim.lr or "
             "model.entail_weight, or raise optim.warmup_steps",
         )
+
+
+def weight_of_contrast(model: ModelConfig) -> float:
+    """Mean weight of the contrastive terms: 1 without `contrast_terms`."""
+    weights: dict[str, float] = getattr(model, "contrast_terms", {})
+    terms = CONTRAST_TERMS if getattr(model, "use_boxes", False) else CONTRAST_TERMS[:2]
+    return fmean(weights.get(term, 1.0) for term in terms)
 
 
 def pinned(values: dict[str, float], run: Run) -> Iterator[Problem]:

@@ -150,3 +150,21 @@ def test_random_headers_are_members_or_errors_in_bounded_time() -> None:
         with contextlib.suppress(TarError):
             list(iter_members(lambda start, n, data=data: bytes(data[start : start + n]), 0, len(data), verify=False))
     assert time.process_time() - started < 10
+
+
+@pytest.mark.parametrize("first", [512 * 7, 512 * 22])
+def test_a_hole_is_no_end_of_the_archive(tmp_path: Path, first: int) -> None:
+    """Zeros in place of a header, with other members or too many zeros behind them."""
+    path = write_tar(tmp_path / "a.tar", [(f"{i:03d}", {"txt": bytes([65 + i]) * 512 * 3}) for i in range(20)])
+    whole = path.read_bytes()
+    assert len(members(whole)) == 20
+    start = whole.index(b"0" * 2 + str(first // 512 // 4 + 1).encode() + b".txt")
+    for hole in (512, len(whole) - start):
+        data = whole[:start] + bytes(hole) + whole[start + hole :]
+        with pytest.raises(TarError, match=f"zeros at byte {start} of {len(whole)}"):
+            members(data)
+
+
+def test_a_short_end_of_the_archive_is_accepted(tmp_path: Path) -> None:
+    whole = write_tar(tmp_path / "a.tar", [("a", {"txt": b"x"})]).read_bytes()
+    assert members(whole[:1536]) == members(whole[:2048]) == members(whole) == [("a.txt", b"x")]

@@ -43,8 +43,18 @@ def test_a_learning_rate_that_is_too_high_is_reported_as_a_collapse(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = train(tmp_path / "run", caplog, "lr=0.003")
-    assert "as if all points were equal (log 8 = 2.079)" in found
+    assert "as if all points were equal (2.079 for 8 candidates)" in found
     assert "lower optim.lr" in found
+
+
+@pytest.mark.parametrize(
+    ("settings", "chance"),
+    [(["model.contrast_terms.image=0"], "1.560"), (["model.box_candidates=paper", "data.boxes=all"], "2.079")],
+)
+def test_a_collapse_is_reported_also_with_other_terms_and_candidates(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: list[str], chance: str
+) -> None:
+    assert f"all points were equal ({chance} for 8 candidates)" in train(tmp_path / "run", caplog, "lr=0.3", *settings)
 
 
 def test_a_pinned_temperature_is_reported(tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ class SampleFiles:
         try:
             for key, extension, offset, size in sample_members(data):
                 self.key = self.key or key
+                if key != self.key:
+                    raise BadSample("damaged", f"the index does not fit the tar: the sample has files of {key} too")
                 if extension.lower() in self.ranges:
                     raise BadSample("duplicate_key", f"two adjacent samples share this key: each has a {extension}")
                 self.ranges[extension.lower()] = offset, size

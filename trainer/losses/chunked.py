@@ -1,6 +1,8 @@
-"""Contrastive loss without the full logit matrix, computed a few rows at a time, with exact gradients.
+"""Contrastive loss without the full logit matrix, computed a few rows at a time.
 
-The result is that of `functional.contrastive` on the full matrix. Memory grows with the chunk instead of with the
+The result is that of `functional.contrastive` on the full matrix, up to rounding. If all points of a batch are in a
+cluster smaller than a tenth of its distance from the origin, as after a collapse, the gradient of the curvature is a
+small difference of large sums, and has few or no correct digits. Memory grows with the chunk instead of with the
 square of the batch. The gradient of a row depends only on that row and on sums that the forward pass has computed, so
 the forward pass computes the gradients too and the backward pass only scales them.
 

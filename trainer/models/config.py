@@ -37,7 +37,7 @@ class ModelConfig:
     max_logit_scale: float = 100.0
     # approximate number of similarities (queries x candidates x factors) that the contrastive loss holds in memory at
     # once; null: the full matrix; auto: 2097152 on a CPU, as many as fit an eighth of the memory on a GPU. The loss and
-    # its gradients do not depend on it
+    # its gradients do not depend on it, up to rounding
     loss_chunk: int | Literal["auto"] | None = runtime("auto")
     # implementation of the contrastive loss. chunked: PyTorch, in chunks of loss_chunk; triton: fused kernels for
     # NVIDIA GPUs, which store no similarities in memory (tested in Triton's interpreter, not yet on a GPU);

@@ -158,3 +158,10 @@ def test_adjacent_samples_with_one_key_are_a_bad_sample() -> None:
     data = first[: -(-end // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE] + second
     with pytest.raises(BadSample, match="duplicate_key: two adjacent samples share this key: each has a jpg"):
         SampleFiles(data)
+
+
+def test_files_of_two_keys_are_a_bad_sample() -> None:
+    """Members that fit an index by their sizes, but not by their names."""
+    data = tar_bytes(pair_files(1)).replace(b"key.txt", b"kez.txt")
+    with pytest.raises(BadSample, match="damaged: the index does not fit the tar: the sample has files of kez too"):
+        SampleFiles(data)
