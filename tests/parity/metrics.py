@@ -149,7 +149,7 @@ COMPARISONS: dict[str, Callable[[Report, Any, Mapping[str, Any]], None]] = {
 
 
 def compare(table: Any) -> Report:
-    """Compare everything in the file `table`. An error of a comparison is a failed group, and the others go on."""
+    """Compare everything in the file `table`. An error of a comparison is a failed group."""
     report, meta = Report(), json.loads(str(table["meta_json"]))
     check_arrays(report, table)
     for name, comparison in COMPARISONS.items():
