@@ -4,18 +4,23 @@ The reference numbers were computed with the authors' released code. The file ho
 exit code is 1 if a group exceeds its tolerance.
 """
 
+import argparse
 import dataclasses
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from common.text import one_line
 from tests.parity import metrics_hierarchy, metrics_paths
 from tests.parity.cases import open_cases
+from tests.parity.metrics_arrays import check_arrays
 from tests.parity.report import Report
 from tests.trainer.small import small_model
 from trainer.evaluation.metrics import macro_accuracy
@@ -62,67 +67,65 @@ def inner_products(model: DualEncoder, queries: Tensor, candidates: Tensor) -> T
 
 
 @torch.no_grad()
-def compare_zero_shot(report: Report, table: Any, meta: Mapping[str, Any]) -> None:
-    """Class points, image points, scores, predictions and accuracies of zero-shot classification."""
+def compare_zero_shot(name: str, report: Report, table: Any, meta: Mapping[str, Any]) -> None:
+    """Class points, image points, scores, predictions and accuracies of zero-shot classification with one model."""
     labels, features = torch.from_numpy(table["zs/labels"]), torch.from_numpy(table["zs/image_tangent"])
     n_classes = len(table["zs/prompt_feats"])
-    for name in NAMES:
-        model, expected = model_of(name, table, meta), meta["zs"][name]
-        classes, images = model.lift_prompts(torch.from_numpy(table["zs/prompt_feats"])), model.lift_image(features)
-        group = f"zero-shot {name}"
-        report.add(f"{group} classifier", POINTS, rows_of(classes), table[f"zs/{name}/classifier"])
-        report.add(f"{group} images", POINTS, rows_of(images), table[f"zs/{name}/image_feats"])
-        scores = table[f"zs/{name}/scores"]
-        report.add(f"{group} scores", POINTS, inner_products(model, images, classes), scores)
-        predicted = predict(model, features, classes, "released")
-        report.check(f"{group} predictions", bool((predicted.numpy() == scores.argmax(1)).all()))
-        accuracy = 100 * macro_accuracy(predicted, labels, n_classes)
-        report.add(f"{group} accuracy", PERCENT, accuracy, expected["mean_per_class_accuracy"], floor=1.0)
-        micro = 100 * (predicted == labels).double().mean().item()
-        report.add(f"{group} plain accuracy", PERCENT, micro, expected["plain_accuracy"], floor=1.0)
-        if name == "phyclip":
-            report.add(
-                f"{group} l1 distance",
-                POINTS,
-                -model.scores(images, classes, "metric") * meta["zs"]["k"],
-                table["zs/phyclip/l1_distance"],
-            )
-            by_metric = predict(model, features, classes, "metric")
-            accuracy = 100 * macro_accuracy(by_metric, labels, n_classes)
-            report.add(f"{group} accuracy by l1", PERCENT, accuracy, expected["with_l1_distance_instead"], floor=1.0)
-            differ = int((by_metric != predicted).sum())
-            report.check(f"{group} rankings differ", differ == expected["argmax_disagreements"], str(differ))
+    model, expected = model_of(name, table, meta), meta["zs"][name]
+    classes, images = model.lift_prompts(torch.from_numpy(table["zs/prompt_feats"])), model.lift_image(features)
+    group = f"zero-shot {name}"
+    report.add(f"{group} classifier", POINTS, rows_of(classes), table[f"zs/{name}/classifier"])
+    report.add(f"{group} images", POINTS, rows_of(images), table[f"zs/{name}/image_feats"])
+    scores = table[f"zs/{name}/scores"]
+    report.add(f"{group} scores", POINTS, inner_products(model, images, classes), scores)
+    predicted = predict(model, features, classes, "released")
+    report.check(f"{group} predictions", np.array_equal(predicted, scores.argmax(1)))
+    accuracy = 100 * macro_accuracy(predicted, labels, n_classes)
+    report.add(f"{group} accuracy", PERCENT, accuracy, expected["mean_per_class_accuracy"], floor=1.0)
+    micro = 100 * (predicted == labels).double().mean().item()
+    report.add(f"{group} plain accuracy", PERCENT, micro, expected["plain_accuracy"], floor=1.0)
+    if name == "phyclip":
+        report.add(
+            f"{group} l1 distance",
+            POINTS,
+            -model.scores(images, classes, "metric") * meta["zs"]["k"],
+            table["zs/phyclip/l1_distance"],
+        )
+        by_metric = predict(model, features, classes, "metric")
+        accuracy = 100 * macro_accuracy(by_metric, labels, n_classes)
+        report.add(f"{group} accuracy by l1", PERCENT, accuracy, expected["with_l1_distance_instead"], floor=1.0)
+        differ = int((by_metric != predicted).sum())
+        report.check(f"{group} rankings differ", differ == expected["argmax_disagreements"], str(differ))
 
 
 @torch.no_grad()
-def compare_retrieval(report: Report, table: Any, meta: Mapping[str, Any]) -> None:
-    """Scores and recalls of retrieval in both directions."""
+def compare_retrieval(name: str, report: Report, table: Any, meta: Mapping[str, Any]) -> None:
+    """Scores and recalls of retrieval in both directions with one model."""
     image_features, text_features = (torch.from_numpy(table[f"retr/{part}_tangent"]) for part in ("image", "text"))
     owner, own = torch.from_numpy(table["retr/owner"]), torch.arange(len(image_features))
-    for name in NAMES:
-        model = model_of(name, table, meta)
-        # The tangents of the captions are scaled already, too: `lift_image` has no scale.
-        image, text = model.lift_image(image_features), model.lift_image(text_features)
-        for direction, queries, candidates, query_ids, candidate_ids in (
-            ("t2i", text, image, owner, own),
-            ("i2t", image, text, own, owner),
-        ):
-            group = f"retrieval {name} {direction}"
-            scores = inner_products(model, queries, candidates)
-            report.add(f"{group} scores", POINTS, scores, table[f"retr/{name}/{direction}_scores"])
-            prefix = f"{direction}_r"
-            expected = {
-                int(key.removeprefix(prefix)): value
-                for key, value in meta["retrieval"][name].items()
-                if key.startswith(prefix)
-            }
+    model = model_of(name, table, meta)
+    # The tangents of the captions are scaled already, too: `lift_image` has no scale.
+    image, text = model.lift_image(image_features), model.lift_image(text_features)
+    for direction, queries, candidates, query_ids, candidate_ids in (
+        ("t2i", text, image, owner, own),
+        ("i2t", image, text, own, owner),
+    ):
+        group = f"retrieval {name} {direction}"
+        scores = inner_products(model, queries, candidates)
+        report.add(f"{group} scores", POINTS, scores, table[f"retr/{name}/{direction}_scores"])
+        prefix = f"{direction}_r"
+        expected = {
+            int(key.removeprefix(prefix)): value
+            for key, value in meta["retrieval"][name].items()
+            if key.startswith(prefix)
+        }
 
-            def score(x: Tensor, y: Tensor, model: DualEncoder = model) -> Tensor:
-                return model.scores(x, y, "released")
+        def score(x: Tensor, y: Tensor, model: DualEncoder = model) -> Tensor:
+            return model.scores(x, y, "released")
 
-            ranks = pessimistic_ranks(score, queries, candidates, query_ids, candidate_ids)
-            for k, share in recall_at(ranks, expected).items():
-                report.add(f"{group} recall", PERCENT, 100 * share, expected[k], floor=1.0, where=f"k = {k}")
+        ranks = pessimistic_ranks(score, queries, candidates, query_ids, candidate_ids)
+        for k, share in recall_at(ranks, expected).items():
+            report.add(f"{group} recall", PERCENT, 100 * share, expected[k], floor=1.0, where=f"k = {k}")
 
 
 def compare_hierarchy(report: Report, table: Any, meta: Mapping[str, Any]) -> None:
@@ -137,30 +140,34 @@ def compare_traversal(report: Report, table: Any, meta: Mapping[str, Any]) -> No
         report.add(name, tolerance, error, 0.0, floor=1.0)
 
 
-COMPARISONS: tuple[Callable[[Report, Any, Mapping[str, Any]], None], ...] = (
-    compare_zero_shot,
-    compare_retrieval,
-    compare_hierarchy,
-    compare_traversal,
-)
+COMPARISONS: dict[str, Callable[[Report, Any, Mapping[str, Any]], None]] = {
+    **{f"zero-shot {name}": partial(compare_zero_shot, name) for name in NAMES},
+    **{f"retrieval {name}": partial(compare_retrieval, name) for name in NAMES},
+    "hierarchy": compare_hierarchy,
+    "traversal": compare_traversal,
+}
 
 
 def compare(table: Any) -> Report:
-    """Compare everything in the file `table`."""
+    """Compare everything in the file `table`. An error of a comparison is a failed group."""
     report, meta = Report(), json.loads(str(table["meta_json"]))
-    for comparison in COMPARISONS:
+    check_arrays(report, table)
+    for name, comparison in COMPARISONS.items():
         try:
             comparison(report, table, meta)
         except KeyError as error:
-            report.check("missing entries", False, f"{comparison.__name__}: {error}")
+            report.check("missing entries", False, f"{name}: {error}")
+        except Exception as error:
+            report.check(name, False, f"{type(error).__name__}: {one_line(error)}")
     return report
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(given: Sequence[str]) -> int:
     """Compare the file, print the report and return the exit code."""
-    if len(arguments) != 1:
-        sys.exit("usage: python -m tests.parity.metrics FILE.npz")
-    table, _ = open_cases(Path(arguments[0]), "file of evaluation metrics", INPUTS, ("zs", "retrieval"))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    arguments = parser.parse_args(given)
+    table, _ = open_cases(arguments.file, "file of evaluation metrics", INPUTS, ("zs", "retrieval"))
     report = compare(table)
     report.show()
     failed = report.failed()

@@ -3,16 +3,21 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from common.errors import UserError
 from common.files import check_file
 
+Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 SURROGATES: Final = re.compile("[\ud800-\udfff]")
+MAX_DIGITS: Final = 18
+"""Digits of an integer in a text: it has at most 64 bits."""
 
 
 def read_json(path: Path) -> Any:
@@ -39,11 +44,37 @@ def field(entry: object, key: str, kind: type[Value], where: str) -> Value:
     value = entry.get(key) if isinstance(entry, Mapping) else None
     if not isinstance(value, kind) or isinstance(value, bool):
         raise UserError(
-            f"{where}: {key!r} is {'missing' if value is None else f'{value!r:.40}'}; it must be of type "
+            f"{where}: {key!r} is {'missing' if value is None else shown(value)}; it must be of type "
             f"{kind.__name__}; download the file again"
         )
     check_text(value, f"{where}: {key!r}")
     return value
+
+
+def shown(value: object) -> str:
+    """The first 40 characters of the representation of a value, at a bounded cost for large and repeated containers."""
+    return f"{reprlib.repr(value) if isinstance(value, Mapping | list) else repr(value):.40}"
+
+
+def integer(value: Any, where: str) -> int:
+    """An integer from its decimal digits, or from a number of a binary file. Raises UserError, beginning with `where`."""
+    number = None
+    if not isinstance(value, str):
+        with suppress(
+            TypeError, ValueError, OverflowError
+        ):  # arrays and texts of NumPy; NaN and infinity are no integers
+            number = int(value) if float(value).is_integer() else None
+    elif value.isdecimal() and len(value) <= MAX_DIGITS:
+        number = int(value)
+    if number is None:
+        raise UserError(f"{where}: {shown(value)} is not an integer of at most {MAX_DIGITS} digits; correct it")
+    return number
+
+
+def record_once(table: dict[Key, Value], key: Key, value: Value, where: str) -> None:
+    """Set the value of a key. Raises UserError, beginning with `where`, if the key has another value already."""
+    if table.setdefault(key, value) != value:
+        raise UserError(f"{where} contradicts an earlier entry with the same id; correct one of them")
 
 
 def image_urls(entry: Mapping[str, Any]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from common.errors import UserError
-from trainer.evaluation.annotations import checksums, read_lines
+from trainer.evaluation.annotations import checksums, integer, read_lines
 from trainer.evaluation.folders import class_images
 from trainer.evaluation.tasks.base import ImageSource
 
@@ -152,11 +152,12 @@ def select(found: LabelledImages, folder: Path, name: str) -> LabelledImages:
     by_path = {image.path: number for number, image in enumerate(found.images)}
     chosen = []
     for number, line in enumerate(read_lines(folder / name), 1):
-        index = int(line) if line.isdecimal() else by_path.get(folder / line, -1)
+        where = f"{folder / name}: line {number}"
+        index = integer(line, where) if line.isdecimal() else by_path.get(folder / line, -1)
         if not 0 <= index < len(found.images):
             raise UserError(
-                f"{folder / name}: line {number}: {line!r:.80} is no image of the split; give a number below "
-                f"{len(found.images)} or a path below {folder}"
+                f"{where}: {line!r:.80} is no image of the split; give a number below {len(found.images)} or a path "
+                f"below {folder}"
             )
         chosen.append(index)
     return replace(

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from trainer.evaluation.annotations import integer
 from trainer.evaluation.sets.base import LabelledImages, SplitName, first_folder
 from trainer.evaluation.tasks.base import ImageSource
 
@@ -40,9 +41,10 @@ def read_cars(folder: Path, split: SplitName = "test") -> LabelledImages | None:
     classes = [str(name) for name in read_mat(listed, "class_names")[0]]
     rows = read_mat(labels, "annotations")[0]
     try:
-        pairs = [(str(row["fname"]), int(row["class"]) - 1) for row in rows]
+        entries = [(str(row["fname"]), row["class"]) for row in rows]
     except (ValueError, TypeError, IndexError) as error:
         raise UserError(f"{labels}: an annotation has no `fname` or `class`; download the file again") from error
+    pairs = [(name, integer(number, f"{labels}: entry {i}") - 1) for i, (name, number) in enumerate(entries)]
     check_targets([target for _, target in pairs], len(classes), labels)
     return LabelledImages(
         images=[ImageSource(path=folder / f"cars_{split}" / name) for name, _ in pairs],
@@ -59,14 +61,14 @@ def read_flowers102(folder: Path, split: SplitName = "test") -> LabelledImages |
     path, labels = folder / "setid.mat", folder / "imagelabels.mat"
     if not (path.is_file() and labels.is_file()):
         return None
-    (numbers,), (label_of,) = (
-        read_mat(path, {"train": "trnid", "val": "valid", "test": "tstid"}[split]),
-        read_mat(labels, "labels"),
+    numbers, label_of = (
+        [integer(number, f"{file}: entry {i} of {name}") for i, number in enumerate(read_mat(file, name)[0])]
+        for file, name in ((path, {"train": "trnid", "val": "valid", "test": "tstid"}[split]), (labels, "labels"))
     )
-    outside = next((int(number) for number in numbers if not 1 <= number <= len(label_of)), None)
+    outside = next((number for number in numbers if not 1 <= number <= len(label_of)), None)
     if outside is not None:
         raise UserError(f"{path}: image {outside} has no label in {labels.name}; download both again")
-    targets = [int(label_of[number - 1]) - 1 for number in numbers]
+    targets = [label_of[number - 1] - 1 for number in numbers]
     check_targets(targets, 102, labels)
     return LabelledImages(
         images=[ImageSource(path=folder / "jpg" / f"image_{number:05d}.jpg") for number in numbers],

@@ -1,6 +1,7 @@
 """Data sets with all images in one file: CIFAR and STL-10 in their binary versions, MNIST, PCam."""
 
 import gzip
+import math
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from trainer.evaluation.annotations import read_lines
+from trainer.evaluation.annotations import integer, read_lines
 from trainer.evaluation.sets.base import LabelledImages, SplitName, first_folder
 from trainer.evaluation.tasks.base import ImageSource, ImageStack
 
@@ -49,10 +50,10 @@ class Stored:
 
 
 def packed(
-    path: Path, stack: ImageStack, labels: NDArray[np.integer], classes: list[str], files: list[Path]
+    path: Path, stack: ImageStack, labels: NDArray[Any], classes: list[str], files: list[Path]
 ) -> LabelledImages:
     """Build from a file of images and their labels. Raises UserError for a label without a class."""
-    targets = [int(label) for label in labels]
+    targets = [integer(label, f"{files[-1]}: image {i}") for i, label in enumerate(labels)]
     wrong = next((i for i, target in enumerate(targets) if not 0 <= target < len(classes)), None)
     if wrong is not None:
         raise UserError(
@@ -150,7 +151,7 @@ def read_mnist(folder: Path, split: SplitName = "test") -> LabelledImages | None
 
 
 def read_idx(path: Path, n_axes: int) -> NDArray[np.uint8]:
-    """Read a file in the idx format: 0, 0, 8 (unsigned bytes), number of axes, sizes as big-endian int32, values.
+    """Read a file in the idx format: 0, 0, 8 (unsigned bytes), number of axes, sizes as big-endian uint32, values.
 
     Raises UserError for another content.
     """
@@ -159,8 +160,8 @@ def read_idx(path: Path, n_axes: int) -> NDArray[np.uint8]:
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {error}; download it again") from error
     start = 4 + 4 * n_axes
-    shape = tuple(int(size) for size in np.frombuffer(data[4:start], ">i4")) if len(data) >= start else ()
-    if data[:4] != bytes((0, 0, 8, n_axes)) or len(data) - start != np.prod(shape, dtype=np.int64):
+    shape = tuple(int(size) for size in np.frombuffer(data[4:start], ">u4")) if len(data) >= start else ()
+    if data[:4] != bytes((0, 0, 8, n_axes)) or len(data) - start != math.prod(shape):
         raise UserError(f"{path} is not an idx file with {n_axes} axes of bytes; download it again")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from common.errors import UserError
-from trainer.evaluation.annotations import read_lines
+from trainer.evaluation.annotations import integer, read_lines
 from trainer.evaluation.sets.base import LabelledImages, SplitName, first_folder, readable
 from trainer.evaluation.tasks.base import ImageSource
 
@@ -50,7 +50,8 @@ def read_cub(folder: Path, split: SplitName = "test") -> LabelledImages | None:
     if split == "val" or not all(path.is_file() for path in files):
         return None
     paths, labels, training, listed = ({row[0]: row[1] for row in columns(path, 2)} for path in files)
-    classes = sorted(listed, key=int) if all(key.isdecimal() for key in listed) else []
+    order = {key: integer(key, f"{files[3]}: line {number}") for number, key in enumerate(listed, 1)}
+    classes = sorted(listed, key=order.__getitem__)
     for number in paths:
         if number not in labels or number not in training:
             raise UserError(f"{files[1]}: image {number} has no label or no split; download the files again")

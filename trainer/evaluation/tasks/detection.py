@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
-from trainer.evaluation.annotations import checksums, field, image_urls
+from trainer.evaluation.annotations import checksums, field, image_urls, record_once, shown
 from trainer.evaluation.detection_ap import Bools, Floats, Ints, TrueBoxes, average_precisions
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.tasks.base import Embedder, ImageSource, Task, TaskOptions, TaskResult
@@ -56,33 +56,48 @@ class Boxes:
 def read_boxes(path: Path, images: Path, problems: Problems, max_examples: int = 0) -> Boxes:
     """Read the boxes of the 65 categories from a file of COCO instances, in the order of the file.
 
-    Boxes that do not overlap their image are skipped. Raises UserError if the file is malformed.
+    Boxes that do not overlap their image are skipped; those of a malformed image are malformed too. Raises UserError if
+    the file is malformed.
     """
     table = read_object(path)
-    names = {
-        field(row, "id", int, f"{path}, a category"): field(row, "name", str, f"{path}, a category")
-        for row in field(table, "categories", list, str(path))
-    }
+    names: dict[int, str] = {}
+    files: dict[int, tuple[str, int, int]] = {}
+    urls: dict[int, tuple[str, ...]] = {}
+
+    def read_category(row: Any) -> None:
+        where = f"{path}, category {label(row)}"
+        record_once(names, field(row, "id", int, where), field(row, "name", str, where), where)
+
+    def read_image(row: Any) -> None:
+        where = f"{path}, image {label(row)}"
+        number, name = field(row, "id", int, where), field(row, "file_name", str, where)
+        size = field(row, "width", int, where), field(row, "height", int, where)
+        record_once(files, number, (name, *size), where)
+        urls.setdefault(number, image_urls(row))
+
+    for part, parse in (("categories", read_category), ("images", read_image)):
+        problems.entries(path, field(table, part, list, str(path)), parse, f"{path.name}/{part}")
     if missing := sorted({*NOVEL, *BASE} - names.keys()):
         raise UserError(f"{path} lacks the category {missing[0]}; use the official file instances_val2017.json")
-    files = {field(row, "id", int, f"{path}, an image"): row for row in field(table, "images", list, str(path))}
     numbers = {image: number for number, image in enumerate(sorted(files))}  # ids may exceed 64 bits
     skipped: Counter[str] = Counter()
 
     def read(row: Any) -> tuple[ImageSource, int, tuple[float, ...], int, bool] | None:
-        where = f"{path}, annotation {row.get('id') if isinstance(row, dict) else row!r}"
+        where = f"{path}, annotation {label(row)}"
         category, image = field(row, "category_id", int, where), field(row, "image_id", int, where)
         if category not in NOVEL and category not in BASE:
             return None
         if image not in files:
             raise UserError(f"{where} names image {image}, which the file does not list; download the file again")
-        box, crowd = get_box(row.get("bbox"), where), bool(row.get("iscrowd", 0))
-        if not is_visible(box, files[image], f"{path}, image {image}"):
+        box, crowd = get_box(row.get("bbox"), where), field({"iscrowd": 0} | row, "iscrowd", int, where)
+        if crowd not in (0, 1):
+            raise UserError(f"{where}: 'iscrowd' is {shown(crowd)}, not 0 or 1; correct the entry")
+        name, *size = files[image]
+        if not is_visible(box, *size):
             skipped["box without area"] += 1
             return None
-        name = field(files[image], "file_name", str, f"{path}, image {image}")
-        source = ImageSource(path=images / name, box=box, urls=image_urls(files[image]))
-        return source, numbers[image], box, category, crowd
+        source = ImageSource(path=images / name, box=box, urls=urls[image])
+        return source, numbers[image], box, category, bool(crowd)
 
     rows = problems.entries(path, field(table, "annotations", list, str(path)), read)
     chosen = limited([row for row in rows if row is not None], max_examples)
@@ -97,14 +112,15 @@ def read_boxes(path: Path, images: Path, problems: Problems, max_examples: int =
     )
 
 
-def is_visible(box: tuple[float, float, float, float], image: dict[str, Any], where: str) -> bool:
-    """Return True if the box has an area within the image. Raises UserError if the image has no size."""
+def label(row: Any) -> str:
+    """The id of an entry, or the entry itself where it has none, in at most 40 characters."""
+    return shown(row.get("id") if isinstance(row, dict) else row)
+
+
+def is_visible(box: tuple[float, float, float, float], image_width: int, image_height: int) -> bool:
+    """Return True if the box has an area within the image."""
     left, top, width, height = box
-    right, bottom = (
-        min(start + size, field(image, side, int, where))
-        for start, size, side in ((left, width, "width"), (top, height, "height"))
-    )
-    return right > max(left, 0) and bottom > max(top, 0)
+    return min(left + width, image_width) > max(left, 0) and min(top + height, image_height) > max(top, 0)
 
 
 def with_context(source: ImageSource, factor: float) -> ImageSource:

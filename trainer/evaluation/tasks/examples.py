@@ -59,7 +59,9 @@ def item(values: object, index: int, kind: type[Kind], where: str) -> Kind:
 def get_box(values: Any, where: str) -> tuple[float, float, float, float]:
     """Return four numbers below `MAX_PX`: left, top, width and height. Raises UserError, beginning with `where`."""
     # NaN is not smaller, and Python compares integers that no float can hold.
-    numbers = isinstance(values, list) and all(isinstance(v, int | float) and -MAX_PX < v < MAX_PX for v in values)
+    numbers = isinstance(values, list) and all(
+        isinstance(v, int | float) and not isinstance(v, bool) and -MAX_PX < v < MAX_PX for v in values
+    )
     if not numbers or len(values) != 4:
         raise UserError(
             f"{where}: the box {f'{values}':.80} is not [left, top, width, height] in pixels; correct the entry"

@@ -7,7 +7,7 @@ entailment is 0 beyond a right angle, which creates ties, so that it is also rep
 Shapes: n images, t distinct captions, d embedding width.
 """
 
-import csv
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -40,7 +40,7 @@ from trainer.evaluation.tasks.base import (
     TaskResult,
 )
 from trainer.evaluation.tasks.examples import distinct, embed_sources, limited, require
-from trainer.evaluation.tasks.hierarcaps_expanded import EXPANDED, JOINER, LEVELS, evaluate_expanded
+from trainer.evaluation.tasks.hierarcaps_expanded import EXPANDED, JOINER, LEVELS, evaluate_expanded, read_table
 from trainer.evaluation.tasks.parts import Problems
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
@@ -63,21 +63,13 @@ class Row(NamedTuple):
 def read_rows(path: Path, problems: Problems) -> list[Row]:
     """Read the test file with the columns captions and image_url. Raises UserError if it is malformed."""
 
-    def read(numbered: tuple[int, dict[str, str | None]]) -> Row:
-        line, row = numbered
+    def read(row: Mapping[str, str | None], where: str) -> Row:
         url, captions = row["image_url"], tuple(text.strip() for text in (row["captions"] or "").split(JOINER))
         if len(captions) != LEVELS or not all(captions) or not url:
-            raise UserError(f"{path}, line {line} has no image_url and {LEVELS} captions; correct it")
+            raise UserError(f"{where} has no image_url and {LEVELS} captions; correct it")
         return Row(url.rsplit("/", 1)[-1], url, captions)
 
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            if not {"captions", "image_url"} <= set(reader.fieldnames or ()):
-                raise UserError(f"{path} lacks the columns captions and image_url; download it again")
-            return problems.entries(path, ((reader.line_num, row) for row in reader), read)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read: {error}; download it again") from error
+    return read_table(path, ("captions", "image_url"), problems, read)
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
@@ -129,7 +121,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     found, unused = dict[str, float](), dict[str, int]()
     if (root / EXPANDED).is_file():
         with problems.of("expanded"):
-            found, unused = evaluate_expanded(embedder, root / EXPANDED, folder, options)
+            found, unused = evaluate_expanded(embedder, root / EXPANDED, folder, options, problems)
     if found:
         metrics, chance, skipped = metrics | found, chance | dict.fromkeys(found, 0.5), skipped | unused
         rules["expanded"] = "own rule: the positive caption of a level scores higher than the negative one"

@@ -5,13 +5,18 @@ scored; here a choice is correct if the positive caption of a level scores highe
 """
 
 import csv
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from common.errors import UserError
+from common.files import check_file
 from trainer.evaluation.tasks.base import Embedder, ImageSource, TaskOptions
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, choose
 from trainer.evaluation.tasks.examples import limited
+from trainer.evaluation.tasks.parts import Problems
+
+Parsed = TypeVar("Parsed")
 
 EXPANDED: Final = "hierarcaps/hierarcaps_test_expanded.csv"
 LEVELS: Final = 4
@@ -35,29 +40,39 @@ def read_chain(text: str | None, where: str) -> tuple[str, ...]:
     return captions
 
 
-def read_pairs(path: Path) -> list[Pair]:
-    """Read the file. Raises UserError, naming the line, if a row is malformed."""
-    pairs = []
+def read_table(
+    path: Path, columns: Sequence[str], problems: Problems, parse: Callable[[Mapping[str, str | None], str], Parsed]
+) -> list[Parsed]:
+    """Read a CSV file with the given columns: the values of `parse` for each row and its place, such as "FILE, line 2".
+
+    Rows for which `parse` raises UserError are recorded in `problems`. Raises UserError if the file is malformed.
+    """
     try:
+        check_file(path)
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
-            if not {"positive", "negative", "image_url"} <= set(reader.fieldnames or ()):
-                raise UserError(f"{path} lacks the columns positive, negative and image_url; download it again")
-            for row in reader:
-                where = f"{path}, line {reader.line_num}"
-                chains = [read_chain(row[key], where) for key in ("positive", "negative")]
-                if not row["image_url"]:
-                    raise UserError(f"{where} has no image_url; correct it")
-                pairs.append(Pair(row["image_url"].rsplit("/", 1)[-1], row["image_url"], *chains))
+            if not set(columns) <= set(reader.fieldnames or ()):
+                raise UserError(f"{path} lacks the columns {' and '.join(columns)}; download it again")
+            rows = ((row, f"{path}, line {reader.line_num}") for row in reader)
+            return problems.entries(path, rows, lambda numbered: parse(*numbered))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} cannot be read: {error}; download it again") from error
-    return pairs
+
+
+def read_pair(row: Mapping[str, str | None], where: str) -> Pair:
+    """Read one row. Raises UserError, beginning with `where`."""
+    positive, negative = (read_chain(row[key], where) for key in ("positive", "negative"))
+    url = row["image_url"]
+    if not url:
+        raise UserError(f"{where} has no image_url; correct it")
+    return Pair(url.rsplit("/", 1)[-1], url, positive, negative)
 
 
 def evaluate_expanded(
-    embedder: Embedder, path: Path, images: Path, options: TaskOptions
+    embedder: Embedder, path: Path, images: Path, options: TaskOptions, problems: Problems
 ) -> tuple[dict[str, float], dict[str, int]]:
     """Accuracy of each level, whose chance level is 0.5, and numbers of choices that were not made, by reason."""
+    rows = read_table(path, ("positive", "negative", "image_url"), problems, read_pair)
     pairs = [
         CaptionPair(
             image=ImageSource(path=images / row.image, urls=(row.url,)),
@@ -65,7 +80,7 @@ def evaluate_expanded(
             false=false,
             group=f"level_{level}",
         )
-        for row in limited(read_pairs(path), options.max_examples)
+        for row in limited(rows, options.max_examples)
         for level, (true, false) in enumerate(zip(row.positive, row.negative, strict=True), 1)
     ]
     choices = choose(embedder, pairs, options.ranking, "crop")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from common.errors import UserError
+from common.text import message
 from trainer.evaluation.tasks.base import Figure, MissingFilesError, TaskResult
 
 Entry = TypeVar("Entry")
@@ -35,13 +36,16 @@ class Problems:
         try:
             yield
         except MissingFilesError as error:
-            self.missing[name] = str(error)
+            self.missing[name] = message(str(error))
         except UserError as error:
-            self.malformed[name] = str(error)
+            self.malformed[name] = message(str(error))
 
-    def entries(self, path: Path, entries: Iterable[Entry], parse: Callable[[Entry], Parsed]) -> list[Parsed]:
+    def entries(
+        self, path: Path, entries: Iterable[Entry], parse: Callable[[Entry], Parsed], name: str = ""
+    ) -> list[Parsed]:
         """Parse the entries of a file, and record those for which `parse` raises UserError.
 
+        `name` tells lists of the same file, or files of the same name, apart; by default it is that of the file.
         Raises the first of these errors if they are more than `MAX_MALFORMED` of the entries.
         """
         found: list[Parsed] = []
@@ -50,11 +54,11 @@ class Problems:
             try:
                 found.append(parse(entry))
             except UserError as error:
-                errors[f"{path.name}, item {number}"] = error
+                errors[f"{name or path.name}, item {number}"] = error
         if len(errors) > MAX_MALFORMED * (len(found) + len(errors)):
             raise next(iter(errors.values()))
-        self.malformed.update({name: str(error) for name, error in list(errors.items())[:MAX_NAMED]})
-        self.skipped.update({f"malformed entry of {path.name}": len(errors)} if errors else {})
+        self.malformed.update({key: message(str(error)) for key, error in list(errors.items())[:MAX_NAMED]})
+        self.skipped.update({f"malformed entry of {name or path.name}": len(errors)} if errors else {})
         return found
 
     def require(self, found: object, expected: str) -> None:

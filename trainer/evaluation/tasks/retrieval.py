@@ -19,7 +19,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from trainer.evaluation import plots
-from trainer.evaluation.annotations import below, checksums, image_urls, read_json
+from trainer.evaluation.annotations import below, checksums, image_urls, read_json, record_once
 from trainer.evaluation.annotations import field as value_of
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.items import mean_items
@@ -62,7 +62,7 @@ class CaptionedImages:
 def read_coco(root: Path, limit: int, problems: Problems) -> CaptionedImages:
     """Read the captions of COCO val2017, keyed by image id; `limit` images (0: all).
 
-    Raises MissingFilesError, and UserError for malformed annotations.
+    The captions of a malformed image are malformed too. Raises MissingFilesError, and UserError for malformed annotations.
     """
     path, folder = root / COCO_JSON, root / "coco" / "val2017"
     if not path.is_file() or not folder.is_dir():
@@ -70,10 +70,13 @@ def read_coco(root: Path, limit: int, problems: Problems) -> CaptionedImages:
     content = read_json(path)
     captions: dict[int, list[str]] = {}
     names: dict[int, ImageSource] = {}
-    for number, entry in enumerate(value_of(content, "images", list, str(path))):
+
+    def read_image(numbered: tuple[int, Any]) -> None:
+        number, entry = numbered
         where = f"{path}: images[{number}]"
         name = value_of(entry, "file_name", str, where)
-        names[value_of(entry, "id", int, where)] = ImageSource(path=folder / name, urls=image_urls(entry))
+        source = ImageSource(path=folder / name, urls=image_urls(entry))
+        record_once(names, value_of(entry, "id", int, where), source, where)
 
     def read_caption(numbered: tuple[int, Any]) -> None:
         number, entry = numbered
@@ -83,6 +86,8 @@ def read_coco(root: Path, limit: int, problems: Problems) -> CaptionedImages:
             raise UserError(f"{where}: image_id {owner} is not among the images; download the file again")
         captions.setdefault(owner, []).append(value_of(entry, "caption", str, where))
 
+    listed = enumerate(value_of(content, "images", list, str(path)))
+    problems.entries(path, listed, read_image, f"{path.name}/images")
     problems.entries(path, enumerate(value_of(content, "annotations", list, str(path))), read_caption)
     found = CaptionedImages()
     for key in list(names)[: limit or None]:

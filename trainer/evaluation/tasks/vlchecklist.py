@@ -4,6 +4,7 @@ The six object columns are those of PHyCLIP, table 3, and of HyCoCLIP's mean "VL
 all 13 columns. A column consists of several corpora, such as vg_obj and hake.
 """
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import Any, Final
 import yaml
 
 from common.errors import UserError
+from common.files import check_file
+from common.text import one_line
+from common.yaml_text import check_yaml
 from trainer.evaluation.annotations import checksums, field
 from trainer.evaluation.items import Items, balanced_items
 from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFilesError, Task, TaskOptions, TaskResult
@@ -42,33 +46,44 @@ def read_corpus(path: Path, folder: Path) -> tuple[Path, Path]:
     Raises UserError if the file is malformed.
     """
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        check_file(path)
+        text = path.read_text(encoding="utf-8")
+        check_yaml(text)
+        values = yaml.load(text, Loader=yaml.BaseLoader)  # all values are texts
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as YAML: {str(error).splitlines()[0]}; download it again") from error
+        raise UserError(f"{path} cannot be read as YAML: {one_line(error)}; download it again") from error
     annotations, images = (field(values, key, str, str(path)) for key in ("ANNO_PATH", "IMG_ROOT"))
-    if not (folder / annotations).is_relative_to(folder):
-        raise UserError(f"{path}: ANNO_PATH {annotations} is not relative to {folder}; correct it")
-    return folder / annotations, folder / images
+    # The names are compared without following links: data/ is often one to another disk.
+    inner = Path(os.path.normpath(folder / annotations))
+    if not inner.is_relative_to(os.path.normpath(folder)):
+        raise UserError(f"{path}: ANNO_PATH {annotations!r:.80} is not relative to {folder}; correct it")
+    return folder / inner.relative_to(os.path.normpath(folder)), folder / images
 
 
-def read_pairs(path: Path, images: Path, group: str) -> tuple[list[CaptionPair | None], int]:
-    """Read the pairs of an annotation file, None for those without captions, and the number of damaged captions.
+def read_pairs(
+    path: Path, images: Path, group: str, limit: int, problems: Problems
+) -> tuple[list[CaptionPair | None], int]:
+    """Read the first `limit` pairs (0: all) of an annotation file, and the number of damaged captions.
 
+    Pairs without captions are None.
     An entry is [image, {"POS": [caption, ...], "NEG": [caption, ...]}]; the first captions are used, unchanged.
-    Captions with leading or trailing blanks are damaged. Raises UserError if an entry is malformed.
+    Captions with leading or trailing blanks are damaged. Raises UserError if the file is malformed.
     """
-    pairs: list[CaptionPair | None] = []
     damaged = 0
-    for number, entry in enumerate(read_list(path)):
+
+    def read(numbered: tuple[int, Any]) -> CaptionPair | None:
+        nonlocal damaged
+        number, entry = numbered
         where = f"{path}, entry {number}"
         name, captions = item(entry, 0, str, where), item(entry, 1, dict, where)
         true, false = (first(field(captions, key, list, where), where) for key in ("POS", "NEG"))
         if not true.strip() or not false.strip():
-            pairs.append(None)
-            continue
+            return None
         damaged += true != true.strip() or false != false.strip()
-        pairs.append(CaptionPair(image=ImageSource(path=images / name), true=true, false=false, group=group))
-    return pairs, damaged
+        return CaptionPair(image=ImageSource(path=images / name), true=true, false=false, group=group)
+
+    entries = limited(read_list(path), limit)
+    return problems.entries(path, enumerate(entries), read, group), damaged
 
 
 def first(captions: Sequence[Any], where: str) -> str:
@@ -81,7 +96,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
 
     COLUMN/CORPUS is the accuracy of one corpus, COLUMN/mean the mean over its corpora, and COLUMN the corpus of
     PHyCLIP's code, or the mean for the rule "paper". `object`, `attribute` and `relation` are means over columns.
-    Malformed corpora are listed in the details; raises UserError if there are no others.
+    Missing columns and malformed corpora are listed in the details; raises UserError if there are no others.
     """
     require(root, CORPUS)
     released = options.rule == "released"
@@ -102,9 +117,9 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
                 annotations, images = read_corpus(path, root / FOLDER)
                 if not is_file(annotations):
                     raise MissingFilesError(f"{annotations} is missing")
-                every, damaged[key] = read_pairs(annotations, images, key)
-                pairs = [pair for pair in limited(every, limit) if pair is not None]
-                skipped["no caption"] += len(limited(every, limit)) - len(pairs)
+                every, damaged[key] = read_pairs(annotations, images, key, limit, problems)
+                pairs = [pair for pair in every if pair is not None]
+                skipped["no caption"] += len(every) - len(pairs)
                 choices = choose(
                     embedder, pairs, options.ranking, "squeeze", legacy_norm=options.vlc_legacy_norm, required=False
                 )
@@ -117,6 +132,8 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
                 items |= choices.items()
                 mistakes += choices.mistakes(root)[:1]
         metrics |= column_metrics(column, accuracies, released)
+        if column not in metrics:
+            problems.missing[column] = expected(root, column, released)
     problems.require(metrics, f"{root / FOLDER} has no usable corpus; expected corpus/v1, data and the images below it")
     metrics |= group_means(metrics)
     return TaskResult(
@@ -131,7 +148,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             "ties": "count as wrong",
         },
         n_used=sum(counts.values()),
-        skipped={reason: n for reason, n in skipped.items() if n},
+        skipped={reason: n for reason, n in skipped.items() if n} | problems.skipped,
         checksums=checksums(root, root / CORPUS, *sorted(set(used))),
         details={
             "n": counts,
@@ -141,6 +158,13 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         },
         items=with_means(items, metrics, released),
     )
+
+
+def expected(root: Path, column: str, released: bool) -> str:
+    """The layout of a column, as one line."""
+    corpus = "vg_obj" if column.startswith("object/") else "vg"
+    name = f"{corpus}.yaml, the corpus of PHyCLIP's code" if released else f"CORPUS.yaml, such as {corpus}.yaml"
+    return f"expected {root / CORPUS / COLUMNS[column]}/{name}, with its annotations and images below {root / FOLDER}"
 
 
 def column_metrics(column: str, accuracies: dict[str, float], released: bool) -> dict[str, float]:

@@ -80,6 +80,14 @@ def test_an_index_that_does_not_exist_is_an_error(line: str, tmp_path: Path) -> 
         read_set(tmp_path, "eurosat")
 
 
+def test_an_index_of_5000_digits_is_an_error(tmp_path: Path) -> None:
+    for i in range(10):
+        write_image(tmp_path / "eurosat" / f"Class{i}" / "a.png")
+    path = write(tmp_path / "eurosat" / "indices.txt", "0", "9" * 5000)
+    with pytest.raises(UserError, match=f"{path}: line 2: '9+ is not an integer of at most 18 digits"):
+        read_set(tmp_path, "eurosat")
+
+
 def test_a_wrong_number_of_class_names_is_an_error(tmp_path: Path) -> None:
     for i in range(10):
         write_image(tmp_path / "stl10" / f"c{i}" / "a.png")
@@ -163,6 +171,10 @@ def test_mnist_is_read_as_rgb(suffix: str, tmp_path: Path) -> None:
     labels.write_bytes(pack(struct.pack(">4Bi", 0, 0, 8, 1, 5) + bytes([7, 0])))
     with pytest.raises(UserError, match="is not an idx file with 1 axes of bytes"):
         read_set(tmp_path, "mnist")
+    negative = struct.pack(">4B3i", 0, 0, 8, 3, -2, -28, 28) + pixels.tobytes()
+    (folder / f"t10k-images-idx3-ubyte{suffix}").write_bytes(pack(negative))
+    with pytest.raises(UserError, match="is not an idx file with 3 axes of bytes"):
+        read_set(tmp_path, "mnist")
 
 
 def test_cub_uses_the_test_split_and_numeric_class_ids(tmp_path: Path) -> None:
@@ -175,6 +187,11 @@ def test_cub_uses_the_test_split_and_numeric_class_ids(tmp_path: Path) -> None:
     assert found.targets == [9, 199]
     assert found.names[9] == "Black footed 10"
     assert found.images[0].path == folder / "images" / "b" / "2.jpg"
+    classes = folder / "classes.txt"
+    for name in ("9" * 5000, "one"):
+        classes.write_text(f"{name} 001.Albatross\n")
+        with pytest.raises(UserError, match=f"{classes}: line 1: '{name[:3]}.* is not an integer"):
+            read_set(tmp_path, "cub2011")
     split.write_text("1 1\n2\n")
     with pytest.raises(UserError, match=r"train_test_split\.txt: line 2 has 1 columns, not 2"):
         read_set(tmp_path, "cub2011")
@@ -239,6 +256,19 @@ def test_matlab_files_of_cars_and_flowers(tmp_path: Path) -> None:
     savemat(flowers / "setid.mat", {"tstid": np.array([[4]])})
     with pytest.raises(UserError, match=r"setid\.mat: image 4 has no label"):
         read_set(tmp_path, "flowers102")
+    for value in (np.nan, np.inf, 1.5):
+        savemat(flowers / "setid.mat", {"tstid": np.array([[1, value]])})
+        with pytest.raises(UserError, match=r"setid\.mat: entry 1 of tstid: .* is not an integer"):
+            read_set(tmp_path, "flowers102")
+        savemat(flowers / "setid.mat", {"tstid": np.array([[3, 1]])})
+        savemat(flowers / "imagelabels.mat", {"labels": np.array([[77, 1, value]])})
+        with pytest.raises(UserError, match=r"imagelabels\.mat: entry 2 of labels: .* is not an integer"):
+            read_set(tmp_path, "flowers102")
+        savemat(flowers / "imagelabels.mat", {"labels": np.array([[77, 1, 102]])})
+        rows["class"] = [196, value]
+        savemat(cars / "cars_test_annos_withlabels.mat", {"annotations": rows})
+        with pytest.raises(UserError, match=r"withlabels\.mat: entry 1: .* is not an integer"):
+            read_set(tmp_path, "cars")
     (flowers / "setid.mat").write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"setid\.mat cannot be read"):
         read_set(tmp_path, "flowers102")

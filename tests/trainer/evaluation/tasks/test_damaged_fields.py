@@ -13,8 +13,9 @@ from common.errors import UserError
 from tests.trainer.evaluation.test_evaluate import model_and_tokenizer
 from trainer.evaluation.contamination import ROW, count_copies
 from trainer.evaluation.embedder import CachedEmbedder
-from trainer.evaluation.tasks import detection, retrieval, vg_attribution
+from trainer.evaluation.tasks import detection, hierarcaps_expanded, retrieval, vg_attribution
 from trainer.evaluation.tasks.base import TaskOptions
+from trainer.evaluation.tasks.parts import Problems
 
 N = 4
 CAPTIONS, INSTANCES = "coco/annotations/captions_val2017.json", "coco/annotations/instances_val2017.json"
@@ -131,3 +132,57 @@ def test_one_malformed_entry_of_many_is_skipped_and_named(root: Path, embedder: 
         assert found.skipped == {f"malformed entry of {name}": 1}
         assert list(found.details["malformed"]) == [f"{name}, item 1"]  # type: ignore[call-overload]
         assert found.n_used == (N if task is retrieval else 30 * N - 1)
+
+
+@pytest.mark.parametrize("part", ["image", "category"])
+def test_an_id_with_two_meanings_is_a_malformed_entry(root: Path, embedder: CachedEmbedder, part: str) -> None:
+    def edit(content: Any) -> None:
+        if part == "category":
+            content["categories"].append({"id": 17, "name": "dog"})
+        else:
+            content["images"].append(content["images"][1] | {"file_name": "2.jpg"})
+
+    change(root / INSTANCES, edit)
+    with pytest.raises(UserError, match=f"{part} {17 if part == 'category' else 1} contradicts an earlier entry"):
+        detection.evaluate(embedder, root, TaskOptions())
+    if part == "image":
+        change(root / CAPTIONS, edit)
+        with pytest.raises(UserError, match=r"images\[4\] contradicts an earlier entry with the same id"):
+            retrieval.evaluate(embedder, root, TaskOptions())
+
+
+@pytest.mark.parametrize("flag", ["0", True, 2, None])
+def test_a_crowd_flag_of_another_type_is_a_malformed_entry(root: Path, embedder: CachedEmbedder, flag: object) -> None:
+    change(root / INSTANCES, lambda content: content["annotations"][1].update(iscrowd=flag))
+    with pytest.raises(UserError, match="annotation 1: 'iscrowd' is"):
+        detection.evaluate(embedder, root, TaskOptions())
+
+
+def test_a_box_with_a_boolean_is_a_malformed_entry(root: Path, embedder: CachedEmbedder) -> None:
+    change(root / ATTRIBUTION, lambda content: content[1].update(bbox_x=True))
+    with pytest.raises(UserError, match=r"entry 1: the box \[True, 1, 9, 9\]"):
+        vg_attribution.evaluate(embedder, root, TaskOptions())
+
+
+def test_one_malformed_image_of_many_is_skipped_and_named(root: Path, embedder: CachedEmbedder) -> None:
+    def edit(content: Any) -> None:
+        content["images"] += [content["images"][0] | {"id": i, "file_name": f"{i}.jpg"} for i in range(N, 200)]
+        content["images"][-1]["file_name"] = None
+
+    for task, file in ((retrieval, CAPTIONS), (detection, INSTANCES)):
+        change(root / file, edit)
+        found, name = task.TASK.evaluate(embedder, root, TaskOptions()), f"{Path(file).name}/images"
+        assert found.skipped[f"malformed entry of {name}"] == 1
+        assert list(found.details["malformed"]) == [f"{name}, item 199"]  # type: ignore[call-overload]
+        assert found.n_used == N
+
+
+def test_one_malformed_row_of_the_expanded_file_is_skipped_and_named(tmp_path: Path) -> None:
+    path, problems = tmp_path / "expanded.csv", Problems()
+    path.write_text(
+        "positive,negative,image_url\n" + "a => b => c => d,e => f => g => h,http://x/1.jpg\n" * 99 + "a,b,c\n"
+    )
+    columns = ("positive", "negative", "image_url")
+    assert len(hierarcaps_expanded.read_table(path, columns, problems, hierarcaps_expanded.read_pair)) == 99
+    assert list(problems.malformed) == ["expanded.csv, item 99"]
+    assert "line 101 has no chain of 4 captions" in problems.malformed["expanded.csv, item 99"]

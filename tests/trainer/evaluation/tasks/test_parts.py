@@ -41,3 +41,11 @@ def test_more_malformed_entries_are_an_error_that_names_the_first(entries: list[
 
 def test_one_of_a_hundred_entries_is_skipped() -> None:
     assert len(Problems().entries(FILE, [*range(99), -1], parse)) == 99
+
+
+def test_long_reasons_are_one_short_line() -> None:
+    problems = Problems()
+    with problems.of("coco"):
+        raise UserError(f"{FILE}: {'x' * 10**6}\nforged")
+    assert len(problems.malformed["coco"]) < 5000
+    assert "\n" not in problems.malformed["coco"]

@@ -1,7 +1,10 @@
 """VL-CheckList on invented corpora in its layout."""
 
+import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from torch import Tensor
@@ -12,6 +15,7 @@ from trainer.evaluation.tasks.base import ImageSource, MissingFilesError, TaskOp
 from trainer.evaluation.tasks.vlchecklist import COLUMNS, TASK
 
 Write = Callable[..., Path]
+Rule = Literal["released", "paper"]
 
 
 def pair(image: int, true: str = "lamp ON desk", false: str = "cow ON desk") -> list[object]:
@@ -99,8 +103,41 @@ def test_missing_images_damaged_and_missing_captions_are_counted(tmp_path: Path,
     result = TASK.evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions())
     assert (result.n_used, result.skipped) == (2, {"no caption": 2, "missing image": 2})
     assert result.details["damaged_captions"] == {"object/large/vg_obj": 1}
-    assert list(result.details["missing"]) == ["object/large/hake"]  # type: ignore[call-overload]
+    assert set(result.details["missing"]) == {"object/large/hake", *COLUMNS} - {"object/large"}  # type: ignore[call-overload]
     assert "object/large/hake" not in result.metrics
+
+
+@pytest.mark.parametrize("rule", ["released", "paper"])
+def test_each_missing_column_is_named_with_its_layout(tmp_path: Path, write: Write, rule: Rule) -> None:
+    write_all(write)
+    shutil.rmtree(tmp_path / "vl_checklist/corpus/v1/Attribute/color")
+    (tmp_path / "vl_checklist/corpus/v1/Object/Size/small/vg_obj.yaml").unlink()
+    result = TASK.evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions(rule=rule))
+    missing: dict[str, str] = result.details["missing"]  # type: ignore[assignment]
+    assert missing.keys() == ({"attribute/color", "object/small"} if rule == "released" else {"attribute/color"})
+    for column, reason in missing.items():
+        name = {"attribute/color": "vg.yaml", "object/small": "vg_obj.yaml"}[column]
+        assert f"corpus/v1/{COLUMNS[column]}/" in reason
+        assert name in reason
+        assert "\n" not in reason
+
+
+def test_few_malformed_entries_among_those_used_are_skipped_and_others_do_not_count(
+    tmp_path: Path, write: Write
+) -> None:
+    write_corpus(write, "object/mid", "vg_obj", [*([pair(0)] * 99), ["VG_100K/0.jpg"], *([["VG_100K/0.jpg"]] * 900)])
+    used = TASK.evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions(max_examples=100))
+    assert (used.n_used, used.skipped) == (99, {"malformed entry of object/mid/vg_obj": 1})
+    assert list(used.details["malformed"]) == ["object/mid/vg_obj, item 99"]  # type: ignore[call-overload]
+    before = TASK.evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions(max_examples=99))
+    assert (before.n_used, before.skipped, before.details["malformed"]) == (99, {}, {})
+
+
+def test_a_link_to_another_disk_is_followed(tmp_path: Path, write: Write) -> None:
+    write_corpus(write, "object/mid", "vg_obj", [pair(0)])
+    (tmp_path / "vl_checklist/data").rename(tmp_path / "disk")
+    (tmp_path / "vl_checklist/data").symlink_to(tmp_path / "disk")
+    assert TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions()).n_used == 1
 
 
 def test_damaged_captions_reach_the_model_unchanged(tmp_path: Path, write: Write) -> None:
@@ -168,9 +205,25 @@ def test_malformed_entries_are_user_errors(tmp_path: Path, write: Write, entry: 
 
 
 @pytest.mark.parametrize(
-    "content", ["ANNO_PATH: [", "- 1\n", "ANNO_PATH: data\n", "ANNO_PATH: /etc/data.json\nIMG_ROOT: vg\n"]
+    "content",
+    [
+        "ANNO_PATH: [",
+        "- 1\n",
+        "ANNO_PATH: data\n",
+        "ANNO_PATH: /etc/data.json\nIMG_ROOT: vg\n",
+        "ANNO_PATH: ../../../../../etc/passwd\nIMG_ROOT: vg\n",
+        "ANNO_PATH: data/../../x.json\nIMG_ROOT: vg\n",
+        "[" * 5000,
+        "&a {<<: *a}",
+        "ANNO_PATH: !!int ''",
+        "a: &a [x, x, x, x, x, x, x, x, x]\n"
+        + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghijkl"))
+        + "ANNO_PATH: *l\nIMG_ROOT: vg\n",
+    ],
 )
 def test_malformed_corpus_files_are_user_errors(tmp_path: Path, write: Write, content: str) -> None:
     write("vl_checklist/corpus/v1/Object/Size/small/vg_obj.yaml", content)
-    with pytest.raises(UserError, match=r"small/vg_obj\.yaml"):
+    with pytest.raises(UserError, match=r"small/vg_obj\.yaml") as found:
         TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+    assert len(str(found.value)) < 500
+    assert "\n" not in str(found.value)
