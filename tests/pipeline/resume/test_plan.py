@@ -215,6 +215,21 @@ def test_equal_history_gives_equal_bytes(config: PipelineConfig, folder: Path, t
     assert digests(tmp_path / "other") == digests(Path(config.output))
 
 
+def test_files_behind_the_limit_are_not_counted_as_removed(
+    config: PipelineConfig, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = dataclasses.replace(config, limit=6)  # rows of b and d
+    run(config)
+    write_rows(folder / "b.jsonl", "b", 8)
+    caplog.set_level("INFO")
+    run(overwriting(config))
+    assert "appended" not in caplog.text
+    write_rows(folder / "b.jsonl", "b", 2)
+    write_rows(folder / "z.jsonl", "z", 8)
+    run(overwriting(config))
+    assert "2 new input files are appended" in caplog.text
+
+
 def test_a_change_and_an_append_at_once(config: PipelineConfig, folder: Path) -> None:
     run(config)
     write_rows(folder / "a.jsonl", "a", 4)
