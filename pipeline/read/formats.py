@@ -180,7 +180,7 @@ def column_names(file: IO[bytes], format_: Format, config: ReadConfig) -> list[s
 
 
 def csv_header(file: IO[bytes], format_: Format, config: ReadConfig) -> list[str]:
-    """Read the column names in the first line that is not blank; [] if there is none.
+    """Read the column names in the first line that is not blank; an empty list for a file without one.
 
     Raises csv.Error if the line, with the blank ones before it, is too long.
     """
