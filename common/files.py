@@ -25,6 +25,11 @@ def check_file(path: str | os.PathLike[str]) -> None:
         raise NotAFileError(f"{os.fspath(path)} is {KINDS.get(stat.S_IFMT(mode), 'no file')}; give a regular file")
 
 
+def is_broken_link(path: str) -> bool:
+    """Return True for a symbolic link to a file that does not exist, or to itself."""
+    return os.path.islink(path) and not os.path.exists(path)
+
+
 def check_folder_files(folder: str | os.PathLike[str]) -> None:
     """Raise NotAFileError for a device, named pipe or socket in `folder` or below; libraries would open it.
 

@@ -30,6 +30,9 @@ KEYS: Final = Keys(
 )
 """Key names of the pipeline; `renamed` and `renamed_values` refer to version 0.1."""
 
+MAX_STEP_S: Final = 2_000_000
+"""Longest time limit of a step, 23 days: a process can wait for at most 2**31 ms."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RayConfig:
@@ -56,6 +59,7 @@ class RayConfig:
         check_range(self, "cpu_workers", "model_workers", least=1)
         check_range(self, "gpus_per_model_worker", "retries", "max_failed_shards", least=0)
         check_positive(self, "step_timeout_s")
+        check_range(self, "step_timeout_s", least=0, most=MAX_STEP_S)
         gpus = self.gpus_per_model_worker
         if gpus is not None and gpus > 1 and gpus != int(gpus):
             raise UserError(f"gpus_per_model_worker is {gpus}; give a whole number, or a fraction of one GPU")

@@ -5,13 +5,13 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from common.config import RESOLVED_FILE, to_yaml
 from common.config_help import print_text
 from common.text import message
 from pipeline.compute import compute
-from pipeline.config import PipelineConfig
+from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.lease import Lease, hold_lease
 from pipeline.paths import check_no_query, check_output_outside_input, check_writable, with_absolute_paths
 from pipeline.provenance import make_provenance
@@ -20,8 +20,10 @@ from pipeline.read.types import ShardPlan
 from pipeline.report.html import write_report
 from pipeline.report.stats import build_stats
 from pipeline.report.summary import summary_table
-from pipeline.resume.finished import find_damaged
+from pipeline.resume.finished import Damage, Formats, find_damaged
 from pipeline.resume.plan import plan_work
+from pipeline.write.manifest import read_manifest
+from pipeline.write.restore import restore_index
 from pipeline.write.store import Store
 from pipeline.write.temporary import remove_abandoned
 from schemas.files import FAILED_FOLDER, MANIFEST_FILE, OUTPUT_FOLDERS, REPORT_FILE, RUN_TIMINGS_FILE, STATS_FILE
@@ -55,13 +57,15 @@ def run(config: PipelineConfig) -> int:
         n_failed, start = 0, time.perf_counter()
         if work.unfinished:
             output.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
-            n_failed = compute(work.unfinished, config, provenance, output, lease)
+            n_failed = compute_in_formats(work.unfinished, work.formats, config, provenance, output, lease)
             remove_drafts(output)
         lease.check()
-        damaged = [] if output.is_local else find_damaged(output, work.plans)
-        if damaged:
-            n_failed += mend(damaged, config, provenance, output, lease)
-        if n_computed := len(work.unfinished) + len(damaged):
+        # An object store is resumed from a listing alone, so its manifests are compared after the shards are done.
+        damages = work.unindexed if output.is_local else find_damaged(output, work.plans, config)
+        damages = [damage for damage in damages if not restored(damage, output)]
+        if damages:
+            n_failed += mend(damages, config, provenance, output, lease)
+        if n_computed := len(work.unfinished) + len(damages):
             timings: RunTimings = {"wall_seconds": time.perf_counter() - start, "shards": n_computed - n_failed}
             output.write(RUN_TIMINGS_FILE, json.dumps(timings))
         report(config, work.plans)
@@ -81,16 +85,48 @@ def remove_drafts(output: Store) -> None:
         remove_abandoned(output.path(folder) for folder in OUTPUT_FOLDERS)
 
 
-def mend(
-    damaged: Sequence[ShardPlan], config: PipelineConfig, provenance: Provenance, output: Store, lease: Lease
+def compute_in_formats(
+    plans: Sequence[ShardPlan],
+    formats: Mapping[int, Formats],
+    config: PipelineConfig,
+    provenance: Provenance,
+    output: Store,
+    lease: Lease,
 ) -> int:
-    """Compute shards again whose files do not have the sizes of their manifests; return the number that failed.
+    """Compute shards; return the number that failed.
 
-    An object store is resumed from a listing alone, so its manifests are compared after the other shards are done.
+    Shards in `formats` are written in these formats, others in those of the configuration. The former come first: as
+    long as they have no manifest, nothing tells a later run that they had more formats.
     """
-    logger.warning("%d finished shards have files that are missing or truncated; computed again", len(damaged))
-    output.remove_many(MANIFEST_FILE.format(plan.index) for plan in damaged)
-    return compute(damaged, config, provenance, output, lease)
+    groups: dict[Formats, list[ShardPlan]] = {}
+    for plan in sorted(plans, key=lambda plan: (plan.index not in formats, plan.index)):
+        groups.setdefault(formats.get(plan.index, config.write.formats), []).append(plan)
+    n_failed = 0
+    for names, group in groups.items():
+        if names == config.write.formats:
+            n_failed += compute(group, config, provenance, output, lease)
+            continue
+        other = with_formats(config, names)
+        n_failed += compute(group, other, {**provenance, "config_hash": content_hash(other)}, output, lease)
+    return n_failed
+
+
+def restored(damage: Damage, output: Store) -> bool:
+    """Restore the index of a shard that lacks nothing else; return False if the shard has to be computed again."""
+    index = damage.plan.index
+    manifest = read_manifest(output, index) if damage.only_index else None
+    if manifest is None or not restore_index(output, manifest, damage.formats):
+        return False
+    logger.warning("the index of shard %d was missing or truncated; restored from the headers of its tars", index)
+    return True
+
+
+def mend(damages: Sequence[Damage], config: PipelineConfig, provenance: Provenance, output: Store, lease: Lease) -> int:
+    """Compute shards again whose files do not have the sizes of their manifests; return the number that failed."""
+    logger.warning("%d finished shards have files that are missing or truncated; computed again", len(damages))
+    output.remove_many(MANIFEST_FILE.format(damage.plan.index) for damage in damages)
+    formats = {damage.plan.index: damage.formats for damage in damages}
+    return compute_in_formats([damage.plan for damage in damages], formats, config, provenance, output, lease)
 
 
 def report(config: PipelineConfig, plans: Sequence[ShardPlan]) -> None:

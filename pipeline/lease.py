@@ -153,7 +153,7 @@ def check_abandoned(store: Store, content: bytes) -> None:
     try:
         lease: schemas.Lease = json.loads(content)
         process, heartbeat = ProcessId.parse(lease["process"]), float(lease["heartbeat"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return  # not a lease: leases are written atomically
     alive = process.is_alive() if process else None
     if alive is None:
@@ -189,5 +189,5 @@ def describe(content: bytes | None) -> str:
     try:
         lease: schemas.Lease = json.loads(content)
         return f"a job on host {lease['host']} (process {lease['pid']}, started {lease['started']})"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "an unknown job"

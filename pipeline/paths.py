@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import secrets
 from collections.abc import Iterable
 from typing import Final
 
@@ -58,9 +59,10 @@ def check_output_outside_input(config: PipelineConfig, files: Iterable[str]) -> 
 
 def check_writable(output: Store) -> None:
     """Raise UserError unless a file can be created in `output`."""
+    name = f".writable.{secrets.token_hex(8)}"  # another job may check the same output at this moment
     try:
-        output.write(".writable", "")
-        output.remove([".writable"])
+        output.write(name, "")
+        output.remove([name])
     except OSError as error:
         raise UserError(
             f"output {output.root!r} is not writable: {error}; give another output=, or change the permissions"

@@ -1,8 +1,12 @@
 """Settings of the read stage."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from common.config import check_range, runtime
+
+MAX_LIMIT: Final = 2**40
+"""Largest limit on sizes and counts, which stay within 64 bits in sums and products."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,4 +35,4 @@ class ReadConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_row_bytes", "max_row_lines", "max_image_bytes", "max_url_characters", "max_boxes"):
-            check_range(self, name, least=1)
+            check_range(self, name, least=1, most=MAX_LIMIT)

@@ -13,6 +13,7 @@ from typing import IO, Any, Final, Literal, TypeVar
 import pyarrow as pa
 
 from common.errors import UserError
+from common.files import is_broken_link
 from common.remote import BUFFER, one_line, open_file, store_errors
 from common.tar import TarError
 from pipeline.read.config import ReadConfig
@@ -100,9 +101,11 @@ def open_input(path: str, rows: str = "") -> Iterator[IO[bytes]]:
             with io.BufferedReader(Decompressed(file), BUFFER) as decompressed:
                 yield decompressed
     except store_errors(*UNREADABLE) as error:
-        kind = DamagedFileError if isinstance(error, UNREADABLE) else UserError
+        is_broken = is_broken_link(path)
+        kind = DamagedFileError if is_broken or isinstance(error, UNREADABLE) else UserError
+        reason = "it is a link to a file that does not exist, or to itself" if is_broken else one_line(error)
         fix = "replace the file, or remove it from the input"
-        raise kind(f"cannot read {rows}input file {path}: {one_line(error)}; {fix}") from error
+        raise kind(f"cannot read {rows}input file {path}: {reason}; {fix}") from error
 
 
 def raw_rows(
@@ -177,12 +180,18 @@ def column_names(file: IO[bytes], format_: Format, config: ReadConfig) -> list[s
 
 
 def csv_header(file: IO[bytes], format_: Format, config: ReadConfig) -> list[str]:
-    """Read the column names in the first line. Raises csv.Error if it is too long."""
-    first = file.readline(config.max_row_bytes + 1)
-    if len(first) > config.max_row_bytes:
-        raise csv.Error(f"the header has more than read.max_row_bytes={config.max_row_bytes} bytes")
+    """Read the column names in the first line that is not blank; an empty list for a file without one.
+
+    Raises csv.Error if the line, with the blank ones before it, is too long.
+    """
+    text, n_bytes = "", 0
+    while not text.strip("\r\n") and (line := file.readline(config.max_row_bytes + 1)):
+        n_bytes += len(line)
+        if n_bytes > config.max_row_bytes:
+            raise csv.Error(f"the header has more than read.max_row_bytes={config.max_row_bytes} bytes")
+        text = line.decode("utf-8-sig")
     try:
-        return next(csv.reader(io.StringIO(first.decode("utf-8-sig")), delimiter=_delimiter(format_)), [])
+        return next(csv.reader(io.StringIO(text), delimiter=_delimiter(format_)), [])
     except csv.Error as error:
         raise csv.Error(f"line 1: {csv_problem(error)}") from error
 

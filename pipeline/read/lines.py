@@ -1,6 +1,8 @@
 """Rows of JSONL, CSV and TSV files, in bounded memory; every line of the file ends in one row."""
 
 import csv
+import gzip
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from typing import IO, Final, NamedTuple
@@ -13,6 +15,8 @@ BLANK_LINES: Final = 16
 """Blank lines in a row after which the next ones are skipped in blocks, which is slower for a few lines."""
 WHITE_SPACE: Final = b" \t\n\r\v\f"
 LINE_ENDS: Final = b"\r\n"
+DAMAGE: Final = (EOFError, gzip.BadGzipFile, zlib.error)
+"""Exceptions of reading a damaged gzip file."""
 
 
 class Line(NamedTuple):
@@ -103,17 +107,23 @@ def csv_rows(
     """Yield the rows of a CSV file; a row may span lines. Invalid UTF-8 becomes surrogates; `read` drops such rows.
 
     If a row spans lines, it must have `n_fields` fields and correct quotes. Otherwise its first line holds a quote that
-    is not closed: this line is a bad row, and reading continues with the next line. Raises BlankLinesError.
+    is not closed: this line is a bad row, and reading continues with the next line. Raises BlankLinesError, and one of
+    DAMAGE after the rows before the damage.
     """
     lines = Lines(file, offset, number, config)
     again = deque[Line]()  # lines to read once more
     taken: list[Line] = []  # lines of the current row
     is_at_end = False
+    damage: list[Exception] = []
 
     def feed() -> Iterator[str]:
         nonlocal is_at_end
         while True:
-            line = again.popleft() if again else lines.next()
+            try:
+                line = again.popleft() if again else None if damage else lines.next()
+            except DAMAGE as error:  # raised after the lines before it, which an open quote has taken
+                damage.append(error)
+                line = None
             if line is None:
                 is_at_end = True
                 return
@@ -133,6 +143,8 @@ def csv_rows(
             if is_at_end or (len(taken) > 1 and not _is_row(taken, delimiter, n_fields)):
                 problem = "a quoted field does not end in this row"
         except StopIteration:
+            if damage:
+                raise damage[0] from None
             return
         except UnclosedQuoteError:
             problem = f"a quoted field does not end within {len(taken)} lines (read.max_row_lines)"

@@ -1,6 +1,7 @@
 """Planning: divide the rows of the input into shards, without reading their contents."""
 
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from common.errors import UserError
+from common.files import is_broken_link
 from common.remote import map_concurrently, one_line, open_store, store_errors
 from common.time_limits import reported
 from common.urls import check_no_user
@@ -151,6 +153,8 @@ def list_files(input: str) -> list[tuple[str, int]]:
 
 
 def _list_files(input: str) -> list[tuple[str, int]]:
+    if "::" in input and os.path.lexists(input):
+        raise chain_error(input)
     fs, root = open_store(input)
     try:
         fs.invalidate_cache()  # other machines may have added files since this process listed them
@@ -175,11 +179,35 @@ def _list_files(input: str) -> list[tuple[str, int]]:
             )
         is_local = isinstance(fs, LocalFileSystem)
         warn_about_ignored(tars, files)
-        return [(path if is_local else fs.unstrip_protocol(path), fs.size(path) or 0) for path in tars or files]
+        check_names(tars or files)
+        return [
+            (
+                path if is_local else fs.unstrip_protocol(path),
+                0 if is_local and is_broken_link(path) else fs.size(path) or 0,
+            )
+            for path in tars or files
+        ]
     except store_errors(ValueError) as error:
         raise UserError(
             f"input {input!r} cannot be listed: {one_line(error)}; check the URL, the credentials and their permissions"
         ) from error
+
+
+def check_names(paths: Sequence[str]) -> None:
+    """Raise UserError for a name that is not UTF-8, which no record can hold, or that fsspec takes for a chain of URLs."""
+    for path in paths:
+        if path != (readable := path.encode(errors="backslashreplace").decode()):
+            raise UserError(f"the name of the input file {readable} is not valid UTF-8; rename the file")
+        if "::" in path:
+            raise chain_error(path)
+
+
+def chain_error(path: str) -> UserError:
+    """Return the error for a file whose name has a double colon."""
+    readable = path.encode(errors="backslashreplace").decode()
+    return UserError(
+        f"the name of the input file {readable} contains '::', which separates chained URLs; rename the file or folder"
+    )
 
 
 def warn_about_ignored(tars: list[str], files: list[str]) -> None:
@@ -239,7 +267,9 @@ def _cut_text(
             names = column_names(file, format_, config)
             check_columns(path, names, config)
             offset = file.tell() if format_ in ("csv", "tsv") else 0  # the end of the header
-            for raw in raw_rows(format_, file, config, offset, 2 if offset else 1, len(names or ())):
+            file.seek(0)
+            line = 1 + file.read(offset).count(b"\n")  # blank lines may precede the header
+            for raw in raw_rows(format_, file, config, offset, line, len(names or ())):
                 if n == max_rows:
                     break
                 if n == 0 or (n_before + n) % rows_per_shard == 0:

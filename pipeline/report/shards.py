@@ -1,18 +1,21 @@
 """Read finished shards: manifests, selected columns of arrow/, and images."""
 
-import json
+import logging
 import os
 from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 
 from common.errors import UserError
-from common.remote import map_concurrently
+from common.remote import map_concurrently, one_line
 from common.tar import iter_members
+from pipeline.write.manifest import parse_manifest
 from pipeline.write.store import Store
 from schemas.files import FILES, GRIT_IMAGE, MANIFEST_FILE, MANIFEST_FOLDER
 from schemas.manifest import Manifest
 from schemas.rows import VERSION
+
+logger = logging.getLogger("hypergrit")
 
 
 def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Manifest]:
@@ -26,7 +29,14 @@ def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Ma
         selected = {MANIFEST_FILE.format(index) for index in only}
         files = [file for file in files if file in selected]
     contents = map_concurrently(store.read, files)
-    manifests: list[Manifest] = [json.loads(content) for content in contents if content is not None]
+    manifests: list[Manifest] = []
+    for file, content in zip(files, contents, strict=True):
+        manifest = None if content is None else parse_manifest(content)
+        if manifest is not None:
+            manifests.append(manifest)
+        elif content is not None:
+            logger.warning("%s is no manifest, and its shard is left out; the next run of the job computes it again",
+                           store.url(file))  # fmt: skip
     major = VERSION.partition(".")[0]
     old = next((manifest for manifest in manifests if manifest["schema"].partition(".")[0] != major), None)
     if old:
@@ -38,15 +48,35 @@ def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Ma
 
 
 def read_batches(store: Store, manifest: Manifest, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a shard in batches, with only these columns; nothing if the shard has no arrow/ file."""
+    """Yield the rows of a shard in batches, with only these columns; nothing if the shard has no arrow/ file.
+
+    Raises UserError if the file is damaged.
+    """
     name = FILES["arrow"][0].format(manifest["shard"])
     if name not in manifest["files"]:
         return
-    path = store.path(name)
+    batches = _read_batches(store, store.path(name), columns)
+    while True:
+        try:
+            batch = next(batches)
+            batch.validate(full=True)
+        except StopIteration:
+            return
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            raise UserError(
+                f"{store.url(name)} is damaged ({one_line(error)}); delete the manifest "
+                f"{store.url(MANIFEST_FILE.format(manifest['shard']))}, and run the job again to replace the shard"
+            ) from error
+        yield batch
+
+
+def _read_batches(store: Store, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with pa.memory_map(path) if store.is_local else pa.PythonFile(store.fs.open(path, "rb"), "r") as source:
         schema = pa.ipc.open_file(source).schema
-        options = pa.ipc.IpcReadOptions(included_fields=sorted(schema.get_field_index(column) for column in columns))
-        reader = pa.ipc.open_file(source, options=options)
+        fields = sorted(schema.get_field_index(column) for column in columns)
+        if fields[0] < 0:
+            raise ValueError(f"it has not all of the columns {', '.join(columns)}")
+        reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=fields))
         for i in range(reader.num_record_batches):
             yield reader.get_batch(i)
 

@@ -41,7 +41,7 @@ def provenance_differences(old: Provenance, new: Provenance) -> Iterator[str]:
 
 def describe_model(model: Mapping[str, Any]) -> str:
     """Describe a model with the beginning of its hash, or with its version."""
-    identity = f"sha256 {model['sha256'][:12]}" if "sha256" in model else model.get("version")
+    identity = f"sha256 {str(model['sha256'])[:12]}" if "sha256" in model else model.get("version")
     return f"{model.get('name', MISSING)}" + (f" ({identity})" if identity else "")
 
 

@@ -40,8 +40,8 @@ def plan_history(files: Files, record: JobRecord | None, config: PipelineConfig)
     new = [item for item in files if item[0] not in recorded]
     known = {} if changes and config.limit is not None else known_cuts(record, changes)
     batches = check_rows(plan_batches([*old, new], present, known, config), config)
-    n_before = sum(map(len, old))
-    return History(batches, changes, sum(len(batch["files"]) for batch in batches) - n_before if n_before else 0)
+    n_appended = sum(file["path"] not in recorded for batch in batches for file in batch["files"])
+    return History(batches, changes, n_appended if any(old) else 0)
 
 
 def check_rows(batches: list[InputBatch], config: PipelineConfig) -> list[InputBatch]:

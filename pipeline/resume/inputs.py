@@ -11,6 +11,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from common.errors import UserError
+from common.files import is_broken_link
 from common.remote import map_concurrently, one_line, open_store, store_errors
 from pipeline.read.formats import format_of
 from pipeline.read.unchanged import object_version
@@ -46,6 +47,8 @@ def _identify(path: str, known: Mapping[str, InputFile]) -> InputFile:
 
 
 def _identify_local(path: str, known: InputFile | None) -> InputFile:
+    if is_broken_link(path):  # a damaged file, which read.skip_damaged leaves out
+        return {"path": path, "size": 0, "hash": f"link:{os.readlink(path)}", "cuts": []}
     facts = os.stat(path)
     found: InputFile = {
         "path": path,

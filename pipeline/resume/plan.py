@@ -10,10 +10,10 @@ from common.remote import map_concurrently
 from pipeline.config import PipelineConfig
 from pipeline.read.types import ShardPlan
 from pipeline.resume.differences import PLAN_SETTINGS, join, provenance_differences, setting_differences
-from pipeline.resume.finished import equal_provenances, find_finished, list_finished, list_output, read_manifest
+from pipeline.resume.finished import Damage, Formats, equal_provenances, find_finished, list_finished, list_output
 from pipeline.resume.history import Files, History, plan_history
 from pipeline.resume.record import make_record, plans_of, read_record, recorded_plans, settings_of, write_record
-from pipeline.write.stage import plan_json
+from pipeline.write.manifest import plan_json, read_manifest
 from pipeline.write.store import Store
 from schemas.files import FILES, INDEX_FILE, MANIFEST_FILE, REPORT_FILE, STATS_FILE
 from schemas.job import JobRecord
@@ -31,6 +31,17 @@ class Work(NamedTuple):
     old_record: JobRecord | None
     outdated: list[int]  # shards with a manifest that are computed again, or belong to another job
     stale: list[str]  # records of failures of shards that are finished
+    damages: list[Damage]  # of shards of this job; those that lack only their index are not in `unfinished`
+
+    @property
+    def formats(self) -> dict[int, Formats]:
+        """The formats of the shards that have to be computed again with those in which they were written."""
+        return {damage.plan.index: damage.formats for damage in self.damages}
+
+    @property
+    def unindexed(self) -> list[Damage]:
+        """The shards that are finished but for their index."""
+        return [damage for damage in self.damages if damage.only_index]
 
     @property
     def damaged(self) -> list[str]:
@@ -69,24 +80,28 @@ def plan_work(config: PipelineConfig, files: Files, provenance: Provenance, stor
     accepted = equal_provenances(config, provenance)
     # The manifests of an output without a record are the only source. Those of a local output are read to compare the
     # sizes of the files. Elsewhere the listing is enough: a manifest was uploaded after the store had confirmed the
-    # files, and all manifests belong to the record.
-    if old is None or store.is_local:
-        finished = find_finished(store, listing, candidates, config.write.formats, accepted)
-    else:
-        finished = list_finished(listing, candidates, config.write.formats)
+    # files, and all manifests belong to the record. Only those of shards whose files are missing are read.
+    listed = set[int]()
+    if old is not None and not store.is_local:
+        listed = list_finished(listing, candidates, config.write.formats)
+    doubtful = [plan for plan in candidates if plan.index not in listed]
+    finished, damages = find_finished(store, listing, doubtful, config, accepted)
+    finished |= listed
     outdated = sorted(set(listing.committed()) - finished)
     # If the records agree, the manifests of these shards tell why they are of no use; damaged shards give no reason.
     unclear = set(outdated) & {plan.index for plan in candidates} if differences else outdated
     differences += describe_manifests(store, unclear, plans, config, accepted)
     if differences:
         report_differences(config, store, differences, len(outdated))
+    if n_again := len({damage.plan.index for damage in damages} - finished):
+        logger.warning("%d finished shards have files that are missing or truncated; computed again", n_again)
     if history.n_appended:
         logger.info("%d new input files are appended", history.n_appended)
     unfinished = [plan for plan in plans if plan.index not in finished]
     record = make_record(config, provenance, history.batches)
     if old is not None and not unfinished and not outdated:  # a run that asks for fewer formats, for example
         record = {**old, "batches": history.batches}
-    return Work(plans, unfinished, record, old, outdated, listing.stale_failures())
+    return Work(plans, unfinished, record, old, outdated, listing.stale_failures(), damages)
 
 
 def compare(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from common.config import split_runtime
 from common.errors import UserError
@@ -16,6 +16,9 @@ from schemas.job import InputBatch, InputFile, JobRecord
 from schemas.manifest import Provenance
 from schemas.rows import VERSION
 
+DAMAGE: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, MemoryError)
+"""Exceptions of reading a record with wrong types, or of JSON that is nested too deeply."""
+
 
 def read_record(store: Store) -> JobRecord | None:
     """Read the record of the job that wrote the shards; None for a new output, or one of version 0.2 or earlier.
@@ -27,13 +30,24 @@ def read_record(store: Store) -> JobRecord | None:
         return None
     try:
         record = cast(JobRecord, json.loads(content))
-        recorded_plans(record)
-    except (ValueError, KeyError, TypeError) as error:
+        check_record(record)
+    except DAMAGE as error:
         raise UserError(
             f"{store.url(JOB_FILE)} is damaged ({type(error).__name__}: {error}); remove it, and the job will compare "
             "the manifests of the shards instead"
         ) from error
     return record
+
+
+def check_record(record: JobRecord) -> None:
+    """Raise one of DAMAGE if the record lacks a field that this package reads, or one has another type."""
+    recorded_plans(record)
+    texts = [file[name] for batch in record["batches"] for file in batch["files"] for name in ("path", "hash")]
+    numbers = [file["size"] + file["cuts"][-1][0] for batch in record["batches"] for file in batch["files"]]
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(number, int) for number in numbers):
+        raise TypeError("an input file has a field of another type")
+    if not isinstance(record["provenance"], dict):
+        raise TypeError("provenance is no object")
 
 
 def make_record(config: PipelineConfig, provenance: Provenance, batches: Sequence[InputBatch]) -> JobRecord:

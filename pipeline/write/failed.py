@@ -25,4 +25,14 @@ def read_failed(store: Store, but: Collection[int] = (), only: Collection[int] |
     """Return the recorded shards in order, without those in `but`, which a later run finished, and those not in `only`."""
     indices = sorted(i for i in failed_indices(store) - set(but) if only is None or i in only)
     contents = map_concurrently(store.read, [FAILED_FILE.format(i) for i in indices])
-    return [cast(FailedShard, json.loads(content)) for content in contents if content]
+    return [failed for content in contents if content and (failed := parse_failed(content))]
+
+
+def parse_failed(content: bytes) -> FailedShard | None:
+    """Parse a record; return None if it is damaged. The next run tries its shard again."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    is_record = isinstance(value, dict) and FailedShard.__required_keys__ <= value.keys()
+    return cast(FailedShard, value) if is_record else None

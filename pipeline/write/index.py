@@ -5,8 +5,11 @@ from typing import IO
 
 import pyarrow as pa
 
+from pipeline.write.samples import to_json
 from pipeline.write.tar import SamplePlace
 from schemas.files import INDEX, INDEX_MEMBER
+from schemas.manifest import Provenance
+from schemas.rows import VERSION
 
 
 def write_index(file: IO[bytes], places: Mapping[str, Sequence[SamplePlace]], metadata: dict[str, str]) -> None:
@@ -37,3 +40,8 @@ def write_index(file: IO[bytes], places: Mapping[str, Sequence[SamplePlace]], me
     schema = INDEX.with_metadata(metadata)
     with pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+
+
+def file_metadata(provenance: Provenance) -> dict[str, str]:
+    """Return the metadata of parquet and Arrow files."""
+    return {"hypergrit_schema": VERSION, "hypergrit_provenance": to_json(provenance).decode()}

@@ -1,28 +1,28 @@
 """Stage `write`: write the output files of a shard, and commit them with a manifest."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pyarrow as pa
 
-from common.urls import clean
 from pipeline.read.types import ShardPlan
 from pipeline.write.arrow import write_arrow
 from pipeline.write.commit import check_committed, exclusive
 from pipeline.write.config import WriteConfig
 from pipeline.write.counts import count_removed, count_rows, kept_rows
 from pipeline.write.grit import grit_columns, grit_sample, similarity_column, write_grit_parquet
-from pipeline.write.index import write_index
-from pipeline.write.samples import Row, kept_boxes, to_json
+from pipeline.write.index import file_metadata, write_index
+from pipeline.write.manifest import is_same, plan_json, read_manifest
+from pipeline.write.samples import Row, kept_boxes
 from pipeline.write.secrets import remove_url_secrets
 from pipeline.write.staging import Staging
 from pipeline.write.store import Store
 from pipeline.write.tar import SamplePlace, TarWriter
 from pipeline.write.train import read_subreddit, train_sample
 from schemas.files import FAILED_FILE, FILES, INDEX_FILE, INDEX_SUBREDDITS, MANIFEST_FILE
-from schemas.manifest import Manifest, PlanJson, Provenance
+from schemas.manifest import Manifest, Provenance
 from schemas.rows import SCORED, VERSION
 from schemas.status import KEPT
 from schemas.table import conform
@@ -145,42 +145,3 @@ def _write_arrow(
 Writer = Callable[[Staging, Sequence[str], Sequence[Row], WriteConfig, Provenance], list[SamplePlace] | None]
 WRITERS: Final[Mapping[str, Writer]] = {"train": _write_train, "grit": _write_grit, "arrow": _write_arrow}
 """Format -> function that writes its files (schemas.files.FILES), and returns the places of the samples in a tar."""
-
-
-def file_metadata(provenance: Provenance) -> dict[str, str]:
-    """Return the metadata of parquet and Arrow files."""
-    return {"hypergrit_schema": VERSION, "hypergrit_provenance": to_json(provenance).decode()}
-
-
-def plan_json(plan: ShardPlan) -> PlanJson:
-    """Convert a plan to the values that reading it from a manifest returns: URLs have no passwords."""
-    pieces = [{name: value for name, value in vars(piece).items() if name != "version"} for piece in plan.pieces]
-    values = {"index": plan.index, "first_row": plan.first_row, "n_rows": plan.n_rows, "pieces": pieces}
-    values |= {"appends": list(plan.appends)} if plan.appends else {}
-    return cast(PlanJson, clean(values, strip_query=False))
-
-
-def read_manifest(store: Store, index: int) -> Manifest | None:
-    """Read the manifest of a shard; return None if it does not exist or is damaged."""
-    content = store.read(MANIFEST_FILE.format(index))
-    try:
-        return None if content is None else cast(Manifest, dict(json.loads(content)))
-    except (ValueError, TypeError):
-        return None
-
-
-def is_same(manifest: Manifest, plan: ShardPlan, provenances: Iterable[Provenance]) -> bool:
-    """Return True if a manifest has this plan, the present schema, and one of `provenances`."""
-    return (
-        (manifest.get("schema"), manifest.get("plan")) == (VERSION, plan_json(plan))
-        and manifest.get("provenance") in provenances
-    )  # fmt: skip
-
-
-def is_finished(output: str, plan: ShardPlan, provenance: Provenance) -> bool:
-    """Return True if the shard is committed with this plan and provenance and its files have the recorded sizes."""
-    store = Store(output)
-    manifest = read_manifest(store, plan.index)
-    if manifest is None or not is_same(manifest, plan, [provenance]):
-        return False
-    return all(store.size(name) == facts["bytes"] for name, facts in manifest["files"].items())

@@ -84,8 +84,7 @@ class Store:
         try:
             with self.convert_errors("read", folder):
                 if self.is_local:
-                    with os.scandir(self.path(folder)) as entries:
-                        return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+                    return local_sizes(self.path(folder))
                 found = self.fs.ls(self.path(folder), detail=True)
                 return {item["name"].rsplit("/", 1)[-1]: item["size"] for item in found if item["type"] == "file"}
         except (FileNotFoundError, NotADirectoryError):
@@ -182,6 +181,20 @@ class Store:
             if action != "write" and isinstance(error, FileNotFoundError | NotADirectoryError):
                 raise
             raise UserError(f"cannot {action} {self.url(relative)}: {one_line(error)}; {REMOTE_FIX}") from error
+
+
+def local_sizes(folder: str) -> dict[str, int]:
+    """Return the sizes in bytes of the files in a local folder by name. Raises OSError if it cannot be listed.
+
+    A file that another process removes or renames meanwhile, such as a temporary one, is left out.
+    """
+    sizes: dict[str, int] = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                if entry.is_file():
+                    sizes[entry.name] = entry.stat().st_size
+    return sizes
 
 
 def write_atomically(path: str, data: bytes) -> None:

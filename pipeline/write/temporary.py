@@ -1,6 +1,7 @@
 """Names of temporary files that tell which process writes them, and the removal of those that nobody writes any more."""
 
 import os
+import re
 import secrets
 import shutil
 import time
@@ -13,6 +14,8 @@ from common.process import ProcessId, this_process
 
 SUFFIX: Final = ".tmp"
 FOLDER_PREFIX: Final = "hypergrit-"
+FOLDER: Final = re.compile(rf"{FOLDER_PREFIX}([0-9a-f]{{8}}-\d+-\d+)\.[a-z0-9_]{{8}}")
+"""Names of the temporary folders: the prefix, the process, and the eight characters that `tempfile` adds."""
 MAX_AGE_S: Final = 3600
 """A temporary file of another machine, or without the name of its writer, is abandoned if it is unchanged for this
 long: writing a file takes minutes at most."""
@@ -39,11 +42,14 @@ def remove_abandoned(folders: Iterable[str]) -> None:
 
 
 def remove_abandoned_folders(parent: str) -> None:
-    """Remove the temporary folders of dead processes in `parent`, such as those of killed workers in TMPDIR."""
+    """Remove the temporary folders of dead processes in `parent`, such as those of killed workers in TMPDIR.
+
+    Folders with other names, such as `hypergrit-data`, are not touched.
+    """
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
-            name = entry.name.removeprefix(FOLDER_PREFIX)
-            if name != entry.name and is_abandoned(entry, name.split(".")[:1]):
+            found = FOLDER.fullmatch(entry.name)
+            if found and entry.is_dir(follow_symlinks=False) and is_abandoned(entry, [found[1]]):
                 shutil.rmtree(entry.path, ignore_errors=True)
 
 

@@ -39,6 +39,8 @@ def test_short_keys_set_the_settings_of_their_stage(tmp_path: Path) -> None:
         ("download.timeoutt=3", "download.timeoutt"),
         ("rows_per_shard=many", "rows_per_shard"),
         ("rows_per_shard=0", "rows_per_shard"),
+        ("ray.step_timeout_s=3000000", "ray.step_timeout_s"),
+        ("read.max_row_bytes=9223372036854775807", "read.max_row_bytes"),
         ("limit=-1", "limit"),
         ("nonsense", "nonsense"),
     ],

@@ -1,8 +1,11 @@
+from pathlib import Path
+
 import pytest
 
 from common.errors import UserError
 from pipeline.config import load_config
-from pipeline.paths import with_absolute_paths
+from pipeline.paths import check_writable, with_absolute_paths
+from pipeline.write.store import Store
 
 
 @pytest.mark.parametrize(("key", "other"), [("input", "output"), ("output", "input")])
@@ -16,3 +19,15 @@ def test_a_url_with_a_password_is_refused_without_repeating_it(key: str, other: 
 def test_a_container_of_azure_is_not_a_user_name() -> None:
     config = load_config(["input=abfs://container@account.dfs.core.windows.net/a", "output=/data/x"])
     assert with_absolute_paths(config).input.startswith("abfs://container@")
+
+
+def test_jobs_that_start_together_check_an_output_with_files_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    real = Store.write
+    monkeypatch.setattr(Store, "write", lambda store, name, text: (names.append(name), real(store, name, text))[1])
+    for _ in range(2):
+        check_writable(Store(str(tmp_path)))
+    assert len(set(names)) == 2
+    assert list(tmp_path.iterdir()) == []

@@ -12,8 +12,12 @@ from s3fs import S3FileSystem
 
 from common.errors import UserError
 from pipeline.config import PipelineConfig
+from pipeline.job import run as run_job
+from pipeline.read.types import ShardPlan
 from pipeline.resume.finished import find_damaged
 from pipeline.write.store import Store
+from schemas.files import FILES, INDEX_FOLDER
+from schemas.manifest import Provenance
 from tests.pipeline.resume.jobs import compute, configure, overwriting, plan, provenance_of, run
 
 N_ROWS = 60
@@ -61,10 +65,10 @@ def test_a_truncated_object_of_a_finished_shard_is_found(config: PipelineConfig)
     run(config)
     store = Store(config.output)
     plans = plan(config).plans
-    assert find_damaged(store, plans) == []
+    assert find_damaged(store, plans, config) == []
     store.fs.pipe_file(store.path("train/00002.tar"), b"short")
     store.remove(["train/00004.tar"])
-    assert [shard.index for shard in find_damaged(store, plans)] == [2, 4]
+    assert [damage.plan.index for damage in find_damaged(store, plans, config)] == [2, 4]
 
 
 def test_a_changed_object_is_named_and_a_new_one_becomes_new_shards(
@@ -87,3 +91,32 @@ def test_an_object_that_changes_between_planning_and_reading_is_noticed(
     write(bucket, "b", "a cow")
     with pytest.raises(UserError, match=r"in/b\.parquet has changed since the job was planned"):
         compute(work.plans[0], config, provenance_of(config))
+
+
+def test_only_files_of_the_formats_that_are_asked_for_are_judged_and_all_formats_are_mended(
+    config: PipelineConfig, bucket: S3FileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compute_all(plans: list[ShardPlan], config: PipelineConfig, provenance: Provenance, *_: object) -> int:
+        for shard in plans:
+            compute(shard, config, provenance)
+        return 0
+
+    monkeypatch.setattr("pipeline.job.make_provenance", provenance_of)
+    monkeypatch.setattr("pipeline.job.compute", compute_all)
+    everything = configure(config.input, config.output, "formats=[train,grit,arrow]", "rows_per_shard=30")
+    train = configure(config.input, config.output, "formats=[train]", "rows_per_shard=30", "report.summary=false")
+    assert run_job(everything) == 0
+    store = Store(config.output)
+    names = bucket.find("resume/out")
+    before = {name: bucket.info(name)["ETag"] for name in names if name.rsplit("/", 2)[1] in (*FILES, INDEX_FOLDER)}
+    assert len(before) == 2 * 5
+    store.remove(["grit/00000.tar"])
+    assert run_job(train) == 0
+    bucket.invalidate_cache()
+    left = set(bucket.find("resume/out"))
+    assert before.keys() - left == {"resume/out/grit/00000.tar"}
+    store.fs.pipe_file(store.path("train/00000.tar"), b"short")
+    store.remove(["train/00001.tar", "_index/00001.arrow"])
+    assert run_job(train) == 0
+    bucket.invalidate_cache()
+    assert {name: bucket.info(name)["ETag"] for name in before} == before

@@ -13,6 +13,7 @@ from common.errors import UserError
 from pipeline.config import PipelineConfig
 from pipeline.read import plan as read_plan
 from pipeline.report.stats import build_stats
+from pipeline.resume.finished import find_damaged
 from pipeline.write.store import Store
 from schemas.files import FAILED_FILE, JOB_FILE
 from tests.pipeline.resume.jobs import configure, digests, overwriting, plan, provenance_of, run, write_rows
@@ -214,6 +215,21 @@ def test_equal_history_gives_equal_bytes(config: PipelineConfig, folder: Path, t
     assert digests(tmp_path / "other") == digests(Path(config.output))
 
 
+def test_files_behind_the_limit_are_not_counted_as_removed(
+    config: PipelineConfig, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = dataclasses.replace(config, limit=6)  # rows of b and d
+    run(config)
+    write_rows(folder / "b.jsonl", "b", 8)
+    caplog.set_level("INFO")
+    run(overwriting(config))
+    assert "appended" not in caplog.text
+    write_rows(folder / "b.jsonl", "b", 2)
+    write_rows(folder / "z.jsonl", "z", 8)
+    run(overwriting(config))
+    assert "2 new input files are appended" in caplog.text
+
+
 def test_a_change_and_an_append_at_once(config: PipelineConfig, folder: Path) -> None:
     run(config)
     write_rows(folder / "a.jsonl", "a", 4)
@@ -273,12 +289,50 @@ def test_an_output_without_a_record_is_compared_by_its_manifests(config: Pipelin
     )
 
 
-def test_a_damaged_record_is_an_error_with_a_fix(config: PipelineConfig) -> None:
+def file_with(**fields: object) -> str:
+    file = {"path": "a", "size": 1, "hash": "h", "cuts": [[0, 0, 1], [3, 0, 1]]} | fields
+    batch = {"first_shard": 0, "first_row": 0, "shards": 1, "rows": 3, "files": [file]}
+    return json.dumps({"settings": {"rows_per_shard": 3}, "provenance": {}, "batches": [batch]})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        '{"batches": [{}], "settings": {"rows_per_shard": 3}}',
+        "[" * 100_000,
+        file_with(path=5),
+        file_with(size="x"),
+        file_with(hash=1),
+        file_with(cuts=[]),
+        file_with(cuts=[["a"]]),
+        file_with().replace('"rows_per_shard": 3', '"rows_per_shard": 0'),
+        file_with().replace('"provenance": {}', '"provenance": []'),
+    ],
+)
+def test_a_damaged_record_is_an_error_with_a_fix(config: PipelineConfig, content: str) -> None:
+    Path(config.output).mkdir()
+    Path(config.output, JOB_FILE).write_text(content)
+    with pytest.raises(UserError, match=r"_job.json is damaged .*; remove it"):
+        run(config)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "[" * 100_000, '{"schema": "1.2", "shard": 0}', '{"files": {"a": 1}}'])
+@pytest.mark.parametrize("has_record", [True, False])
+def test_a_damaged_manifest_counts_as_missing(config: PipelineConfig, content: str, has_record: bool) -> None:
     run(config)
-    for content in ("{", "[]", '{"batches": [{}], "settings": {"rows_per_shard": 3}}'):
-        Path(config.output, JOB_FILE).write_text(content)
-        with pytest.raises(UserError, match=r"_job.json is damaged .*; remove it"):
-            run(config)
+    expected = digests(Path(config.output))
+    Path(config.output, "_manifests/00001.json").write_text(content)
+    Path(config.output, "_manifests/\N{ARABIC-INDIC DIGIT TWO}.json").write_text(content)
+    assert build_stats(config.output)["shards"] == [0, 2, 3]
+    if not has_record:
+        Path(config.output, JOB_FILE).unlink()
+    damaged = find_damaged(Store(config.output), plan(config).plans, config)
+    assert [damage.plan.index for damage in damaged] == [1]
+    assert run(config) == [1]
+    Path(config.output, "_manifests/\N{ARABIC-INDIC DIGIT TWO}.json").unlink()
+    assert digests(Path(config.output)) == expected
 
 
 def test_the_record_of_a_failure_is_removed_once_the_shard_is_finished(config: PipelineConfig) -> None:

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from pipeline.write.config import WriteConfig
-from pipeline.write.stage import is_finished, write_shard
+from pipeline.write.manifest import is_finished
+from pipeline.write.stage import write_shard
 from schemas.files import INDEX
 from tests.pipeline.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table
 

@@ -11,8 +11,8 @@ from pipeline import grit
 from pipeline.config import load_config
 from pipeline.paths import check_no_query
 from pipeline.read.plan import plan_shards
+from pipeline.write.manifest import plan_json
 from pipeline.write.secrets import remove_url_secrets
-from pipeline.write.stage import plan_json
 from schemas.files import FILES
 from tests.pipeline.jobs import run_job
 

@@ -17,7 +17,8 @@ import pytest
 from common.errors import UserError
 from pipeline.write import store as store_module
 from pipeline.write.config import WriteConfig
-from pipeline.write.stage import is_finished, read_manifest, write_shard
+from pipeline.write.manifest import is_finished, read_manifest
+from pipeline.write.stage import write_shard
 from pipeline.write.staging import HashedFile, Staging
 from pipeline.write.store import Store
 from pipeline.write.temporary import remove_abandoned, temporary_name

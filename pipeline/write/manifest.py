@@ -1,0 +1,61 @@
+"""Read the manifest of a shard, and compare it with a plan."""
+
+import json
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+from common.urls import clean
+from pipeline.read.types import ShardPlan
+from pipeline.write.store import Store
+from schemas.files import MANIFEST_FILE
+from schemas.manifest import Manifest, PlanJson, Provenance
+from schemas.rows import VERSION
+
+FIELDS: Final[Mapping[str, type]] = MappingProxyType(
+    {"schema": str, "shard": int, "plan": dict, "formats": list, "files": dict, "counts": dict, "provenance": dict}
+)
+"""Fields without which a file is no manifest, with their types in JSON; all versions have them."""
+
+
+def plan_json(plan: ShardPlan) -> PlanJson:
+    """Convert a plan to the values that reading it from a manifest returns: URLs have no passwords."""
+    pieces = [{name: value for name, value in vars(piece).items() if name != "version"} for piece in plan.pieces]
+    values = {"index": plan.index, "first_row": plan.first_row, "n_rows": plan.n_rows, "pieces": pieces}
+    values |= {"appends": list(plan.appends)} if plan.appends else {}
+    return cast(PlanJson, clean(values, strip_query=False))
+
+
+def parse_manifest(content: bytes) -> Manifest | None:
+    """Parse the content of a manifest; return None if it is damaged: the shard then counts as not finished."""
+    try:
+        value: Any = json.loads(content)
+        is_manifest = all(isinstance(value[name], kind) for name, kind in FIELDS.items())
+        for facts in value["files"].values():
+            is_manifest &= isinstance(facts["bytes"], int) and isinstance(facts["sha256"], str)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return cast(Manifest, value) if is_manifest else None
+
+
+def read_manifest(store: Store, index: int) -> Manifest | None:
+    """Read the manifest of a shard; return None if it does not exist or is damaged."""
+    content = store.read(MANIFEST_FILE.format(index))
+    return None if content is None else parse_manifest(content)
+
+
+def is_same(manifest: Manifest, plan: ShardPlan, provenances: Iterable[Provenance]) -> bool:
+    """Return True if a manifest has this plan, the present schema, and one of `provenances`."""
+    return (
+        (manifest.get("schema"), manifest.get("plan")) == (VERSION, plan_json(plan))
+        and manifest.get("provenance") in provenances
+    )  # fmt: skip
+
+
+def is_finished(output: str, plan: ShardPlan, provenance: Provenance) -> bool:
+    """Return True if the shard is committed with this plan and provenance and its files have the recorded sizes."""
+    store = Store(output)
+    manifest = read_manifest(store, plan.index)
+    if manifest is None or not is_same(manifest, plan, [provenance]):
+        return False
+    return all(store.size(name) == facts["bytes"] for name, facts in manifest["files"].items())

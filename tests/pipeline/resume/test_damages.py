@@ -1,0 +1,113 @@
+"""Finished shards with damaged files: what is restored, what is computed again, and that nothing else is lost."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import PipelineConfig
+from pipeline.job import run
+from pipeline.read.types import ShardPlan
+from pipeline.write.config import WriteConfig
+from pipeline.write.restore import find_content
+from pipeline.write.stage import write_shard
+from pipeline.write.store import Store
+from schemas.files import INDEX_SUBREDDITS
+from schemas.manifest import Provenance
+from tests.pipeline.resume.jobs import compute, configure, digests, plan, provenance_of, write_rows
+from tests.pipeline.write import shards
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The shards that the job computes, without models."""
+    indices: list[int] = []
+
+    def compute_all(plans: Sequence[ShardPlan], config: PipelineConfig, provenance: Provenance, *_: object) -> int:
+        for shard in plans:
+            compute(shard, config, provenance)
+            indices.append(shard.index)
+        return 0
+
+    monkeypatch.setattr("pipeline.job.make_provenance", provenance_of)
+    monkeypatch.setattr("pipeline.job.compute", compute_all)
+    return indices
+
+
+@pytest.fixture
+def config(tmp_path: Path, computed: list[int]) -> PipelineConfig:
+    """A finished job with four shards in all formats."""
+    write_rows(tmp_path / "in" / "a.jsonl", "a", 11)
+    config = configure(tmp_path / "in", tmp_path / "out", "formats=[grit,train,arrow]", "report.summary=false")
+    assert run(config) == 0
+    assert computed == [0, 1, 2, 3]
+    computed.clear()
+    return config
+
+
+def narrowed(config: PipelineConfig, formats: str) -> PipelineConfig:
+    return configure(config.input, config.output, f"formats=[{formats}]", "report.summary=false")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"short"])
+def test_a_lost_index_is_restored_and_nothing_is_computed(
+    config: PipelineConfig, computed: list[int], content: bytes | None
+) -> None:
+    before = digests(Path(config.output))
+    path = Path(config.output, "_index/00001.arrow")
+    path.unlink() if content is None else path.write_bytes(content)
+    assert run(narrowed(config, "train")) == 0
+    assert computed == []
+    assert digests(Path(config.output)) == before
+
+
+def test_a_shard_whose_index_cannot_be_restored_is_computed_again_with_all_its_formats(
+    config: PipelineConfig, computed: list[int]
+) -> None:
+    before = digests(Path(config.output))
+    Path(config.output, "_index/00001.arrow").unlink()
+    tar = Path(config.output, "grit/00001.tar")
+    tar.write_bytes(b"x" * tar.stat().st_size)
+    assert run(narrowed(config, "train")) == 0
+    assert computed == [1]
+    assert digests(Path(config.output)) == before
+
+
+def test_a_damaged_shard_keeps_the_formats_that_are_not_asked_for(
+    config: PipelineConfig, computed: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    before = digests(Path(config.output))
+    Path(config.output, "train/00001.tar").unlink()
+    Path(config.output, "train/00002.tar").write_bytes(b"short")
+    Path(config.output, "grit/00003.tar").unlink()  # not asked for
+    assert run(narrowed(config, "train")) == 0
+    assert "2 finished shards have files that are missing or truncated" in caplog.text
+    assert computed == [1, 2]
+    computed.clear()
+    assert run(config) == 0
+    assert computed == [3]
+    assert digests(Path(config.output)) == before
+
+
+def test_files_that_a_listing_misses_are_looked_up_before_a_shard_is_discarded(
+    config: PipelineConfig, computed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Store.sizes
+    monkeypatch.setattr(Store, "sizes", lambda store, folder: {} if folder == "arrow" else real(store, folder))
+    assert plan(config).outdated == []
+    assert plan(config).unfinished == []
+    assert len(list(Path(config.output, "_manifests").iterdir())) == 4
+
+
+@pytest.mark.parametrize("formats", [("train", "grit"), ("grit", "train"), ("train",), ("arrow", "grit")])
+@pytest.mark.parametrize("extra", ["{}", '{"subreddit": "aww"}'])
+def test_a_restored_index_has_the_bytes_of_the_lost_one(tmp_path: Path, formats: tuple[str, ...], extra: str) -> None:
+    rows = [*shards.rows()[:3], shards.kept_row(13) | {"key": "k" * 120, "extra": extra}]
+    config = WriteConfig(formats=formats)
+    manifest = write_shard(shards.table(rows), shards.plan(), config, str(tmp_path), shards.PROVENANCE)
+    manifest = json.loads(json.dumps(manifest))
+    content = (tmp_path / "_index/00001.arrow").read_bytes()
+    facts = manifest["files"]["_index/00001.arrow"]
+    assert find_content(Store(str(tmp_path)), manifest, formats, facts["sha256"]) == content
+    assert (INDEX_SUBREDDITS.encode() in content) == ("subreddit" in extra)
