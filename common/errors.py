@@ -1,7 +1,14 @@
-"""The exception for errors that the user can fix."""
+"""The exception for errors that the user can fix, and errors for which the machine is to blame."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+MACHINE_ERRORS: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+)
+"""Lack of open files, memory, processes or disk space (EFBIG: above the file-size limit)."""
 
 
 class UserError(Exception):
@@ -22,3 +29,8 @@ def prefixed(prefix: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{prefix}{error}") from error
+
+
+def is_machine_error(error: BaseException) -> bool:
+    """Return True if the machine lacks something, so that the same call may succeed later."""
+    return isinstance(error, OSError) and error.errno in MACHINE_ERRORS

@@ -17,6 +17,7 @@ import PIL.Image
 from numpy.typing import NDArray
 
 from common.config import check_range
+from common.errors import is_machine_error
 from common.image_header import has_webp_alpha, image_size, is_still_webp
 
 Image = NDArray[np.uint8]
@@ -103,7 +104,10 @@ def decode_jpeg_here(data: bytes, flags: int) -> Image:
 
 
 def decode_here(data: bytes, limits: ImageLimits, short_side: int | None) -> Decoded:
-    """Decode an image to upright RGB pixels, a JPEG at a reduced size if `short_side` is given. Raises ImageRejected."""
+    """Decode an image to upright RGB pixels, a JPEG at a reduced size if `short_side` is given.
+
+    Raises ImageRejected, and OSError if the machine lacks something (`is_machine_error`).
+    """
     try:
         if is_still_webp(data) and math.prod(image_size(data)) > STRIP_PIXELS:
             return _decode_webp(data, limits)
@@ -126,6 +130,8 @@ def decode_here(data: bytes, limits: ImageLimits, short_side: int | None) -> Dec
     except PIL.Image.DecompressionBombError as error:
         raise ImageRejected("too_many_pixels", str(error)) from error
     except CODEC_ERRORS as error:
+        if is_machine_error(error):
+            raise
         reason: Reason = "undecodable" if data.startswith(MAGIC) else "not_an_image"
         text = MEMORY_ADDRESS.sub("", str(error))
         raise ImageRejected(reason, f"{type(error).__name__}: {text}"[:200]) from error

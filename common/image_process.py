@@ -22,6 +22,7 @@ from typing import IO, Any, Final, cast, get_args
 
 import numpy as np
 
+from common.errors import is_machine_error
 from common.image_codec import Decoded, Image, ImageLimits, ImageRejected, Reason
 from common.image_header import cost_of
 from common.image_server import read_from_start, shared_file, write_at_start
@@ -51,7 +52,9 @@ class DecoderProcess:
         self._shared = shared_file()
 
     def decode_reduced(self, data: bytes, limits: ImageLimits, short_side: int | None) -> Decoded:
-        """Decode like `common.images.decode_reduced`. Raises ImageRejected, also if a limit is exceeded."""
+        """Decode like `common.images.decode_reduced`. Raises ImageRejected, also if a limit is exceeded, and OSError if
+        the machine lacks something.
+        """
         answer, pixels = self._request(data, limits, {"short_side": short_side})
         return Decoded(
             pixels, answer["original_width"], answer["original_height"], answer["original_format"], answer["is_plain"]
@@ -79,6 +82,8 @@ class DecoderProcess:
                         raise ImageRejected("too_costly", str(error)) from error
                     if attempt == ATTEMPTS:
                         raise ImageRejected("undecodable", str(error)) from error
+        if "errno" in answer:
+            raise OSError(int(answer["errno"]), os.strerror(int(answer["errno"])))
         if "reason" in answer:
             reason = answer["reason"] if answer["reason"] in get_args(Reason) else "undecodable"
             raise ImageRejected(cast(Reason, reason), str(answer["detail"]))
@@ -101,7 +106,10 @@ class DecoderProcess:
             return answer, pixels
         except (OSError, EOFError, ValueError, TimeoutError) as error:
             is_late = isinstance(error, TimeoutError)
-            status = self._stop(kill=is_late)
+            is_machine = is_machine_error(error)
+            status = self._stop(kill=is_late or is_machine)
+            if is_machine:
+                raise
             if is_late or status == -signal.SIGPROF:
                 raise DecoderDiedError(f"decoding took more than {request['max_s']:.1f} s", is_limit=True) from error
             name = signal.Signals(-status).name if status < 0 else f"exit code {status}"

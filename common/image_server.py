@@ -3,6 +3,7 @@
 The system kills the child after its CPU time, also within a codec, and refuses it more memory than its limit.
 """
 
+import errno
 import json
 import os
 import resource
@@ -55,10 +56,13 @@ def serve(descriptor: int) -> None:
         request = json.loads(line)
         data = os.pread(descriptor, request["n_bytes"], 0)
         limit_resources(request["max_s"], own_bytes + len(data) + request["max_bytes"])
-        answer, pixels = answer_to(request, data)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        if pixels.size:
-            write_at_start(descriptor, np.ascontiguousarray(pixels).data)
+        try:
+            answer, pixels = answer_to(request, data)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            if pixels.size:
+                write_at_start(descriptor, np.ascontiguousarray(pixels).data)
+        except OSError as error:  # of the machine, not of the image
+            answer, pixels = {"errno": error.errno}, np.empty((0, 0, 3), np.uint8)
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.flush()
         del data, pixels
@@ -76,7 +80,9 @@ def answer_to(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], Ima
         found = decode_here(data, limits, request["short_side"])
     except ImageRejected as error:
         return {"reason": error.reason, "detail": error.detail}, nothing
-    except (MemoryError, cv2.error) as error:
+    except (MemoryError, cv2.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
         if isinstance(error, cv2.error) and error.code != MEMORY_ERROR:
             return {"reason": "undecodable", "detail": f"OpenCV: {error.err}"[:200]}, nothing
         return {"reason": "too_costly", "detail": f"decoding needs more than {request['max_bytes'] >> 20} MB"}, nothing

@@ -14,12 +14,19 @@ UNPRINTABLE: Final = re.compile(
 )
 CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters other than tab and newline."""
-USER_INFO: Final = re.compile(
-    r"(?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)(?P<start>:[/\\]+|(?<![:/\\\w])//)"
-    r"(?:[^/\\?#\s]*@|[^/\\?#\s:@\[]{0,200}:(?!\d)[^\n@\"<>]{0,300}@)"
+USER_INFO_PATTERN: Final = (
+    r"(?P<start>(?<![\w+.-])(?:https?|ftps?|s3):(?:[/\\]+[\x00-\x20]+)?(?=[^/\\?#\s:@]{0,200}:[^/\\?#\s@]{0,300}@)"  # http:ann:pw@h
+    r"|(?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs):[/\\]+|(?<![:/\\\w])//"
+    r"|(?:abfss?|wasbs?):[/\\]+(?=[^/\\?#\s:@]{0,200}:))"
+    r"(?:[^/\\?#\s]*@|[^/\\?#\s:@\[]{0,200}:(?!\d)[^PASSWORD@\"<>]{0,300}@)"
+    r"|(?P<escaped>%3a(?:%2f){2})(?:(?!%2f|%3f|%23)[^/\\?#\s&]){0,500}?%40"
 )
+USER_INFO: Final = re.compile(USER_INFO_PATTERN.replace("PASSWORD", r"\n"), re.IGNORECASE)
 """User name and password of a URL within a text, after a scheme or two slashes; a password may contain an @, and in a
-malformed URL any character. In Azure's URLs it is a container."""
+malformed URL any character. In Azure's URLs a name without a password is a container. `http%3A%2F%2Fann%3Apw%40h` is
+a URL in the query of another. Without slashes, only the usual schemes make a URL."""
+USER_INFO_IN_PROSE: Final = re.compile(USER_INFO_PATTERN.replace("PASSWORD", r"\s"), re.IGNORECASE)
+"""The same in sentences, in which a space ends a URL: `http://example.org: write to ann@example.org`."""
 MAX_CHARS: Final = 4000
 """Maximum length of a message: a hostile name must not fill a terminal or a log."""
 
@@ -46,13 +53,13 @@ def _escape(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode("ascii")
 
 
-def redact(text: str) -> str:
+def redact(text: str, mark: str = "***@") -> str:
     """Replace user names and passwords of the URLs in a text.
 
     >>> redact("cannot read https://ann:secret@example.org/a.csv")
     'cannot read https://***@example.org/a.csv'
     """
-    return USER_INFO.sub(r"\g<start>***@", text)
+    return USER_INFO.sub(lambda found: (found["start"] or found["escaped"]) + mark, text)
 
 
 def message(text: str) -> str:

@@ -2,20 +2,25 @@
 
 import json
 import re
+from itertools import pairwise
 from typing import Any, Final
 
 from common.errors import UserError
-from common.text import USER_INFO
+from common.text import redact
 
-SCHEME_AND_USER: Final = re.compile(r"^(?!abfss?:|wasbs?:)([^/?#]*/[\x00-\x20]*/)[^/?#]*@")
+SCHEME_AND_USER: Final = re.compile(r"^(?!(?:abfss?|wasbs?):/+[^/?#:]*@)([^/?#]*/[\x00-\x20]*/)[^/?#]*@")
 """Scheme and user info at the start of a URL. URL parsers ignore control characters, also between the slashes."""
 ODD_USER: Final = re.compile(
-    r"^(?!abfss?:|wasbs?:)((?:[A-Za-z][\w+.-]*:(?=[\x00-\x20]*[/\\]))?[/\\\x00-\x20]*)"
+    r"^(?!(?:abfss?|wasbs?):/+[^/?#:]*@)((?:[A-Za-z][\w+.-]*:(?=[\x00-\x20]*[/\\]))?[/\\\x00-\x20]*)"
     r"(?:[^/\\?#]*@|[^/\\?#@\[\]]*:(?!\d{0,5}(?:[/\\?#]|$)).*@)",
     re.DOTALL,
 )
 """The same for malformed URLs: other slashes, no scheme, or a password with characters that end a host name."""
-QUERY: Final = re.compile(r"(?<=//)([^\s?#]*)\?[^\s#]*")
+USER_OF_ID: Final = re.compile(r"^(?!mailto:)[^/\\?#\s:@]*:[^/\\?#\s]*@(?=[^/\\?#\s@])", re.IGNORECASE)
+WORD: Final = re.compile(r"\S+(?:[^\S\n]+&[\w.~%\[\]-]{1,100}=\S*)*")
+"""A word of a text, which may be a URL; a space may stand before the & of a query."""
+URL_START: Final = re.compile(r"(?<![\w+.-])(?:https?|ftps?|s3):|:[/\\]|[/\\]{2}", re.IGNORECASE)
+QUERY_KEY: Final = re.compile(r"[\w.~%\[\]-]{1,100}=")
 
 
 def without_user(url: str) -> str:
@@ -37,27 +42,57 @@ def check_no_user(key: str, url: str) -> None:
 
 
 def without_secrets(url: str, *, strip_query: bool) -> str:
-    """Remove the user info of a URL and, if `strip_query`, also its query; the fragment is kept.
+    """Remove the user info of a URL and of those within it; if `strip_query`, also its query and that of the fragment.
 
     >>> without_secrets("https://ann:pw@example.org/dog.jpg?X-Amz-Signature=1f", strip_query=True)
     'https://example.org/dog.jpg'
     """
-    url = without_user(url)
+    url = text_without_user(without_user(url))
     if not strip_query or "?" not in url:
         return url
     start, mark, fragment = url.partition("#")
-    return start.partition("?")[0] + mark + fragment
+    return start.partition("?")[0] + mark + fragment.partition("?")[0]
+
+
+def id_without_secrets(text: str, *, strip_query: bool) -> str:
+    """Remove the same parts from an identifier, which may be a URL without a scheme.
+
+    >>> id_without_secrets("ann:pw@example.org/1.jpg?sig=1f", strip_query=True)
+    'example.org/1.jpg'
+    """
+    text = text_without_secrets(USER_OF_ID.sub("", text), strip_query=strip_query)
+    is_url = strip_query and not re.search(r"\s", text) and re.search(r"[./][^?]*\?", text)
+    return without_secrets(text, strip_query=True) if is_url else text
+
+
+def text_without_user(text: str) -> str:
+    """Remove user names and passwords from each URL within a text.
+
+    >>> text_without_user("a dog (http://ann:pw@example.org), write to ann@example.org")
+    'a dog (http://example.org), write to ann@example.org'
+    """
+    return redact(text, "") if "@" in text or "%40" in text else text
 
 
 def text_without_secrets(text: str, *, strip_query: bool) -> str:
     """Remove the same parts from each URL within a text."""
-    text = USER_INFO.sub(r"\g<start>", text) if "@" in text else text
-    return QUERY.sub(r"\1", text) if strip_query else text
+    text = text_without_user(text)
+    return WORD.sub(lambda word: _without_query(word[0]), text) if strip_query and "?" in text else text
+
+
+def _without_query(word: str) -> str:
+    """Remove the query from a word: all after the ? of a URL, and `?key=value` wherever it stands."""
+    parts = word.split("?")
+    for i, (before, after) in enumerate(pairwise(parts), start=1):
+        if URL_START.search(before) or QUERY_KEY.match(after):
+            _, mark, fragment = "?".join(parts[i:]).partition("#")
+            return "?".join(parts[:i]) + mark + fragment.partition("?")[0]
+    return word
 
 
 def json_without_secrets(text: str, *, strip_query: bool) -> str:
     """Remove the same parts from each URL in the texts of a JSON document; unchanged without such URLs."""
-    if "//" not in text and "@" not in text:
+    if "@" not in text and "%40" not in text and not (strip_query and "?" in text):
         return text
     value = json.loads(text)
     cleaned = clean(value, strip_query=strip_query)

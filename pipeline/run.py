@@ -99,7 +99,7 @@ class Steps:
         if name == "download":
             from pipeline.download.stage import Download
 
-            return Download(config.download, self.permits).prepare
+            return Download(config.download, self.permits).isolate
         if name == "captions":
             from pipeline.captions.stage import clean_captions
 
@@ -214,17 +214,18 @@ def run_stages(
     for name, stage in stages:
         n_kept, n_rows, start = len(kept_indices(table)), table.num_rows, time.perf_counter()
         try:
-            table, found = run_isolated(name, stage, table, limit)
+            result, found = run_isolated(name, stage, table, limit)
         except Exception as error:
             last_row = plan.first_row + plan.n_rows - 1
             error.add_note(f"in stage {name!r}, shard {plan.index} (rows {plan.first_row} to {last_row})")
             raise
+        table, dropped = result if isinstance(result, tuple) else (result, [])
         if table.num_rows != n_rows:
             raise RuntimeError(f"stage {name!r} received {n_rows} rows and returned {table.num_rows}")
         if not table.schema.equals(BOUNDARIES[name]):
             raise RuntimeError(f"stage {name!r} returned columns that differ from its schema: {table.schema.names}")
         timings[name] = {"seconds": time.perf_counter() - start, "rows": float(n_kept)}
-        faults += found
+        faults += [*found, *dropped]
     return table, Notes(timings, tuple(faults))
 
 

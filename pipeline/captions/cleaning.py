@@ -7,6 +7,8 @@ from typing import Final
 
 import ftfy
 
+from common.text import USER_INFO_IN_PROSE
+
 BRACKETED: Final = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
 HANDLE: Final = re.compile(r"(?<!\S)@\S+")
 LONG_REFERENCE: Final = re.compile(r"&#[0-9]{8,};?")
@@ -35,7 +37,7 @@ MAX_ROUNDS: Final = 50
 
 def clean(text: str) -> str:
     """Decode HTML entities (however often they are encoded), remove HTML tags, doubled quotes and invisible characters,
-    repair mojibake with ftfy, and collapse white space.
+    repair mojibake with ftfy, remove user names and passwords from URLs, and collapse white space.
 
     The steps are repeated until they change nothing, so that cleaning a clean caption does not change it.
     """
@@ -54,6 +56,8 @@ def _clean_once(text: str) -> str:
         text = TAG.sub(" ", text)
     if not (text.isascii() and text.isprintable()):
         text = INVISIBLE.sub("", ftfy.fix_text(text, FTFY))
+    if "@" in text or "%40" in text:
+        text = USER_INFO_IN_PROSE.sub(lambda found: found["start"] or found["escaped"], text)
     return " ".join(DOUBLED_QUOTES.sub('"', text).split())
 
 

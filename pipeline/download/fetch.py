@@ -12,6 +12,7 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
+from common.errors import MACHINE_ERRORS
 from pipeline.download.addresses import PrivateAddressError
 from pipeline.download.budget import Lease
 from pipeline.download.config import DownloadConfig
@@ -24,7 +25,7 @@ from pipeline.download.urls import check_url, parse_url
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 INFLATE_WBITS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
-LOCAL_ERRORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL)
+LOCAL_ERRORS: Final = MACHINE_ERRORS | {errno.EADDRNOTAVAIL}
 """Errors of a connection for which this machine is to blame, not the host."""
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from common.errors import is_machine_error
 from common.images import ImageRejected, decode_reduced
 from pipeline.download.client import Client
 from pipeline.download.config import DownloadConfig
@@ -19,13 +20,16 @@ from pipeline.download.hosts import TRIALS
 from pipeline.download.permits import PermitAddress, PermitsError
 from pipeline.download.urls import parse_url
 from pipeline.download.worker import Worker
+from pipeline.faults.fault import Fault, describe, format_traceback
 from pipeline.images import MAX_SIDE_PX, encode_jpeg, resize_as
 from schemas.rows import DOWNLOADED
-from schemas.status import INTERNAL_ERROR
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
 POPULAR: Final = 16
 """Number of rows in a table above which a host is tried with several rows at once."""
+PATIENCE_S: Final = 10.0
+PAUSE_S: Final = 0.2
+"""Pause before an image is decoded again if this machine lacked open files or memory, for at most PATIENCE_S."""
 PIXEL_BYTES: Final = 4
 METADATA_BYTES: Final = 1 << 17
 """A stored JPEG has at most PIXEL_BYTES per pixel and METADATA_BYTES besides, so that a shard of them is bounded."""
@@ -33,11 +37,12 @@ METADATA_BYTES: Final = 1 << 17
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result for a row: its new fields, and the image bytes to store or the drop."""
+    """The result for a row: its new fields, and the image bytes to store, the drop, or the fault if the stage raised."""
 
     fields: dict[str, Any]
     image: bytes | None = None
     drop: Drop | None = None
+    fault: Fault | None = None
 
 
 class Download:
@@ -48,7 +53,8 @@ class Download:
 
     An object keeps its connections, host names and dead hosts from one table to the next. `permits` is the address of a
     PermitServer, by which all workers of a job together keep to `concurrency_per_host`; without it, each keeps to it
-    alone. Raises PermitsError if the server cannot be reached.
+    alone. Raises PermitsError if the server cannot be reached, and OSError if the machine lacks open files, memory or
+    disk space.
 
     >>> import numpy as np
     >>> import pyarrow as pa
@@ -71,33 +77,46 @@ class Download:
 
     def prepare(self, table: pa.Table) -> pa.Table:
         """Fetch, verify, resize and encode images, without looking for duplicates."""
+        return self.isolate(table)[0]
+
+    def isolate(self, table: pa.Table) -> tuple[pa.Table, list[Fault]]:
+        """Return the table of `prepare`, and the rows on which the stage raised, which it drops as `internal_error`.
+
+        A search for them (`run_isolated`) would fetch all rows again.
+        """
         kept = kept_indices(table)
-        urls, images = (table[name].to_pylist() for name in ("url", "image"))
-        rows = [(urls[i], images[i]) for i in kept]
+        keys, urls, images = (table[name].to_pylist() for name in ("key", "url", "image"))
+        rows = [(keys[i], urls[i], images[i]) for i in kept]
         found = self._worker.run(lambda client: self._prepare_all(rows, client))
         outcomes = dict(zip(kept, found, strict=True))
         drops = {i: outcome.drop for i, outcome in outcomes.items() if outcome.drop is not None}
         table = add_columns(table, DOWNLOADED, {i: outcome.fields for i, outcome in outcomes.items()})
         stored = [outcomes[i].image if i in outcomes else None for i in range(table.num_rows)]
-        return drop_rows(set_column(table, "image", pa.array(stored, pa.binary())), "download", drops)
+        faults = [outcome.fault for outcome in found if outcome.fault is not None]
+        return drop_rows(set_column(table, "image", pa.array(stored, pa.binary())), "download", drops), faults
 
     def close(self) -> None:
         """Close all connections; the next table opens new ones."""
         self._worker.close()
 
-    async def _prepare_all(self, rows: Sequence[tuple[str | None, bytes | None]], client: Client) -> list[Outcome]:
-        """The outcomes of `rows` (URL, image bytes or None), in their order."""
+    async def _prepare_all(self, rows: Sequence[tuple[str, str | None, bytes | None]], client: Client) -> list[Outcome]:
+        """The outcomes of `rows` (key, URL, image bytes or None), in their order."""
         client.hosts.forget()
-        requests = [parse_request(url or "", self.config) if image is None else image for url, image in rows]
+        requests = [parse_request(url or "", self.config) if image is None else image for _, url, image in rows]
         with ThreadPoolExecutor(self.config.decode_threads, thread_name_prefix="decode") as pool:
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = {i: group.create_task(self._row(requests[i], client, pool)) for i in by_host(requests)}
-            except ExceptionGroup as errors:  # PermitsError, which the rows share
+                    tasks = {
+                        i: group.create_task(self._row(rows[i][0], requests[i], client, pool))
+                        for i in by_host(requests)
+                    }
+            except ExceptionGroup as errors:  # PermitsError or a lack on this machine, which the rows share
                 raise errors.exceptions[0] from None
         return [tasks[i].result() for i in range(len(rows))]
 
-    async def _row(self, request: Request | bytes | FetchError, client: Client, pool: ThreadPoolExecutor) -> Outcome:
+    async def _row(
+        self, key: str, request: Request | bytes | FetchError, client: Client, pool: ThreadPoolExecutor
+    ) -> Outcome:
         """The outcome of one row, whatever happens to it."""
         try:
             if isinstance(request, FetchError):
@@ -111,11 +130,26 @@ class Download:
         except PermitsError:
             raise
         except Exception as error:
-            return Outcome({}, drop=Drop(INTERNAL_ERROR, f"{type(error).__name__}: {error}"[:300]))
+            if is_machine_error(error):
+                raise
+            fault = Fault(key, "download", describe(error), format_traceback(error))
+            return Outcome({}, drop=fault.drop, fault=fault)
 
     async def _prepare(self, data: bytes, pool: ThreadPoolExecutor) -> Outcome:
-        # Never on the event loop: while an image is decoded, all connections would wait.
-        return await asyncio.get_running_loop().run_in_executor(pool, prepare_image, data, self.config)
+        """Prepare an image in a thread; on the event loop, all connections would wait meanwhile.
+
+        A lack on this machine usually ends when other images are done.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + PATIENCE_S
+        while True:
+            try:
+                return await loop.run_in_executor(pool, prepare_image, data, self.config)
+            except (OSError, MemoryError) as error:
+                is_lack = is_machine_error(error) or isinstance(error, MemoryError)
+                if not is_lack or loop.time() >= end_s:
+                    raise
+            await asyncio.sleep(PAUSE_S)
 
 
 def parse_request(url: str, config: DownloadConfig) -> Request | FetchError:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from common.errors import UserError
+from common.errors import UserError, is_machine_error
 from schemas.status import INTERNAL_ERROR
 from schemas.table import Drop
 
@@ -43,10 +43,11 @@ class Fault:
 def is_fault(error: BaseException) -> bool:
     """Return True if a row can be the cause of an exception, and others need not be affected.
 
+    A lack of open files, memory or disk space is not the fault of a row, except a MemoryError, which one can cause.
     Rust extensions, such as tokenizers, raise panics that are not subclasses of Exception.
     """
     meant = (UserError, ShardError, TooManyFaultsError, BrokenProcessError, KeyboardInterrupt, SystemExit)
-    return not isinstance(error, (*meant, GeneratorExit))
+    return not (isinstance(error, (*meant, GeneratorExit)) or is_machine_error(error))
 
 
 def describe(error: BaseException) -> str:

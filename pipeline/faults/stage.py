@@ -10,7 +10,8 @@ from pipeline.faults.fault import BrokenProcessError, Fault, check_limit, descri
 from pipeline.faults.search import find_faulty
 from schemas.table import drop_rows, kept_indices
 
-Stage = Callable[[pa.Table], pa.Table]
+Stage = Callable[[pa.Table], pa.Table | tuple[pa.Table, list[Fault]]]
+"""A stage that drops the rows on which it raises by itself, such as `download`, returns them too."""
 Result = TypeVar("Result")
 
 ROUNDS: Final = 2

@@ -13,7 +13,7 @@ from pipeline.config import PipelineConfig
 from pipeline.on_ray.calls import Call, Calls, Shard
 from pipeline.on_ray.cluster import POLL_S, Cluster, Resources
 from pipeline.on_ray.errors import kind_of, message_of, root, traceback_of
-from pipeline.on_ray.models import CALLS_PER_MODEL, Model, Models
+from pipeline.on_ray.models import CALLS_PER_MODEL, SETTLE_S, Model, Models
 from pipeline.read.types import ShardPlan
 from pipeline.rescue.child import StepTimeoutError
 from pipeline.run import STAGES_OF, Done, Step
@@ -23,8 +23,6 @@ logger = logging.getLogger("hypergrit")
 
 EXTRA: Final = 2
 """Shards beyond those that keep the cluster busy: their pending tasks show an autoscaler that more CPUs would help."""
-SETTLE_S: Final = 5.0
-"""Time from the death of a worker to the verdict: by then it is known if its node has died too."""
 RELEASE_S: Final = 5.0
 """Time without progress after which an idle model worker is released, so that tasks get its resources."""
 STALL_S: Final = 300.0
@@ -60,7 +58,7 @@ class Driver:
             self._start_calls()
             for ref in self._wait():
                 if ref in self.models.starting:
-                    self.models.welcome(ref, self.cluster)
+                    self.models.welcome(ref)
                     self.progressed = time.monotonic()
                 elif (done := self._advance(self.running[ref])) is not None:
                     self.n_left -= 1
@@ -207,6 +205,7 @@ class Driver:
                 self._lose(call, error)
         if not self.cluster.poll():
             return
+        self.models.settle(self.cluster)
         for call in [call for call in self.running.values() if call.deadline < now]:
             self._stop(call)
         pending = [call for call in self.running.values() if not call.node and call.model is None]

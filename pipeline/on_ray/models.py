@@ -1,6 +1,7 @@
 """The pool of model workers: it grows while shards wait for a model, and gives workers back to a cluster in need."""
 
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,14 +21,21 @@ CALLS_PER_MODEL: Final = 2
 CPU_SHARE: Final = 0.5
 """CPUs of a model worker without a GPU; the other half is for the tasks. One with a GPU requests no CPU."""
 MAX_FAILED_STARTS: Final = 3
+MAX_LOST_STARTS: Final = 50
+"""Starts in a row that may be lost with their node."""
+SETTLE_S: Final = 5.0
+"""Time from the death of a worker to the verdict: by then it is known if its node has died too."""
+UNAVAILABLE_S: Final = 60.0
+"""The same if Ray only knows that it cannot reach the worker; it takes up to a minute to declare a node dead."""
 
 
 @dataclass(eq=False)
 class Model:
-    """A model worker with the number of its unfinished calls."""
+    """A model worker with the number of its unfinished calls. `node` is empty until it runs."""
 
     actor: Any
     n_calls: int = 0
+    node: str = ""
 
     def kill(self) -> None:
         """End the worker; its calls fail."""
@@ -35,14 +43,15 @@ class Model:
 
 
 class Models:
-    """The model workers, those that wait for resources or load their models (`starting`) and the others (`ready`)."""
+    """The model workers, those that wait for resources or load their models (`starting`, by stream) and the others."""
 
     def __init__(self, recipe: bytes, config: PipelineConfig) -> None:
         self.recipe, self.config = recipe, config
         self.starting: dict[Any, Model] = {}
         self.ready: list[Model] = []
         self.resources: Resources | None = None
-        self.failed_starts = 0
+        self.failed_starts = self.lost_starts = 0
+        self.settling: list[tuple[float, Model, RayError]] = []
 
     def request(self, cluster: Cluster) -> Resources:
         """Return the resources of a model worker; they are decided once, when the cluster has nodes."""
@@ -82,28 +91,47 @@ class Models:
         actor = actor_class.options(
             num_cpus=resources.get("CPU", 0), num_gpus=resources.get("GPU", 0), max_restarts=0, max_task_retries=0
         ).remote(self.recipe, self.config.ray.step_timeout_s)
-        self.starting[actor.ready.remote()] = Model(actor)
+        self.starting[actor.load.options(num_returns="streaming").remote()] = Model(actor)
 
-    def welcome(self, ref: Any, cluster: Cluster) -> None:
-        """Add a worker that has started. Raises UserError if it cannot start."""
-        model = self.starting.pop(ref)
+    def welcome(self, stream: Any) -> None:
+        """Note the node of a worker that begins to load, and add one that has. Raises UserError if it cannot load."""
+        model = self.starting[stream]
         try:
-            ray.get(ref)
+            node = ray.get(next(stream))
         except RayError as error:
-            self.judge_start(error, cluster)
+            del self.starting[stream]
+            model.kill()
+            kind = kind_of(error)
+            if kind == "job":
+                raise root(error) from None
+            if kind == "shard" or (isinstance(error, RayActorError) and error.actor_init_failed):
+                raise cannot_start(error) from error
+            settle_s = SETTLE_S if kind == "crash" else UNAVAILABLE_S
+            self.settling.append((time.monotonic() + settle_s, model, error))
         else:
-            self.failed_starts = 0
+            if node is not None:
+                model.node = node
+                return
+            del self.starting[stream]
+            self.failed_starts = self.lost_starts = 0
             self.ready.append(model)
 
-    def judge_start(self, error: RayError, cluster: Cluster) -> None:
-        """Raise UserError for a worker whose models cannot be loaded, or for several that died while loading."""
-        if kind_of(error) == "job":
-            raise root(error) from None
-        is_raised = isinstance(error, RayActorError) and error.actor_init_failed
-        self.failed_starts += 1
-        if is_raised or self.failed_starts > MAX_FAILED_STARTS:
-            raise UserError(f"a worker cannot start: {str(error).strip().splitlines()[-1]}") from error
-        logger.warning("a model worker died while it started: %s", message_of(error))
+    def settle(self, cluster: Cluster) -> None:
+        """Judge the workers that died while they started, after a poll of the cluster.
+
+        Raises UserError for several whose nodes are alive.
+        """
+        for entry in list(self.settling):
+            deadline, model, error = entry
+            is_alive = bool(model.node) and cluster.is_alive(model.node)
+            if is_alive and time.monotonic() < deadline:
+                continue
+            self.settling.remove(entry)
+            self.failed_starts += is_alive
+            self.lost_starts += not is_alive
+            if self.failed_starts > MAX_FAILED_STARTS or self.lost_starts > MAX_LOST_STARTS:
+                raise cannot_start(error) from error
+            logger.warning("a model worker died while it started: %s", message_of(error))
 
     def withdraw(self) -> None:
         """End the workers that have not started."""
@@ -126,3 +154,8 @@ class Models:
 
     def __len__(self) -> int:
         return len(self.starting) + len(self.ready)
+
+
+def cannot_start(error: RayError) -> UserError:
+    """Return the error of a job whose model workers cannot start."""
+    return UserError(f"a worker cannot start: {str(error).strip().splitlines()[-1]}")

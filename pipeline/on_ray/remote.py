@@ -72,17 +72,17 @@ def split(result: Any) -> tuple[Any, Any]:
 
 
 class ModelWorker:
-    """An actor that grounds and scores shards, one at a time."""
+    """An actor that grounds and scores shards, one at a time, after `load`."""
 
     def __init__(self, recipe: bytes, timeout_s: float) -> None:
         self.recipe, self.timeout_s = recipe, timeout_s
-        with deadline(timeout_s):
-            load_steps(recipe).load("infer")
 
-    def ready(self) -> str:
-        """Return the node once the models are loaded."""
-        node: str = ray.get_runtime_context().get_node_id()
-        return node
+    def load(self) -> Iterator[Any]:
+        """Yield the node, then load the models and yield None."""
+        yield ray.get_runtime_context().get_node_id()
+        with deadline(self.timeout_s):
+            load_steps(self.recipe).load("infer")
+        yield None
 
     def infer(self, plan: ShardPlan, *state: Any) -> Iterator[Any]:
         """Run the step `infer`."""

@@ -175,3 +175,20 @@ def test_markers_without_length_hide_no_scans() -> None:
     for hiding in (b"\xff\x01", b"\xff\xd0\xff\x01\xff\xff"):
         with pytest.raises(ImageRejected, match="too_costly"):
             decode(data[:-2] + hiding + scan * 2000 + data[-2:])
+
+
+@pytest.mark.parametrize("in_child", [False, True])
+def test_shared_file_that_cannot_be_written_is_no_fault_of_the_image(in_child: bool) -> None:
+    decoder, data = DecoderProcess(), encoded(gradient(300, 400), "TIFF")
+    decoder.decode_reduced(data, LIMITS, None)
+    assert decoder._child is not None
+    pid = decoder._child.pid if in_child else os.getpid()
+    limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            decoder.decode_reduced(data, LIMITS, None)
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+    assert decoder.decode_reduced(data, LIMITS, None).pixels.shape == (300, 400, 3)
+    decoder.close()

@@ -107,3 +107,18 @@ def test_deep_brackets_take_linear_time() -> None:
         clean_as_redcaps("(" * 4000 + "dog" + ")" * 4000)
     assert time.process_time() - started < 5
     assert clean_as_redcaps("a ((very) [big]) dog") == "a dog"
+
+
+@pytest.mark.parametrize(
+    ("original", "expected"),
+    [
+        ("a dog http://ann:pw@h/x on grass", "a dog http://h/x on grass"),
+        ("a dog http:&#47;&#47;ann:pw@h", "a dog http://h"),
+        ("write to ann@h.org", "write to ann@h.org"),
+        ("Email:ann@h.org", "Email:ann@h.org"),
+        ("https://h.org: photo by ann @ home", "https://h.org: photo by ann @ home"),
+        ("https://medium.com/@ann http://h:80 me@h", "https://medium.com/@ann http://h:80 me@h"),
+    ],
+)
+def test_user_names_and_passwords_are_removed_from_urls_only(original: str, expected: str) -> None:
+    assert clean(original) == expected

@@ -1,18 +1,27 @@
 """The download stage with a local web server: one test for every drop reason."""
 
 import io
+import os
+import resource
 import time
 from collections.abc import Iterator
+from threading import Timer
 from typing import Any
 
 import PIL.Image
 import pyarrow as pa
 import pytest
 
+from common.image_process import isolated
 from common.images import ImageLimits, decode
+from pipeline.config import load_config
+from pipeline.download import stage
 from pipeline.download.config import DownloadConfig
 from pipeline.download.stage import Download
+from pipeline.faults.fault import TooManyFaultsError
 from pipeline.images import ResizeConfig
+from pipeline.read.types import ShardPlan
+from pipeline.run import Notes, Steps, run_stages
 from schemas.rows import DOWNLOADED, READ
 from schemas.status import REASONS
 from tests.common import bombs
@@ -278,3 +287,52 @@ def test_crafted_images_are_dropped_and_the_other_rows_of_the_shard_kept(web: Ti
     assert time.process_time() - started < 5
     assert {row["reason"] for row in rows[: len(crafted)]} == {"too_costly"}
     assert [row["detail"] for row in rows[len(crafted) :] if row["status"] != "kept"] == []
+
+
+def test_rows_on_which_the_stage_raises_are_faults_with_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(data: bytes, config: DownloadConfig) -> stage.Outcome:
+        if data.endswith(b"bad"):
+            raise ZeroDivisionError("a\nbug")
+        return prepare_image(data, config)
+
+    prepare_image = stage.prepare_image
+    monkeypatch.setattr(stage, "prepare_image", fail)
+    parts = [(image_table(jpeg(0), jpeg(1) + b"bad"), Notes({})), (image_table(jpeg(2) + b"bad", jpeg(3)), Notes({}))]
+    plan = ShardPlan(0, 0, 4, ())
+    config = load_config(["input=/in", "output=/out", "max_internal_errors=2"])
+    table, notes = Steps(config, {"config_hash": "", "models": {}}).download(plan, parts)
+    assert table["reason"].to_pylist() == [None, "internal_error", "internal_error", None]
+    assert table["detail"].to_pylist()[1] == r"ZeroDivisionError: a\nbug"
+    assert [(fault.key, fault.stage) for fault in notes.faults] == [("1", "download"), ("0", "download")]
+    assert "in fail" in notes.faults[0].traceback
+    strict = load_config(["input=/in", "output=/out", "max_internal_errors=1"])
+    with pytest.raises(TooManyFaultsError, match="row 1 in stage 'download'") as caught:
+        Steps(strict, {"config_hash": "", "models": {}}).download(plan, parts)
+    assert "ZeroDivisionError" in str(caught.value)
+
+
+def image_table(*images: bytes) -> pa.Table:
+    rows = [
+        {"key": str(i), "source": "a", "source_row": i, "status": "kept", "image": image, "caption_original": str(i)}
+        for i, image in enumerate(images)
+    ]
+    return pa.Table.from_pylist(rows, schema=READ)
+
+
+def test_a_lack_of_open_files_while_decoding_drops_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "PATIENCE_S", 0.3)
+    costly = io.BytesIO()
+    PIL.Image.new("RGB", (3000, 2000), "red").save(costly, "TIFF")  # decoded in a child process
+    table, download = image_table(jpeg(0), costly.getvalue()), Download(DownloadConfig())
+    download(table.slice(0, 1))  # opens the event loop
+    isolated().close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 1, hard))
+        with pytest.raises(OSError, match="Too many open files"):
+            run_stages([("download", download.isolate)], table, Notes({}), ShardPlan(0, 0, 2, ()))
+        monkeypatch.setattr(stage, "PATIENCE_S", 30.0)
+        Timer(0.5, resource.setrlimit, (resource.RLIMIT_NOFILE, (soft, hard))).start()
+        assert download(table)["status"].to_pylist() == ["kept", "kept"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

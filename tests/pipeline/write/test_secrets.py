@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from common.errors import UserError
@@ -20,19 +21,34 @@ from tests.pipeline.jobs import run_job
 @pytest.mark.parametrize("strip", [False, True])
 def test_no_file_of_a_job_holds_the_password_of_a_url(tmp_path: Path, strip: bool) -> None:
     urls = ["http://ann:hunter2@127.0.0.1/1.jpg?sig=tok3n", "https://ann:hunter2@[::1]/2.jpg"]
-    rows = [{"url": url, "caption": "a dog", "seen_at": f"{url} twice", "n": 1} for url in urls]
+    rows = [{"url": url, "caption": f"a dog {url}", "seen_at": f"{url} twice", "n": 1} for url in urls]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     output = tmp_path / "out"
     assert run_job(tmp_path / "pairs.jsonl", output, f"write.strip_url_queries={str(strip).lower()}") == 0
     files = [path for path in output.rglob("*") if path.is_file()]
     assert {path.parent.name for path in files} >= set(FILES)
     assert not [path.name for path in files if b"hunter2" in path.read_bytes()]
-    assert bool([path.name for path in files if b"tok3n" in path.read_bytes()]) != strip
+    captions = pq.read_table(output / "grit/00000.parquet")["caption"].to_pylist()
+    assert captions[0] == "a dog http://127.0.0.1/1.jpg?sig=tok3n"  # queries of captions stay
+    signed = [path for path in files if path.parent.name == "_manifests" and b"tok3n" in path.read_bytes()]
+    assert not signed
+    urls = pq.read_table(output / "grit/00000.parquet").select(["url", "extra", "error_message"])
+    assert ("tok3n" in str(urls.to_pylist())) != strip
 
 
-def test_captions_and_other_values_are_not_changed() -> None:
-    row = {"url": "http://h/a@b", "caption": "http://u:p@h/ is a page", "extra": None, "detail": None, "n": 1}
+def test_other_values_and_queries_of_captions_are_not_changed() -> None:
+    row = {"url": "http://h/a@b", "caption_original": "ann@h: http://h/?x=1 is a page", "extra": None, "n": 1}
     assert remove_url_secrets(row, strip_query=True) == row
+
+
+def test_given_boxes_keep_their_phrases_if_a_password_leaves_the_original_caption() -> None:
+    text = "a cat, http://ann:hunter2@h/ or http://u@h/, a dog"
+    phrases = ("a cat", "h/ or", "a dog", "http://ann:hunter2@h/")
+    boxes = [{"start": text.index(p), "end": text.index(p) + len(p), "score": 0.5} for p in phrases]
+    row = remove_url_secrets({"caption_original": text, "given_noun_chunks": boxes}, strip_query=False)
+    assert row["caption_original"] == "a cat, http://h/ or http://h/, a dog"
+    found = [row["caption_original"][box["start"] : box["end"]] for box in row["given_noun_chunks"]]
+    assert found == ["a cat", "h/ or", "a dog", "http://h/"]
 
 
 def test_the_plan_in_a_manifest_has_no_password(tmp_path: Path) -> None:
