@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from pipeline.write.store import Store
 from pipeline.write.swap import locked
-from pipeline.write.temporary import SUFFIX
+from pipeline.write.temporary import LOCK_SUFFIX
 from schemas.files import MANIFEST_FILE
 from schemas.manifest import Manifest
 
@@ -21,7 +21,7 @@ def exclusive(store: Store, index: int) -> Iterator[None]:
     if not store.is_local:
         yield
         return
-    name = f"{MANIFEST_FILE.format(index)}.lock{SUFFIX}"  # a killed holder's file is removed as a temporary file
+    name = f"{MANIFEST_FILE.format(index)}{LOCK_SUFFIX}"  # a killed holder's file is removed as a temporary file
     with store.convert_errors("write", name):
         store.make_folder(name)
         with locked(store.path(name)):

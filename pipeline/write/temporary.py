@@ -1,5 +1,6 @@
 """Names of temporary files that tell which process writes them, and the removal of those that nobody writes any more."""
 
+import fcntl
 import os
 import re
 import secrets
@@ -13,6 +14,8 @@ from typing import Final
 from common.process import ProcessId, this_process
 
 SUFFIX: Final = ".tmp"
+LOCK_SUFFIX: Final = ".lock.tmp"
+"""Suffix of lock files: their names hold no process, since several processes use them."""
 FOLDER_PREFIX: Final = "hypergrit-"
 FOLDER: Final = re.compile(rf"{FOLDER_PREFIX}([0-9a-f]{{8}}-\d+-\d+)\.[a-z0-9_]{{8}}")
 """Names of the temporary folders: the prefix, the process, and the eight characters that `tempfile` adds."""
@@ -36,9 +39,23 @@ def remove_abandoned(folders: Iterable[str]) -> None:
     for folder in folders:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.endswith(SUFFIX) and is_abandoned(entry, entry.name.split(".")[-3:-2]):
+                if entry.name.endswith(LOCK_SUFFIX):
+                    remove_free_lock(entry.path)
+                elif entry.name.endswith(SUFFIX) and is_abandoned(entry, entry.name.split(".")[-3:-2]):
                     with suppress(FileNotFoundError):
                         os.remove(entry.path)
+
+
+def remove_free_lock(path: str) -> None:
+    """Remove a lock file of `swap.locked` that no process holds, such as that of a killed process."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):  # else its last holder has removed it
+                os.remove(path)
+        finally:
+            os.close(descriptor)
 
 
 def remove_abandoned_folders(parent: str) -> None:

@@ -21,7 +21,8 @@ from pipeline.write.manifest import is_finished, read_manifest
 from pipeline.write.stage import write_shard
 from pipeline.write.staging import HashedFile, Staging
 from pipeline.write.store import Store
-from pipeline.write.temporary import remove_abandoned, temporary_name
+from pipeline.write.swap import locked
+from pipeline.write.temporary import LOCK_SUFFIX, remove_abandoned, temporary_name
 from tests.pipeline.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table
 
 ALL_FORMATS = WriteConfig()
@@ -222,3 +223,12 @@ def test_two_attempts_at_a_shard_never_mix_their_files(
         for name, facts in manifest["files"].items():
             assert hashlib.sha256(store.read(name) or b"").hexdigest() == facts["sha256"]
     assert (manifest is None) == (output == "memory")
+
+
+def test_lock_files_of_dead_processes_are_removed_and_those_in_use_are_not(tmp_path: Path) -> None:
+    free, held = (tmp_path / f"0000{i}.json{LOCK_SUFFIX}" for i in range(2))
+    free.touch()
+    with locked(str(held)):
+        remove_abandoned([str(tmp_path)])
+        assert [path.name for path in tmp_path.iterdir()] == [held.name]
+    assert list(tmp_path.iterdir()) == []
