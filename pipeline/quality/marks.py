@@ -34,7 +34,7 @@ FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 @dataclass(frozen=True)
 class Mark:
-    """The judgement of one box: right or wrong. `line` is its line in the CSV; `sample` is None in older forms."""
+    """The judgement of one box: right or wrong. `line` is its line in the CSV. Older forms have no `sample`."""
 
     key: str
     box: int

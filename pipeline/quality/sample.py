@@ -43,8 +43,8 @@ def choose(output: str, n: int, seed: int, which: Which = "kept", min_score: flo
     """Choose `n` boxes by a hash of the seed, the row's key and the box's number, in the order of the hash.
 
     Each box with at least this grounding score has the same chance. Boxes whose image is not stored are left out.
-    If the images of dropped rows are not stored, a sample of all boxes is named as one of kept boxes, since only of
-    those it is complete. Raises UserError without any box.
+    Images of dropped rows are not stored. A sample of all boxes that lacks some of them is named as one of kept boxes,
+    since only of those it is complete. Raises UserError without any box.
     """
     ranked = heapq.nsmallest(n, candidates(output, seed, which, min_score), key=lambda item: item[0])
     if not ranked:

@@ -13,6 +13,7 @@ import pytest
 from pipeline import audit, calibrate
 from pipeline.quality.boxes import read_rows
 from pipeline.quality.marks import safe
+from tests.pipeline.report.make_output import make_tables, write_output
 
 CLI = pytest.MonkeyPatch
 
@@ -274,3 +275,14 @@ def test_malformed_sample_is_reported_with_its_line(
     form.write_text(form.read_text().replace("kept,0", "kept,nan"))
     assert run(calibrate, monkeypatch, output, "--marks", form) == 2
     assert "line 2: the sample is 'kept', 'nan'" in capsys.readouterr().err
+
+
+def test_sample_that_lacks_the_boxes_of_dropped_rows_is_one_of_kept_boxes(
+    folder: Path, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = write_output(folder / "out", make_tables(1, 40))
+    run(audit, monkeypatch, output, "--boxes", 1000, "--of", "all")
+    assert {row["sample_of"] for row in lines_of(folder / "audit.csv")} == {"kept"}
+    assert "images of dropped rows are not stored" in capsys.readouterr().out
+    run(audit, monkeypatch, output, "--boxes", 1, "--of", "all", "--form", "one.csv")
+    assert [row["sample_of"] for row in lines_of(folder / "one.csv")] == ["all"]
