@@ -4,17 +4,21 @@
 
 The captions (tests/pipeline/parse/captions.jsonl) were written for this project and labelled before the program saw
 them. Intervals are 95 % bootstrap intervals over captions. `--ablation` repeats the measurement without each rule, and
-in GRIT's form. The last line is one JSON object; its `ratio` is the smallest quotient of figure and aim over the aims.
+in GRIT's form. The last line is one JSON object; its `ratio` is the smallest quotient of figure and aim over the aims. A
+share of nothing is null.
 """
 
 import argparse
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+
+import regex
 
 from benchmarks.bootstrap import intervals
 from pipeline.parse.config import ParseConfig
@@ -32,7 +36,7 @@ RULES: Final = (
 )
 """Options of the parse stage that GRIT's form switches off."""
 SEPARATOR: Final = re.compile(r"\||--| - |–|—|: ")
-LETTER: Final = re.compile(r"[^\W\d_]")
+LETTER: Final = regex.compile(r"\p{L}")
 
 Span = tuple[int, int]
 
@@ -119,11 +123,11 @@ def _is_cut(parse: CaptionParse, span: Span, root: int) -> bool:
 
 
 def shares(counts: Iterable[Counter[str]]) -> dict[str, float]:
-    """Return the measures over captions."""
+    """Return the measures over captions; NaN for a share of nothing."""
     total: Counter[str] = Counter()
     for part in counts:
         total.update(part)
-    return {name: total[m.part] / total[m.total] if total[m.total] else 0.0 for name, m in MEASURES.items()}
+    return {name: total[m.part] / total[m.total] if total[m.total] else math.nan for name, m in MEASURES.items()}
 
 
 def without(config: ParseConfig, *rules: str) -> ParseConfig:
@@ -162,21 +166,37 @@ def print_errors(rows: Sequence[Mapping[str, Any]], config: ParseConfig) -> None
 
 def print_table(title: str, counts: Sequence[Counter[str]]) -> dict[str, float]:
     """Print the measures with their intervals and return them."""
-    values, bounds = shares(counts), intervals(shares, counts)
+    values = shares(counts)
+    bounds = intervals(shares, counts) if counts else {}
     print(f"\n{title}: {len(counts)} captions")
     for name, m in MEASURES.items():
-        low, high = bounds[name]
         total = sum(part[m.total] for part in counts)
         if total:
+            low, high = bounds[name]
             print(f"  {m.title:52}{values[name]:7.3f}  [{low:.3f}, {high:.3f}]  of {total}")
     return values
 
 
+def cell(value: float) -> str:
+    """Return a figure of the table; a dash for a share of nothing."""
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def rounded(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Return figures with four digits for JSON; None for a share of nothing."""
+    return {name: None if math.isnan(value) else round(value, 4) for name, value in values.items()}
+
+
 def aims(values: Mapping[str, float], names: Sequence[str]) -> list[float]:
-    """Return, for each measure with an aim, figure / aim (for errors: the share without the error)."""
+    """Return, for each measure with an aim, figure / aim (for errors: the share without the error).
+
+    Shares of nothing are left out.
+    """
     quotients = []
     for name in names:
         m = MEASURES[name]
+        if math.isnan(values[name]):
+            continue
         assert m.aim is not None
         quotients.append((1 - values[name]) / (1 - m.aim) if m.is_error else values[name] / m.aim)
     return quotients
@@ -208,15 +228,12 @@ def main() -> None:
         for title, form in forms.items():
             for kind, part in (("photo", photo), ("web", web)):
                 values = shares(measure(part, form))
-                table.setdefault(title, {})[kind] = {name: round(values[name], 4) for name in names}
-                print(f"{title:26}{kind:6}" + "".join(f"{values[name]:15.3f}" for name in names), flush=True)
-    ratio = min(aims(results["photo"], PHOTO_AIMS) + aims(results["web"], WEB_AIMS))
-    rounded = {kind: {name: round(value, 4) for name, value in values.items()} for kind, values in results.items()}
-    print(
-        json.dumps(
-            {"name": "phrases", "split": arguments.split, **rounded, "ablation": table, "ratio": round(ratio, 3)}
-        )
-    )
+                table.setdefault(title, {})[kind] = rounded({name: values[name] for name in names})
+                print(f"{title:26}{kind:6}" + "".join(f"{cell(values[name]):>15}" for name in names), flush=True)
+    quotients = aims(results["photo"], PHOTO_AIMS) + aims(results["web"], WEB_AIMS)
+    ratio = round(min(quotients), 3) if quotients else None
+    figures = {kind: rounded(values) for kind, values in results.items()}
+    print(json.dumps({"name": "phrases", "split": arguments.split, **figures, "ablation": table, "ratio": ratio}))
 
 
 if __name__ == "__main__":

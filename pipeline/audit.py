@@ -64,12 +64,19 @@ def main() -> int:
         return 0
     if options.boxes < 1:
         raise UserError(f"--boxes is {options.boxes}; give 1 or more")
+    if not 0 <= options.min_score <= 1:
+        raise UserError(f"--min-score is {options.min_score}; give a number from 0 to 1")
     questions = choose(options.output, options.boxes, options.seed, options.of, options.min_score)
     form = write_form(question.candidate for question in questions)
     if options.form.exists() and options.form.read_bytes() != form.encode():
         raise UserError(f"{options.form} exists and may hold marks; remove it, or give another file with --form")
     write(options.page, render(questions, options.output))
     write(options.form, form)
+    if options.of == "all" and not questions[0].candidate.sample.of_all:
+        print_text(
+            "warning: images of dropped rows are not stored, so their boxes are missing, and the marks speak only about "
+            "thresholds from those of the job on; for lower ones, run it with score.min_score=0.1 score.min_clip_score=0"
+        )
     print_text(
         f"{len(questions)} boxes: mark them in {options.page}, or in the column `mark` of {options.form}; then run\n"
         f"  python -m pipeline.audit {options.output} --marks {options.form}"

@@ -8,8 +8,9 @@ The known boxes come from one of two sources:
                  truth.json)
   --marks FILE   the marks of people, from `python -m pipeline.audit`; the recall is then that among the marked boxes
 
-Boxes that the job removed by a threshold are in arrow/ too, so one output serves for all thresholds above those of the
-job. To see lower ones, run the job on a few thousand rows with score.min_score=0.1 score.min_clip_score=0.
+Boxes that the job removed by a threshold are in arrow/ too, but those below its score.min_score have no CLIPScore, and
+marks speak only about the boxes from which the sample was drawn. The command names the thresholds that are measured. To
+see lower ones, run the job on a few thousand rows with score.min_score=0.1 score.min_clip_score=0.
 """
 
 import argparse
@@ -21,10 +22,11 @@ from common.cli import EXIT_CODES, command
 from common.config_help import print_text
 from common.errors import UserError
 from pipeline.quality.boxes import read_rows
-from pipeline.quality.curve import CLIP_SCORES, SCORES, Judged, Point, judge, n_expected, recommended, score_points
-from pipeline.quality.known import read_json, read_known
+from pipeline.quality.covered import Covered, common_sample, covered
+from pipeline.quality.curve import Judged, Point, judge, n_expected, recommended, score_points
+from pipeline.quality.known_files import read_known, read_synonyms
 from pipeline.quality.marks import judged, marked_boxes, read_marks
-from pipeline.quality.tables import draw, table
+from pipeline.quality.tables import check_plot, draw, table
 
 EXAMPLES = """\
 examples:
@@ -59,14 +61,17 @@ def main() -> int:
     options = parser.parse_args()
     if not 0 < options.precision <= 1:
         raise UserError(f"--precision is {options.precision}; give a number above 0 and at most 1")
-    judges = marked(options.output, options.marks) if options.marks else known(options)
-    curves = {clip: score_points(*judges(clip), clip, SCORES) for clip in CLIP_SCORES}
-    without, best = curves[0.0], recommended([p for points in curves.values() for p in points], options.precision)
-    recall_name = "right boxes kept" if options.marks else "recall"
-    print_text(table("Grounding score, without a threshold of the CLIPScore:", "score", without, recall_name))
-    min_score = best.min_score if best else 0.0
+    check_plot(options.plot)
+    judges, limits = marked(options.output, options.marks) if options.marks else known(options)
+    print_text(limits.describe() + "\n")
+    curves = {clip: score_points(*judges(clip), clip, limits.scores(clip)) for clip in limits.clip_scores()}
+    best = recommended([p for points in curves.values() for p in points], options.precision)
+    recall_name, lowest = "right boxes kept" if options.marks else "recall", min(curves)
+    condition = f"with score.min_clip_score={lowest:g}" if lowest else "without a threshold of the CLIPScore"
+    print_text(table(f"Grounding score, {condition}:", "score", curves[lowest], recall_name))
+    min_score = max(best.min_score if best else 0.0, limits.min_score_with_clip)
     by_clip = [point for points in curves.values() for point in points if point.min_score == min_score]
-    print_text(table(f"CLIPScore, with score.min_score={min_score}:", "CLIPScore", by_clip, recall_name))
+    print_text(table(f"CLIPScore, with score.min_score={min_score:g}:", "CLIPScore", by_clip, recall_name))
     print_text(advice(best, options.precision, recall_name))
     draw(curves, best, options.precision, recall_name, options.plot)
     print_text(f"curve: {options.plot}")
@@ -77,12 +82,12 @@ Judges = Callable[[float], tuple[Sequence[Judged], int]]
 """Minimum CLIPScore -> the boxes that reach it, judged, and the number of boxes to be found."""
 
 
-def known(options: argparse.Namespace) -> Judges:
+def known(options: argparse.Namespace) -> tuple[Judges, Covered]:
     """Compare the output with known boxes. Raises UserError if they have no image in common."""
-    synonyms = read_json(options.synonyms) if options.synonyms else {}
-    if not isinstance(synonyms, dict) or not all(isinstance(names, list) for names in synonyms.values()):
-        raise UserError(f'{options.synonyms} must hold one object of lists: {{"person": ["man", "girl"]}}')
+    synonyms = read_synonyms(options.synonyms) if options.synonyms else {}
     source = read_known(options.known, synonyms, any_phrase=options.any_phrase)
+    if unknown := sorted(synonyms.keys() - source.categories):
+        print_text(f"warning: {options.synonyms}: no category of {options.known} is named {', '.join(unknown)[:200]}")
     pairs = [(row, found) for _, row in read_rows(options.output) if (found := source.of(row)) is not None]
     n_true = sum(n_expected(row, objects) for row, objects in pairs)
     if not n_true:
@@ -92,15 +97,25 @@ def known(options: argparse.Namespace) -> Judges:
             "the caption (see --synonyms and --any-phrase)"
         )
     print_text(f"{len(pairs)} rows with known objects, {n_true} objects to be found")
-    return lambda clip: ([box for row, objects in pairs for box in judge(row, objects, clip)], n_true)
+
+    def judges(clip: float) -> tuple[Sequence[Judged], int]:
+        return [box for row, objects in pairs for box in judge(row, objects, clip)], n_true
+
+    return judges, covered(options.output)
 
 
-def marked(output: str, path: Path) -> Judges:
+def marked(output: str, path: Path) -> tuple[Judges, Covered]:
     """Use the marks of people."""
-    boxes = [judged(mark, box) for mark, _, box in marked_boxes(output, path, read_marks(path))]
+    found = marked_boxes(output, path, read_marks(path))
+    boxes = [judged(mark, box) for mark, _, box in found]
     n_right = sum(box.is_right for box in boxes)
     print_text(f"{len(boxes)} marked boxes, {n_right} of them right")
-    return lambda clip: ([b for b in boxes if not clip or (b.clip_score is not None and b.clip_score >= clip)], n_right)
+    limits = covered(output, common_sample([mark.sample for mark, _, _ in found], [box.score for box in boxes]))
+
+    def judges(clip: float) -> tuple[Sequence[Judged], int]:
+        return [b for b in boxes if not clip or (b.clip_score is not None and b.clip_score >= clip)], n_right
+
+    return judges, limits
 
 
 def advice(best: Point | None, precision: float, recall_name: str) -> str:
@@ -109,8 +124,8 @@ def advice(best: Point | None, precision: float, recall_name: str) -> str:
         return f"No thresholds reach a precision of {precision:.2f}; lower --precision or use better models."
     low, high = best.precision_interval
     return (
-        f"Highest recall at a precision of {precision:.2f}: score.min_score={best.min_score} "
-        f"score.min_clip_score={best.min_clip_score}\n"
+        f"Highest recall at a precision of {precision:.2f}: score.min_score={best.min_score:g} "
+        f"score.min_clip_score={best.min_clip_score:g}\n"
         f"  precision {best.precision:.3f} [{low:.3f}, {high:.3f}], {recall_name} {best.recall:.3f}, {best.n_kept} boxes"
     )
 

@@ -18,13 +18,28 @@ FTFY: Final = ftfy.TextFixerConfig(unescape_html=False, explain=False)
 
 
 NESTED_ENTITY: Final = re.compile(r"&(?:amp;)+", re.IGNORECASE)
+TAG_NAMES: Final = (
+    "a|abbr|article|aside|audio|b|big|blockquote|body|br|button|canvas|center|cite|code|dd|del|div|dl|dt|em|figcaption"
+    "|figure|font|footer|form|h[1-6]|header|hr|html|i|iframe|img|input|ins|label|li|link|main|meta|nav|noscript|ol"
+    "|option|p|picture|pre|q|s|script|section|select|small|source|span|strike|strong|style|sub|sup|svg|table|tbody|td"
+    "|textarea|tfoot|th|thead|tr|tt|u|ul|video|wbr"
+)
+BOOLEAN: Final = (
+    "allowfullscreen|alt|async|autofocus|autoplay|checked|controls|defer|disabled|download|hidden|ismap|itemscope|loop"
+    "|multiple|muted|noshade|novalidate|nowrap|on[a-z]{4,}|playsinline|readonly|required|reversed|selected"
+    r"|(?:aria|data)-[\w-]+"
+)
+"""Attributes without a value. Other words are none, so that "<a and b>" in a formula stays."""
 TAG: Final = re.compile(
-    r"</?(?:a|abbr|b|big|blockquote|br|center|cite|code|dd|del|div|dl|dt|em|figcaption|figure|font|form|h[1-6]|hr|i"
-    r"|iframe|img|input|ins|label|li|ol|p|pre|q|s|script|small|span|strike|strong|style|sub|sup|table|tbody|td|th|thead|tr|tt"
-    r"|u|ul|video)(?:\s+[\w:-]+\s*=\s*(?:\"[^\"<>]*\"|'[^'<>]*'|[^\s\"'<>]+))*\s*/?>|<!--[^<>]*-->",
+    rf"</?(?:{TAG_NAMES})"
+    r"(?:\s++(?:[\w:.@-]++\s*+=\s*+(?:\"(?:[^\"<>]*+|[^\"]{0,500}+)\"|'(?:[^'<>]*+|[^']{0,500}+)'|[^\s\"'<>]++)"
+    rf"|(?:{BOOLEAN})(?![\w-])))*+\s*+/?+>|<!--[^<>]*-->",
     re.IGNORECASE,
 )
-"""Tags of HTML. Other words in angle brackets stay, such as <person> in place of names (CC12M)."""
+"""Tags of HTML. Other words in angle brackets stay, such as <person> in place of names (CC12M).
+
+A quoted value may contain angle brackets up to a limit, which keeps the time linear.
+"""
 DOUBLED_QUOTES: Final = re.compile(r'"{2,}')
 INVISIBLE: Final = re.compile(
     r"[\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\u00ad]"

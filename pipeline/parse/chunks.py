@@ -45,7 +45,7 @@ EDGE: Final = re.compile(r"[^\W_]|[$€£#@&%°]")
 LAST: Final = re.compile(r"[^\W_]|[.'’%°+)\]]")
 """Character that a phrase can end with."""
 ALPHANUMERIC: Final = re.compile(r"[^\W_]")
-LETTER: Final = re.compile(r"[^\W\d_]")
+LETTER: Final = regex.compile(r"\p{L}")
 SEPARATOR: Final = re.compile(r"\||--|\s-\s|–|—|:\s")
 """Text that no phrase contains."""
 GRAPHEME: Final = regex.compile(r"\X")

@@ -21,6 +21,7 @@ from pipeline.parse.word_lists import (
     CONCRETE,
     CREDITS,
     GARMENTS,
+    OBJECTS_BEFORE_OF,
     PARTS,
     PICTURES,
     POSITIONS,
@@ -117,13 +118,10 @@ def _is_object(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase
 
 
 def _is_compound_object(tokens: Sequence[Token], phrase: NounPhrase, names: set[str], following: str) -> bool:
-    """True if an abstract noun names an object together with the noun before it: "a parking lot"."""
-    return bool(
-        names & COMPOUND_OBJECTS
-        and phrase.root > phrase.first
-        and tokens[phrase.root - 1].pos in NOUNS
-        and following != "of"
-    )
+    """True if an abstract noun names an object with the noun before or after it: "a parking lot", "a game of chess"."""
+    if following == "of":
+        return bool(names & OBJECTS_BEFORE_OF)
+    return bool(names & COMPOUND_OBJECTS and phrase.root > phrase.first and tokens[phrase.root - 1].pos in NOUNS)
 
 
 def _is_credit(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase) -> bool:

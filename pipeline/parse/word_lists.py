@@ -14,30 +14,30 @@ def _words(text: str) -> frozenset[str]:
 ABSTRACT: Final = _words(
     """
     ability absence access accident action addition admiration advantage adventure advice affection afternoon age
-    aim amount anger answer anxiety approach aspect attempt attention attitude autumn awe balance battle beauty
-    beginning behavior behaviour belief bit bliss boredom bravery care cause century ceremony championship chance
-    change chaos choice circumstance clarity comfort comparison compassion concept concern condition confidence
-    contrast copyright courage courtesy creation credit culture curiosity danger darkness date dawn day deal death
-    decade decision degree delight democracy depression desire despair detail development difference difficulty
-    direction discovery discussion dream dusk duty ease economy education effect effort elegance emotion end energy
-    entertainment envy era essence eternity evening event evil evolution example excellence excitement existence
-    experience expression fact failure faith fame fashion fate favor favour fear feature feeling fortune freedom
-    friendship fun future generation glory grace gratitude greatness greed grief growth guilt happiness harmony hate
-    hatred health help history holiday honesty honor honour hope hour idea imagination importance impression
-    independence influence information innocence inspiration instance intelligence interest issue jealousy journey
-    joy joyfulness justice kind kindness knowledge lack language law length level liberty life lifestyle logic loss
-    lot love loyalty luck magic majority manner match matter meaning means memory mercy method midnight mind minute
-    misery mix mixture moment month mood morning motion music mystery nature need night noon nostalgia number
-    opinion opportunity option order pain past patience peace perfection performance period permission perspective
-    philosophy place pleasure plenty point policy politics possibility poverty power pride principle privacy problem
-    process progress promise purpose quality quantity question reality reason recipe relation relationship relief
-    religion respect responsibility result revenge rhythm right risk robbery romance sadness safety sake sale
-    science search season second security sense serenity shame shipping sight significance silence simplicity
-    situation size skill sleep solitude solution sorrow sort soul sound space speed spirit spring standard stardom
-    state status story strength stress style success summer surprise symbol sympathy technology tenderness tension
-    term theme theory thought time today tomorrow tonight topic touch tradition tranquility trouble trust truth type
-    unity use value variety version victory view virtue vision warmth way weather week weekend will winter wisdom
-    wish wonder work world worry year yesterday
+    aim amount anger answer anxiety approach aspect attempt attention attitude autumn award awe balance battle
+    beauty beginning behavior behaviour belief bit bliss boredom bravery care cause century ceremony championship
+    chance change chaos choice circumstance clarity comfort comparison compassion concept concern condition
+    confidence contrast copyright courage courtesy creation credit culture curiosity danger darkness date dawn day
+    deal death decade decision degree delight democracy depression desire despair detail development difference
+    difficulty direction discovery discussion dream dusk duty ease economy education effect effort elegance emotion
+    end energy entertainment envy era essence eternity evening event evil evolution example excellence excitement
+    existence experience expression fact failure faith fame fashion fate favor favour fear feature feeling fortune
+    freedom friendship fun future game generation glory grace gratitude greatness greed grief growth guilt happiness
+    harmony hate hatred health help history holiday honesty honor honour hope hour idea imagination importance
+    impression independence influence information innocence inspiration instance intelligence interest issue
+    jealousy journey joy joyfulness justice kind kindness knowledge lack language law length level liberty life
+    lifestyle logic loss lot love loyalty luck magic majority manner match matter meaning means memory mercy method
+    midnight mind minute misery mix mixture moment month mood morning motion music mystery nature need night noon
+    nostalgia number opinion opportunity option order pain past patience peace perfection performance period
+    permission perspective philosophy place pleasure plenty point policy politics possibility poverty power pride
+    principle privacy problem process progress promise purpose quality quantity question reality reason recipe
+    relation relationship relief religion respect responsibility result revenge rhythm right risk robbery romance
+    sadness safety sake sale science search season second security sense serenity shame shipping sight significance
+    silence simplicity situation size skill sleep solitude solution sorrow sort soul sound space speed spirit spring
+    standard stardom state status story strength stress style success summer surprise symbol sympathy technology
+    tenderness tension term theme theory thought time today tomorrow tonight topic touch tradition tranquility
+    trouble trust truth type unity use value variety version victory view virtue vision warmth way weather week
+    weekend will winter wisdom wish wonder work world worry year yesterday
     """
 )
 """Nouns that name nothing visible."""
@@ -162,5 +162,7 @@ ANIMATE: Final = _words(
 """People and animals, which describe nothing as second conjunct of a thing: "a dog with a ball and a cat"."""
 ALWAYS_NOUNS: Final = _words("hydrant hydrants skateboard snowboard surfboard frisbee toothbrush")
 """Nouns that small models often take for something else; after a noun chunk they are its head."""
-COMPOUND_OBJECTS: Final = _words("lot number place space work")
+COMPOUND_OBJECTS: Final = _words("game lot number place space work")
 """Abstract nouns that name an object after another noun: "parking lot"."""
+OBJECTS_BEFORE_OF: Final = frozenset({"game"})
+"""Abstract nouns that name something visible before "of": "a game of frisbee"."""

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from pipeline.quality.boxes import Corners, FoundBox, FoundRow, area, iou, overlap
 from pipeline.quality.known import KnownObject, refers
 
 MIN_IOU: Final = 0.5
-SCORES: Final = tuple(round(0.05 * step, 2) for step in range(20))
-CLIP_SCORES: Final = tuple(round(0.05 * step, 2) for step in range(26))
 Z: Final = 1.959964
 """Quantile of the normal distribution for intervals of 95 %."""
 
@@ -98,7 +98,8 @@ def score_points(judged: Sequence[Judged], n_true: int, min_clip_score: float, s
     """Return a point for each threshold of the grounding score. `judged` reach `min_clip_score`."""
     points = []
     for threshold in scores:
-        kept = [box for box in judged if box.score >= threshold]
+        lowest = float(np.float32(threshold))  # scores are stored as float32
+        kept = [box for box in judged if box.score >= lowest]
         points.append(
             Point(
                 min_score=threshold,
@@ -114,7 +115,12 @@ def score_points(judged: Sequence[Judged], n_true: int, min_clip_score: float, s
 def recommended(points: Iterable[Point], min_precision: float) -> Point | None:
     """Return the point with the highest recall among those of at least this precision, or None.
 
-    Of several, the one with the most precision is returned.
+    Of several, the one with the most precision is returned; of several that keep the same boxes, the one with the
+    highest thresholds.
     """
     enough = [point for point in points if point.n_kept and point.precision >= min_precision]
-    return max(enough, key=lambda point: (point.n_right, point.precision), default=None)
+    return max(enough, key=rank, default=None)
+
+
+def rank(point: Point) -> tuple[float, ...]:
+    return point.n_right, point.precision, point.min_score, point.min_clip_score

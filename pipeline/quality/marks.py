@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,10 +12,16 @@ from common.errors import UserError
 from common.files import check_file
 from common.text import one_line
 from pipeline.quality.boxes import FoundBox, FoundRow, read_rows
+from pipeline.quality.covered import Sample
 from pipeline.quality.curve import Judged
 from pipeline.quality.sample import Candidate
 
-COLUMNS: Final = ("key", "box", "phrase", "mark", "score", "clip_score", "caption", "x_min", "y_min", "x_max", "y_max")
+COLUMNS: Final = (
+    *("key", "box", "phrase", "mark", "score", "clip_score", "caption", "x_min", "y_min", "x_max", "y_max"),
+    *("sample_of", "sample_min_score"),
+)
+"""Forms before version 0.5 lack the columns of the sample: the boxes it was drawn from (kept or all), and their least
+score."""
 MARKS: Final = {
     **dict.fromkeys(("right", "r", "yes", "y", "1", "true"), "right"),
     **dict.fromkeys(("wrong", "w", "no", "n", "0", "false"), "wrong"),
@@ -27,13 +34,14 @@ FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 @dataclass(frozen=True)
 class Mark:
-    """The judgement of one box: right or wrong. `line` is its line in the CSV."""
+    """The judgement of one box: right or wrong. `line` is its line in the CSV. Older forms have no `sample`."""
 
     key: str
     box: int
     phrase: str
     is_right: bool
     line: int
+    sample: Sample | None
 
 
 def write_form(candidates: Iterable[Candidate]) -> str:
@@ -50,7 +58,8 @@ def form_row(candidate: Candidate) -> list[str]:
     row, box = candidate.row, candidate.box
     clip = "" if box.clip_score is None else f"{box.clip_score:.4f}"
     corners = [f"{corner:.4f}" for corner in box.corners]
-    return [row.key, str(box.number), safe(row.phrase(box)), "", f"{box.score:.4f}", clip, safe(row.caption), *corners]
+    texts = [row.key, str(box.number), safe(row.phrase(box)), "", f"{box.score:.4f}", clip, safe(row.caption)]
+    return [*texts, *corners, "all" if candidate.sample.of_all else "kept", f"{candidate.sample.min_score:g}"]
 
 
 def safe(text: str) -> str:
@@ -95,7 +104,26 @@ def one_mark(path: Path, line: int, row: dict[str, str | None]) -> Mark | None:
     if MARKS[text] == "unsure":
         return None
     # Spreadsheets remove the zeros in front of numbers.
-    return Mark(key.zfill(12), int(number), row["phrase"] or "", MARKS[text] == "right", line)
+    return Mark(
+        key.zfill(12), int(number), row["phrase"] or "", MARKS[text] == "right", line, sample_of(path, line, row)
+    )
+
+
+def sample_of(path: Path, line: int, row: Mapping[str, str | None]) -> Sample | None:
+    """Return the sample of a line; None if it names none. Raises UserError if it is malformed."""
+    of, lowest = ((row.get(name) or "").strip().lower() for name in ("sample_of", "sample_min_score"))
+    if not of and not lowest:
+        return None
+    try:
+        min_score = float(lowest.replace(",", "."))  # some spreadsheets write a decimal comma
+    except ValueError:
+        min_score = math.nan
+    if of not in ("kept", "all") or not 0 <= min_score <= 1:
+        raise UserError(
+            f"{path}, line {line}: the sample is {of[:20]!r}, {lowest[:20]!r}, not kept or all and a score; "
+            "keep the columns of the form"
+        )
+    return Sample(of == "all", min_score)
 
 
 def marked_boxes(output: str, path: Path, marks: Sequence[Mark]) -> list[tuple[Mark, FoundRow, FoundBox]]:

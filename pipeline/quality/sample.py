@@ -3,11 +3,12 @@
 import hashlib
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from common.errors import UserError
 from pipeline.quality.boxes import FoundBox, FoundRow, read_rows
+from pipeline.quality.covered import Sample
 from pipeline.report.samples import thumbnail
 from pipeline.report.shards import read_images
 from pipeline.write.store import Store
@@ -21,10 +22,11 @@ THUMBNAIL_PX: Final = 480
 
 @dataclass(frozen=True)
 class Candidate:
-    """A box to be judged."""
+    """A box to be judged, and the sample that it is drawn from."""
 
     row: FoundRow
     box: FoundBox
+    sample: Sample
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ def choose(output: str, n: int, seed: int, which: Which = "kept", min_score: flo
     """Choose `n` boxes by a hash of the seed, the row's key and the box's number, in the order of the hash.
 
     Each box with at least this grounding score has the same chance. Boxes whose image is not stored are left out.
-    Raises UserError without any box.
+    Images of dropped rows are not stored. A sample of all boxes that lacks some of them is named as one of kept boxes,
+    since only of those it is complete. Raises UserError without any box.
     """
     ranked = heapq.nsmallest(n, candidates(output, seed, which, min_score), key=lambda item: item[0])
     if not ranked:
@@ -52,10 +55,11 @@ def choose(output: str, n: int, seed: int, which: Which = "kept", min_score: flo
     for shard, manifest in sorted(shards.items()):
         keys = {candidate.row.key for _, m, candidate in ranked if m["shard"] == shard}
         images |= read_images(store, manifest, keys)
+    shown = [candidate for _, _, candidate in ranked if candidate.row.key in images]
+    sample = Sample(which == "all" and len(shown) == len(ranked), min_score)
     found = [
-        Question(candidate, *thumbnail(images[candidate.row.key], THUMBNAIL_PX))
-        for _, _, candidate in ranked
-        if candidate.row.key in images
+        Question(replace(candidate, sample=sample), *thumbnail(images[candidate.row.key], THUMBNAIL_PX))
+        for candidate in shown
     ]
     if not found:
         raise UserError(
@@ -71,4 +75,8 @@ def candidates(output: str, seed: int, which: Which, min_score: float) -> Iterat
             is_chosen = box.removed is None or (which == "all" and box.removed in BY_THRESHOLD)
             if is_chosen and box.score >= min_score:
                 text = f"{seed}:{row.key}:{box.number}"
-                yield hashlib.sha256(text.encode()).hexdigest(), manifest, Candidate(row, box)
+                yield (
+                    hashlib.sha256(text.encode()).hexdigest(),
+                    manifest,
+                    Candidate(row, box, Sample(which == "all", min_score)),
+                )

@@ -15,7 +15,7 @@ from common.weights import read_tensors
 from pipeline.config import load_config
 from pipeline.ground.glip.load import load_glip
 from pipeline.parse.spacy_model import load_spacy
-from pipeline.quality.known import read_known
+from pipeline.quality.known_files import read_known
 from pipeline.quality.marks import read_marks
 from pipeline.read.config import ReadConfig
 from pipeline.read.plan import plan_shards

@@ -34,6 +34,10 @@ def run_stage(*captions: str | None, config: CaptionsConfig | None = None) -> li
         ("salt &amp;amp;amp;amp; pepper", "salt & pepper"),
         ("a <b>red</b> dog<br/>on grass", "a red dog on grass"),
         ('&lt;a href="x.html" class=y&gt;a dog&lt;/a&gt;', "a dog"),
+        ("<a href=x onclick>a cat</a>", "a cat"),
+        ("<img src=\"a>b\" alt>a dog <input disabled> <b title='x < y'>runs</b>", "a dog runs"),
+        ("<section>a</section> <article class=x>red</article> <button hidden>dog</button><svg/>", "a red dog"),
+        ("a < b > c, x <a and b> y, a <b, c> d", "a < b > c, x <a and b> y, a <b, c> d"),
         ("<person> holds a dog, 3 < 5 > 2", "<person> holds a dog, 3 < 5 > 2"),
         ('the ""big"" dog', 'the "big" dog'),
         ("a\u200b do\u00adg \u202edna\u202c cat\ufeff\u200d", "a dog dna cat"),
@@ -122,3 +126,10 @@ def test_deep_brackets_take_linear_time() -> None:
 )
 def test_user_names_and_passwords_are_removed_from_urls_only(original: str, expected: str) -> None:
     assert clean(original) == expected
+
+
+@pytest.mark.parametrize("piece", ['<a x="', '<a x="<a y=" ', '<a x="" ', "<a \t", "<a disabled "])
+def test_unfinished_tags_take_linear_time(piece: str) -> None:
+    started = time.process_time()
+    clean(piece * 20_000)
+    assert time.process_time() - started < 5

@@ -1,10 +1,11 @@
 """Tests of the labelled captions, and that the phrases of the held-out ones reach the aims of docs/phrases.md."""
 
 import json
+import math
 
 import pytest
 
-from benchmarks.phrases import CAPTIONS, MEASURES, PHOTO_AIMS, RULES, WEB_AIMS, measure, shares, without
+from benchmarks.phrases import CAPTIONS, MEASURES, PHOTO_AIMS, RULES, WEB_AIMS, aims, measure, rounded, shares, without
 from pipeline.parse.config import ParseConfig
 
 ROWS = [json.loads(line) for line in CAPTIONS.read_text(encoding="utf-8").splitlines()]
@@ -44,3 +45,10 @@ def test_grits_form_finds_fewer_phrases() -> None:
     ours, theirs = (shares(measure(rows, form)) for form in (ParseConfig(), without(ParseConfig(), *RULES)))
     assert ours["recall"] > theirs["recall"] + 0.05
     assert ours["cut"] < theirs["cut"] - 0.05
+
+
+def test_share_of_nothing_is_null_and_no_error() -> None:
+    values = shares([])
+    assert all(map(math.isnan, values.values()))
+    assert set(rounded(values).values()) == {None}
+    assert aims(values, PHOTO_AIMS + WEB_AIMS) == []

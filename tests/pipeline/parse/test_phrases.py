@@ -107,7 +107,7 @@ def test_no_phrase_crosses_a_separator_or_ends_with_a_mark(caption: str, phrases
     assert kept(caption) == phrases
 
 
-@pytest.mark.parametrize("caption", ["| 😀 1954- | a dog", "2 | - | a dog", "😀😀 - a dog"])
+@pytest.mark.parametrize("caption", ["| 😀 1954- | a dog", "2 | - | a dog", "😀😀 - a dog", "½ | ¼ | a dog"])
 def test_phrase_without_a_letter_is_removed(caption: str) -> None:
     result = parse(caption)
     assert all(any(map(str.isalpha, caption[c.start : c.end])) for c in result.chunks if c.removed is None)
@@ -116,6 +116,11 @@ def test_phrase_without_a_letter_is_removed(caption: str) -> None:
 
 def test_reason_of_a_phrase_without_a_letter_is_no_letter() -> None:
     assert removed("😀 | a dog") == {"😀": "no_letter"}
+
+
+def test_games_and_awards_are_abstract() -> None:
+    assert removed("a player with a ball during the game") == {"the game": "abstract"}
+    assert removed("a woman holds flowers after an award") == {"an award": "abstract"}
 
 
 def test_grapheme_cluster_is_never_cut() -> None:
@@ -131,6 +136,8 @@ def test_grapheme_cluster_is_never_cut() -> None:
         ("a girl in a white tank top", "a white tank top"),
         ("a child on the steps of a house", "the steps"),
         ("cars in a parking lot", "a parking lot"),
+        ("two boys playing a video game", "a video game"),
+        ("two boys playing a game of frisbee", "a game"),
         ("a marble phone case", "a marble phone case"),
         ("a silver charm on a chain", "a silver charm"),
         ("baked goods in a shop", "baked goods"),

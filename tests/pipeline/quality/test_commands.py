@@ -6,12 +6,14 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from pipeline import audit, calibrate
 from pipeline.quality.boxes import read_rows
 from pipeline.quality.marks import safe
+from tests.pipeline.report.make_output import make_tables, write_output
 
 CLI = pytest.MonkeyPatch
 
@@ -82,6 +84,10 @@ def test_precision_out_of_reach_is_said(
         (["--known", "other.json"], "has known objects in other.json"),
         (["--known", "other.json", "--precision", "2"], "--precision is 2.0"),
         (["--known", "other.json", "--synonyms", "list.json"], "list.json must hold one object of lists"),
+        (["--known", "other.json", "--synonyms", "number.json"], "number.json must hold one object of lists"),
+        (["--known", "none.json", "--plot", "x.txt"], "--plot is x.txt; give a file that ends with .png"),
+        (["--known", "none.json", "--plot", "."], "--plot is .; give a file that ends with .png"),
+        (["--known", "none.json", "--plot", "no/x.png"], "the folder no of --plot does not exist"),
         (["--marks", "none.csv"], "none.csv cannot be read"),
     ],
 )
@@ -90,6 +96,7 @@ def test_bad_arguments_end_in_one_line(
 ) -> None:
     (folder / "other.json").write_text('{"x": {"phrases": []}}')
     (folder / "list.json").write_text("[]")
+    (folder / "number.json").write_text('{"dog": [1]}')
     assert run(calibrate, monkeypatch, output, *arguments) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -202,3 +209,80 @@ def test_keys_without_zeros_are_found(
 def test_texts_cannot_become_formulas() -> None:
     assert safe('=HYPERLINK("x")') == '\'=HYPERLINK("x")'
     assert safe("a dog") == "a dog"
+
+
+COCO_OF_ALL: Final = {
+    "images": [{"id": n, "file_name": f"{n}.jpg", "width": 10, "height": 10} for n in range(24)],
+    "annotations": [{"image_id": n, "category_id": 1, "bbox": [0, 0, 9, 9]} for n in range(24)],
+    "categories": [{"id": 1, "name": "dog"}],
+}
+
+
+def test_synonyms_of_no_category_are_named(
+    folder: Path, output: str, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "coco.json").write_text(json.dumps(COCO_OF_ALL))
+    (folder / "names.json").write_text('{"dog": ["puppy"], "persn": ["man"]}')
+    arguments = ("--known", "coco.json", "--synonyms", "names.json", "--any-phrase")
+    assert run(calibrate, monkeypatch, output, *arguments) == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert warnings == ["warning: names.json: no category of coco.json is named persn"]
+
+
+def test_old_form_without_the_sample_speaks_about_the_scores_it_has(
+    folder: Path, output: str, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(audit, monkeypatch, output, "--boxes", 30, "--of", "all", "--min-score", "0.8")
+    mark(folder / "audit.csv", ["right"] * 30)
+    rows = [{k: v for k, v in row.items() if not k.startswith("sample_")} for row in lines_of(folder / "audit.csv")]
+    with (folder / "audit.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    assert run(calibrate, monkeypatch, output, "--marks", "audit.csv") == 0
+    assert min(recommendable(capsys.readouterr().out)) >= 0.8
+
+
+def test_marks_speak_about_the_boxes_of_their_sample_only(
+    folder: Path, output: str, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(audit, monkeypatch, output, "--boxes", 30, "--of", "all", "--min-score", "0.8")
+    assert {(row["sample_of"], row["sample_min_score"]) for row in lines_of(folder / "audit.csv")} <= {
+        ("all", "0.8"),
+        ("kept", "0.8"),
+    }
+    mark(folder / "audit.csv", ["right"] * 30)
+    assert run(calibrate, monkeypatch, output, "--marks", "audit.csv") == 0
+    text = capsys.readouterr().out
+    assert "measured: score.min_score >= 0.8" in text
+    assert min(recommendable(text)) >= 0.8
+
+
+def recommendable(text: str) -> list[float]:
+    """Return the thresholds of the grounding score that a calibration prints: of its table and its advice."""
+    first = text.partition("\n\n")[2].partition("\n\n")[0]
+    advised = re.search(r"score\.min_score=([0-9.]+) score", text)
+    assert advised is not None
+    return [float(advised[1]), *(float(line.split()[0]) for line in first.splitlines()[2:])]
+
+
+def test_malformed_sample_is_reported_with_its_line(
+    folder: Path, output: str, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(audit, monkeypatch, output, "--boxes", 3)
+    mark(folder / "audit.csv", ["right"] * 3)
+    form = folder / "audit.csv"
+    form.write_text(form.read_text().replace("kept,0", "kept,nan"))
+    assert run(calibrate, monkeypatch, output, "--marks", form) == 2
+    assert "line 2: the sample is 'kept', 'nan'" in capsys.readouterr().err
+
+
+def test_sample_that_lacks_the_boxes_of_dropped_rows_is_one_of_kept_boxes(
+    folder: Path, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = write_output(folder / "out", make_tables(1, 40))
+    run(audit, monkeypatch, output, "--boxes", 1000, "--of", "all")
+    assert {row["sample_of"] for row in lines_of(folder / "audit.csv")} == {"kept"}
+    assert "images of dropped rows are not stored" in capsys.readouterr().out
+    run(audit, monkeypatch, output, "--boxes", 1, "--of", "all", "--form", "one.csv")
+    assert [row["sample_of"] for row in lines_of(folder / "one.csv")] == ["all"]

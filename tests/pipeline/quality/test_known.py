@@ -1,6 +1,7 @@
 """Known boxes in COCO's form and as phrases, and the messages for bad files."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 
 from common.errors import UserError
 from pipeline.quality.boxes import FoundRow
-from pipeline.quality.known import contains, read_known
+from pipeline.quality.known import contains
+from pipeline.quality.known_files import read_known
 
 COCO = {
     "images": [{"id": 7, "file_name": "dir/dog.jpg", "width": 200, "height": 100}],
@@ -18,6 +20,14 @@ COCO = {
     ],
     "categories": [{"id": 1, "name": "dog"}, {"id": 2, "name": "person"}],
 }
+
+
+def coco_box(bbox: Any, category_id: Any = 1) -> dict[str, Any]:
+    return {**COCO, "annotations": [{"image_id": 7, "category_id": category_id, "bbox": bbox}]}
+
+
+def one_phrase(start: float, end: float, box: Any = (0, 0, 1, 1)) -> dict[str, Any]:
+    return {"7": {"caption": "a dog", "phrases": [{"start": start, "end": end, "boxes": [box]}]}}
 
 
 def row(id_: str | None = None, url: str | None = None, caption: str = "a dog") -> FoundRow:
@@ -86,6 +96,23 @@ def test_caption_of_another_output_is_reported(tmp_path: Path) -> None:
         ({**COCO, "categories": []}, r"annotations\[0\] has no category"),
         ({"7": {"phrases": [{"start": 0, "end": 5, "boxes": [[0, 0, 1]]}]}}, "row '7' needs phrases"),
         ({"7": {"phrases": [{"boxes": []}]}}, "row '7' needs phrases"),
+        ({**COCO, "annotations": None}, "`annotations` is no list"),
+        ({**COCO, "categories": None}, "`categories` is no list"),
+        ({**COCO, "images": 5}, "`images` is no list"),
+        ({**COCO, "categories": [{"id": [1], "name": "dog"}]}, r"categories\[0\] needs an id and a name"),
+        ({**COCO, "categories": [{"id": 1, "name": None}]}, r"categories\[0\] needs an id and a name"),
+        ({**COCO, "images": [{"id": [7], "width": 9, "height": 9}]}, r"images\[0\] needs id, width and height"),
+        (coco_box([0, 0, 1, 1], category_id=[1]), r"annotations\[0\] has no category"),
+        (coco_box([0, 0, math.nan, 1]), r"annotations\[0\] needs the image_id"),
+        (coco_box([0, math.inf, 1, 1]), r"annotations\[0\] needs the image_id"),
+        (coco_box([5, 5, -1, 1]), r"annotations\[0\] needs the image_id"),
+        (coco_box("1234"), r"annotations\[0\] needs the image_id"),
+        (one_phrase(math.inf, 60), "row '7' needs phrases"),
+        (one_phrase(50, 5), "row '7' needs phrases .*the span from 50 to 5"),
+        (one_phrase(0, 50), "row '7' needs phrases .*the span from 0 to 50"),
+        (one_phrase(0, 5, [0, 0, math.nan, 1]), "row '7' needs phrases"),
+        (one_phrase(0, 5, [0.5, 0, 0.1, 1]), "row '7' needs phrases"),
+        (one_phrase(0, 5, "0011"), "row '7' needs phrases"),
     ],
 )
 def test_bad_file_is_reported_in_one_line(tmp_path: Path, data: Any, text: str) -> None:

@@ -40,7 +40,7 @@ PROVENANCE: dict[str, Any] = {
         "grounder": {"name": "miniature"},
         "parser": {"name": "en_core_web_sm"},
     },
-    "thresholds": {"min_score": 0.62, "min_clip_score": 0.85, "min_side_px": 32, "size_rule": "area"},
+    "thresholds": {"min_score": 0.65, "min_clip_score": 0.65, "min_side_px": 32, "size_rule": "area"},
 }
 CONFIG = "input: pairs.parquet\nrows_per_shard: 48\nground:\n  grounder: miniature\nscore:\n  min_score: null\n"
 SECONDS = {

@@ -1,0 +1,181 @@
+"""Read known boxes from a JSON file: COCO annotations, or phrases with their boxes."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from common.errors import UserError
+from common.files import check_file
+from common.text import one_line
+from pipeline.quality.boxes import Corners
+from pipeline.quality.known import Known, KnownObject
+
+BAD_ENTRY: Final = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+"""Exceptions for values of another type or range than the form of the file has."""
+
+
+def read_known(path: Path, synonyms: Mapping[str, Sequence[str]], *, any_phrase: bool = False) -> Known:
+    """Read known boxes from a JSON file, whose form is recognised.
+
+    `synonyms` gives further names of COCO's categories; with `any_phrase`, phrases and names are not compared. Raises
+    UserError with file, entry and fix.
+    """
+    data = read_json(path)
+    if isinstance(data, dict) and {"images", "annotations"} <= data.keys():
+        return read_coco(path, data, synonyms, any_phrase)
+    if isinstance(data, dict) and data and all(isinstance(v, dict) and "phrases" in v for v in data.values()):
+        return read_phrases(path, data)
+    raise UserError(
+        f"{path} holds no known boxes; give COCO's JSON (images, annotations, categories) or "
+        '{"ROW ID": {"caption": ..., "phrases": [{"start": 0, "end": 5, "boxes": [[x0, y0, x1, y1]]}]}}'
+    )
+
+
+def read_synonyms(path: Path) -> dict[str, list[str]]:
+    """Read further names of categories. Raises UserError unless the file is an object of lists of texts."""
+    found = read_json(path)
+    lists = found.values() if isinstance(found, dict) else [None]
+    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
+        raise UserError(f'{path} must hold one object of lists: {{"person": ["man", "girl"]}}')
+    return dict(found)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises UserError if it is missing or damaged."""
+    try:
+        check_file(path)
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {one_line(error)}; give a JSON file") from error
+
+
+def read_coco(path: Path, data: dict[str, Any], synonyms: Mapping[str, Sequence[str]], any_phrase: bool) -> Known:
+    """Convert COCO's JSON; the boxes [x, y, width, height] are in pixels of the sizes given under `images`."""
+    categories: dict[int | str, str] = {}
+    for number, entry in enumerate(entries(path, data, "categories")):
+        try:
+            categories[identity(entry["id"])] = name_of(entry["name"])
+        except BAD_ENTRY as error:
+            raise UserError(f"{path}: categories[{number}] needs an id and a name") from error
+    images: dict[str, list[KnownObject]] = {}
+    sizes: dict[int | str, tuple[float, float]] = {}
+    lists: dict[int | str, list[KnownObject]] = {}
+    for number, image in enumerate(entries(path, data, "images")):
+        try:
+            key, width, height = identity(image["id"]), finite(image["width"]), finite(image["height"])
+            if not (width > 0 and height > 0):
+                raise ValueError
+            file = PurePosixPath(image.get("file_name") or "")
+        except BAD_ENTRY as error:
+            raise UserError(f"{path}: images[{number}] needs id, width and height above 0") from error
+        found: list[KnownObject] = []
+        sizes[key], lists[key] = (width, height), found
+        images.update({name: found for name in (str(key), file.name, file.stem) if name})
+    for number, annotation in enumerate(entries(path, data, "annotations")):
+        try:
+            key = identity(annotation["image_id"])
+            width, height = sizes[key]
+            x, y, w, h = map(finite, list_of(annotation["bbox"]))
+            if w < 0 or h < 0:
+                raise ValueError
+        except BAD_ENTRY as error:
+            raise UserError(
+                f"{path}: annotations[{number}] needs the image_id of an image and a bbox of 4 numbers, "
+                "[x, y, width, height]"
+            ) from error
+        try:
+            category = categories[identity(annotation["category_id"])]
+        except BAD_ENTRY as error:
+            if not any_phrase:
+                raise UserError(
+                    f"{path}: annotations[{number}] has no category that `categories` names; pass --any-phrase"
+                ) from error
+            category = ""
+        names = () if any_phrase else (category, *synonyms.get(category, ()))
+        corners = (x / width, y / height, (x + w) / width, (y + h) / height)
+        lists[key].append(KnownObject(corners=corners, names=names, is_crowd=bool(annotation.get("iscrowd"))))
+    return Known(source=str(path), images=images, captions={}, categories=frozenset(categories.values()))
+
+
+def read_phrases(path: Path, data: dict[str, Any]) -> Known:
+    """Convert phrases with boxes, in fractions of width and height; the demo's truth.json has this form.
+
+    `noun_start` and `noun_end`, if given, narrow the phrase to its noun, which a found phrase must cover.
+    """
+    images: dict[str, list[KnownObject]] = {}
+    captions: dict[str, str] = {}
+    for row, entry in data.items():
+        found = images.setdefault(row, [])
+        if isinstance(entry.get("caption"), str):
+            captions[row] = entry["caption"]
+        try:
+            for phrase in list_of(entry["phrases"]):
+                span = span_of(phrase, captions.get(row))
+                found += [KnownObject(corners=corners_of(box), span=span) for box in list_of(phrase["boxes"])]
+        except BAD_ENTRY as error:
+            raise UserError(
+                f"{path}: row {row!r} needs phrases with start, end and boxes of 4 fractions each ({one_line(error)})"
+            ) from error
+    return Known(source=str(path), images=images, captions=captions)
+
+
+def entries(path: Path, data: Mapping[str, Any], name: str) -> list[Any]:
+    """Return a list of COCO's JSON; an absent one is empty. Raises UserError if it is no list."""
+    found = data.get(name, [])
+    if not isinstance(found, list):
+        raise UserError(f"{path}: `{name}` is no list; give COCO's JSON (images, annotations, categories)")
+    return found
+
+
+def list_of(value: Any) -> list[Any]:
+    """Return a list. Raises TypeError for other types: a text is a sequence of digits, too."""
+    if not isinstance(value, list):
+        raise TypeError(f"{short(value)} is no list")
+    return value
+
+
+def identity(value: Any) -> int | str:
+    """Return an id. Raises TypeError unless it is a whole number or a text."""
+    if not isinstance(value, int | str) or isinstance(value, bool):
+        raise TypeError(f"{short(value)} is no id")
+    return value
+
+
+def name_of(value: Any) -> str:
+    """Return the name of a category. Raises ValueError unless it is a text with a letter or digit."""
+    if not isinstance(value, str) or not any(map(str.isalnum, value)):
+        raise ValueError(f"{short(value)} is no name")
+    return value
+
+
+def finite(value: Any) -> float:
+    """Return a number. Raises TypeError for other types, ValueError for NaN and infinity."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{short(value)} is no number")
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is no finite number")
+    return float(value)
+
+
+def span_of(phrase: Mapping[str, Any], caption: str | None) -> tuple[int, int]:
+    """Return the span [start, end) of a phrase or of its noun. Raises ValueError unless 0 <= start < end."""
+    start, end = phrase["start"], phrase["end"]
+    for first, last in ((start, end), (phrase.get("noun_start", start), phrase.get("noun_end", end))):
+        begin, stop = int(finite(first)), int(finite(last))
+        if not 0 <= begin < stop <= (stop if caption is None else len(caption)):
+            raise ValueError(f"the span from {begin} to {stop} is not in the caption")
+    return begin, stop
+
+
+def corners_of(box: Any) -> Corners:
+    """Return the corners of a box. Raises ValueError unless x0 <= x1 and y0 <= y1."""
+    x0, y0, x1, y1 = map(finite, list_of(box))
+    if x1 < x0 or y1 < y0:
+        raise ValueError(f"{box} has its second corner above or left of the first one")
+    return x0, y0, x1, y1
+
+
+def short(value: Any) -> str:
+    return repr(value)[:40]
