@@ -84,18 +84,13 @@ socket.getaddrinfo = Names().getaddrinfo
 download = Download(config(dns_timeout_s=0.3))
 urls = ["http://bad0.test/", sys.argv[1] + "/image/0"]
 print(reasons(download(table(*urls))))
-timers = []
 if "interrupt" in sys.argv:
-    for delay_s in (0.3, 3):  # as people do, once more if the first had no effect on a busy machine
-        timer = threading.Timer(delay_s, signal.raise_signal, [signal.SIGINT])
-        timer.start()
-        timers.append(timer)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
+    threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
     try:
         download(table(sys.argv[1] + "/hang"))
     except KeyboardInterrupt:
         print("interrupted")
-    for timer in timers:
-        timer.cancel()
     print(reasons(download(table(urls[1]))))
 print(time.monotonic())
 """
