@@ -6,7 +6,7 @@ img2dataset write. Time and memory are linear in the number of headers, whatever
 """
 
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 BLOCK: Final = 512
 CHECKSUM: Final = slice(148, 156)
@@ -26,6 +26,16 @@ PAX_SPARSE: Final = "GNU.sparse."
 
 ReadAt = Callable[[int, int], bytes]
 """(offset, length) -> `length` bytes starting at `offset`, or fewer at the end of the data."""
+
+
+def reader_of(file: IO[bytes]) -> ReadAt:
+    """Return a function that reads from an open file."""
+
+    def read_at(offset: int, length: int) -> bytes:
+        file.seek(offset)
+        return file.read(length)
+
+    return read_at
 
 
 class Member(NamedTuple):

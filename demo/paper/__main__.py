@@ -8,7 +8,6 @@ from pathlib import Path
 from common.cli import BUG, EXIT_CODES, command
 from common.config_help import print_text
 from common.text import message_lines
-from demo.paper.run import run_study, this_machine
 from demo.paper.sizes import SIZES
 from demo.paper.variants import VARIANTS
 from demo.train_demo_data import ROOT
@@ -53,6 +52,8 @@ def main() -> int:
     size = SIZES[options.size]
     size = replace(size, variants=tuple(options.rows or size.variants), seeds=options.seeds or size.seeds)
     folder = (options.out or ROOT / "out" / "paper" / options.size).resolve()
+    from demo.paper.run import run_study, this_machine  # imports torch, which --help does not need
+
     machine = this_machine()
     slots = machine.slots(options.jobs)
     try:

@@ -28,14 +28,13 @@ from demo.world.scenes import DEFAULT, HELD_OUT_SEEDS, compose, make_scene
 from demo.world.sprites import HELD_OUT_STYLE, Style
 from demo.world.vocabulary import CATEGORY_NOUNS, COLOURS, CONCEPTS
 from pipeline.images import encode_jpeg
+from trainer.evaluation.tasks.vlchecklist import COLUMNS
 
 STYLE: Final[Style] = "openmoji"
 FIRST: Final = HELD_OUT_SEEDS[3 * len(HELD_OUT_SEEDS) // 4]
 """First seed of the scenes."""
 PICTURES: Final = HELD_OUT_SEEDS[len(HELD_OUT_SEEDS) // 2]
-OBJECT_COLUMNS: Final = [f"Object/Location/{name}" for name in ("center", "mid", "margin")] + [
-    f"Object/Size/{name}" for name in ("large", "medium", "small")
-]
+OBJECT_COLUMNS: Final = [folder for column, folder in COLUMNS.items() if column.startswith("object/")]
 MAX_SCENES_PER_PAIR: Final = 400
 """Scenes that are searched for each pair of a file before the file stays shorter."""
 N_WALKS: Final = 4

@@ -60,8 +60,7 @@ def difference(first: Sequence[Items], second: Sequence[Items], n_replicates: in
     values = [[items.metric() for items in row] for row in (first, second)]
     means = np.array(values[0]) - np.array(values[1])
     draws = [
-        np.stack([replicate(items, weights) for items in first], 1)
-        - np.stack([replicate(items, weights) for items in second], 1)
+        replicates(first, weights) - replicates(second, weights)
         for weights in unit_weights(first[0].units, n_replicates, seed)
     ]
     return interval(means, np.concatenate(draws), seed)
@@ -71,10 +70,7 @@ def above(row: Sequence[Items], level: float, n_replicates: int, seed: int = 0) 
     """The interval of the metric of a row minus a constant, such as its chance level."""
     check_paired(row)
     means = np.array([items.metric() for items in row]) - level
-    draws = [
-        np.stack([replicate(items, weights) for items in row], 1) - level
-        for weights in unit_weights(row[0].units, n_replicates, seed)
-    ]
+    draws = [replicates(row, weights) - level for weights in unit_weights(row[0].units, n_replicates, seed)]
     return interval(means, np.concatenate(draws), seed)
 
 
@@ -106,6 +102,11 @@ def unit_weights(units: NDArray[np.int64], n_replicates: int, seed: int) -> Iter
     for start in range(0, n_replicates, CHUNK):
         counts = rng.multinomial(n_units, np.full(n_units, 1 / n_units), min(CHUNK, n_replicates - start))
         yield counts[:, place].astype(np.float64)
+
+
+def replicates(row: Sequence[Items], weights: Array) -> Array:
+    """The metrics [r s] of a row with weighted items, for weights [r n]."""
+    return np.stack([replicate(items, weights) for items in row], 1)
 
 
 def replicate(items: Items, weights: Array) -> Array:

@@ -8,20 +8,11 @@ from demo.paper.results import Row
 from demo.paper.statistics import Estimate, Interval, difference, estimate
 from trainer.evaluation.tables import heading, published, show, source_of
 from trainer.evaluation.tasks.order import NAMES as RELATION_NAMES
+from trainer.evaluation.tasks.sugarcrepe import FILES
 
 REFERENCE: Final = "hycoclip"
 """Row that the others are compared with."""
 RELATIONS: Final = ("text_image", "box_text_image", "cross_image", "cross_text")
-SUGARCREPE: Final = (
-    "replace_obj",
-    "replace_att",
-    "replace_rel",
-    "swap_obj",
-    "swap_att",
-    "add_obj",
-    "add_att",
-    "overall",
-)
 OBJECTS: Final = ("center", "mid", "margin", "large", "medium", "small")
 ONE_SET: Final = ("coco", "concepts")
 """Data sets that headings do not name."""
@@ -70,7 +61,7 @@ DESIGNS: Final = (
         "vlchecklist",
         [*(f"object/{name}" for name in OBJECTS), "object", "attribute/color", "attribute/size", "relation/spatial"],
     ),
-    design("SugarCrepe", "sugarcrepe", SUGARCREPE),
+    design("SugarCrepe", "sugarcrepe", (*FILES, "overall")),
     design("Order: general points nearer the root", "order", [f"{name}/order" for name in RELATIONS], {}),
     design(
         "Entailment by angle minus aperture",

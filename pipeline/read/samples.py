@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from typing import IO, Final
 
-from common.tar import Member, TarError, iter_members
+from common.tar import Member, TarError, iter_members, reader_of
 from pipeline.read.config import ReadConfig
 from pipeline.read.json_rows import parse_json
 from pipeline.read.types import IMAGE, BadRecord, RawRow, Record
@@ -25,17 +25,13 @@ def tar_rows(file: IO[bytes], offset: int) -> Iterator[RawRow]:
     truncated tar, after the samples before the damage; the last of them is left out if it may continue there.
     """
 
-    def read_at(start: int, n_bytes: int) -> bytes:
-        file.seek(start)
-        return file.read(n_bytes)
-
     size = file.seek(0, os.SEEK_END)
     key: str | None = None
     start = 0
     members: Members = {}
     damage: TarError | None = None
     try:
-        for member in iter_members(read_at, offset, size, needs_mark=True):
+        for member in iter_members(reader_of(file), offset, size, needs_mark=True):
             member_key, suffix = split_name(member.name)
             is_same = member_key == key
             if members and (not is_same or suffix in members):

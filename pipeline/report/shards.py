@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from common.errors import UserError
 from common.remote import map_concurrently, one_line
-from common.tar import iter_members
+from common.tar import iter_members, reader_of
 from pipeline.write.manifest import parse_manifest
 from pipeline.write.store import Store
 from schemas.files import FILES, GRIT_IMAGE, MANIFEST_FILE, MANIFEST_FOLDER
@@ -91,11 +91,7 @@ def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict
     name, missing = FILES["grit"][0].format(manifest["shard"]), set(keys) - set(images)
     if missing and name in manifest["files"]:
         with store.fs.open(store.path(name), "rb") as file:
-
-            def read_at(offset: int, n_bytes: int) -> bytes:
-                file.seek(offset)
-                return bytes(file.read(n_bytes))
-
+            read_at = reader_of(file)
             for member in iter_members(read_at, 0, file.seek(0, os.SEEK_END)):
                 key, _, extension = member.name.partition(".")
                 if key in missing and extension == GRIT_IMAGE:

@@ -5,10 +5,9 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import IO
 
 from common.remote import store_errors
-from common.tar import Member, TarError, iter_members, round_up_to_block
+from common.tar import Member, TarError, iter_members, reader_of, round_up_to_block
 from pipeline.write.index import file_metadata, write_index
 from pipeline.write.staging import Staging
 from pipeline.write.store import Store
@@ -54,7 +53,7 @@ def find_content(store: Store, manifest: Manifest, formats: Sequence[str], sha25
 def read_places(store: Store, name: str) -> Iterator[SamplePlace]:
     """Yield the places of the samples of a tar. Raises TarError and errors of the store."""
     with store.fs.open(store.path(name), "rb") as file:
-        members = iter_members(lambda *place: read_at(file, *place), 0, file.seek(0, os.SEEK_END))
+        members = iter_members(reader_of(file), 0, file.seek(0, os.SEEK_END))
         for key, found in groupby(members, key_of):
             sample = list(found)
             places = [Place(item.name.partition(".")[2], item.data_offset, item.size) for item in sample]
@@ -65,9 +64,3 @@ def read_places(store: Store, name: str) -> Iterator[SamplePlace]:
 def key_of(member: Member) -> str:
     """Return the key of a member's sample."""
     return member.name.partition(".")[0]
-
-
-def read_at(file: IO[bytes], offset: int, n_bytes: int) -> bytes:
-    """Read up to `n_bytes` bytes from `offset`."""
-    file.seek(offset)
-    return file.read(n_bytes)

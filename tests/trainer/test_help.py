@@ -15,8 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
         (["trainer.train", "--help"], "model.entail_weight = 0.2"),
         (["trainer.train", "--help", "model_name=phyclip"], "model.factor_dim = 8"),
         (["trainer.evaluate", "--help"], "zero_shot/FOLDER/accuracy_micro"),
+        (["demo.paper", "--help"], "rows, for --rows"),
     ],
-    ids=["train", "train phyclip", "evaluate"],
+    ids=["train", "train phyclip", "evaluate", "paper"],
 )
 def test_help_does_not_import_torch(arguments: list[str], text: str) -> None:
     command = [sys.executable, "-X", "importtime", "-m", *arguments]

@@ -12,7 +12,7 @@ import pyarrow as pa
 from common.errors import UserError, prefixed
 from common.remote import map_concurrently, one_line, open_file, open_store, store_errors
 from common.shards import list_shards, read_errors_explained
-from common.tar import Member, TarError, iter_members
+from common.tar import Member, TarError, iter_members, reader_of
 from pipeline.ground.grounder import Span
 from schemas.status import KEPT
 
@@ -129,11 +129,7 @@ def _arrow_examples(url: str) -> Iterator[StoredExample]:
 def _tar_examples(url: str) -> Iterator[StoredExample]:
     """Yield the examples of a tar of grit/: a .jpg, a .txt and a .json member for each, in this order."""
     with _damage_explained(url, "grit/"), _open(url) as file:
-
-        def read_at(offset: int, n_bytes: int) -> bytes:
-            file.seek(offset)
-            return file.read(n_bytes)
-
+        read_at = reader_of(file)
         image: Member | None = None
         for member in iter_members(read_at, 0, file.seek(0, os.SEEK_END), needs_mark=True):
             if member.name.endswith(".jpg"):
