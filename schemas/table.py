@@ -30,8 +30,10 @@ def set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -
     return table.set_column(index, table.schema.field(index), values)
 
 
-def drop_rows(table: pa.Table, stage: str, drops: Mapping[int, Drop]) -> pa.Table:
-    """Mark rows (position -> Drop) as dropped by `stage` and set their heavy columns to null.
+def drop_rows(
+    table: pa.Table, stage: str, drops: Mapping[int, Drop], heavy: Sequence[str] = HEAVY
+) -> pa.Table:
+    """Mark rows (position -> Drop) as dropped by `stage` and set their columns `heavy` to null.
 
     Raises ValueError for a reason that is not a drop reason of the stage.
     """
@@ -46,7 +48,7 @@ def drop_rows(table: pa.Table, stage: str, drops: Mapping[int, Drop]) -> pa.Tabl
     for name, values in columns.items():
         table = set_column(table, name, pa.array(values, pa.string()))
     lost = pa.array([i in drops for i in range(table.num_rows)])
-    for name in HEAVY:
+    for name in heavy:
         column = table[name]
         table = set_column(table, name, pc.if_else(lost, pa.scalar(None, column.type), column))
     return table

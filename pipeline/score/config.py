@@ -18,8 +18,8 @@ class ScoreConfig:
     scorer: str = "miniature"
     # device of the model: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
-    # maximum number of crops in a batch
-    batch_size: int = runtime(256)
+    # number of images or texts in a batch; incomplete batches are filled up. It decides the last digits of the cosines
+    batch_size: int = 64
     # minimum size of a box, in pixels of the stored image; size_rule defines what is compared with it
     min_side_px: int = 32
     # area: the area of a box must be at least min_side_px squared; side: its width and its height must be at least
@@ -32,6 +32,9 @@ class ScoreConfig:
     # minimum CLIPScore of a crop and its phrase, 2.5 * max(cosine, 0); null: the calibrated threshold of the scorer, or
     # 0.65 if it has none
     min_clip_score: float | None = None
+    # compute all scores of all boxes, and keep the images of rows that are dropped here in arrow/, so that
+    # pipeline.refilter can also lower the thresholds
+    keep_all: bool = False
 
     def __post_init__(self) -> None:
         check_range(self, "batch_size", least=1)

@@ -26,7 +26,6 @@ def measure_box(box: dict[str, Any], width: int, height: int, thresholds: Thresh
     """
     box_width, box_height = (box["x_max"] - box["x_min"]) * width, (box["y_max"] - box["y_min"]) * height
     side = thresholds.min_side_px
-    # The corners of crops are truncated to whole pixels, so the crop of a thin box may be empty.
     columns, rows = (int(box[f"{a}_max"] * n) - int(box[f"{a}_min"] * n) for a, n in (("x", width), ("y", height)))
     match thresholds.size_rule:
         case "area":
@@ -36,11 +35,22 @@ def measure_box(box: dict[str, Any], width: int, height: int, thresholds: Thresh
         case "released":
             is_small = columns * rows <= side**2
     removed = None
-    if is_small or columns <= 0 or rows <= 0:
+    if is_small or not has_crop(box, width, height):
         removed = "box_too_small"
     elif box["score"] < float(np.float32(thresholds.min_score)):  # scores are stored as float32
         removed = "low_score"
     return {"area_px": box_width * box_height, "clip_cosine": None, "removed": removed}
+
+
+def has_crop(box: dict[str, Any], width: int, height: int) -> bool:
+    """Return True if the crop of a box has pixels: its corners are truncated to whole pixels."""
+    return all(int(box[f"{axis}_max"] * n) > int(box[f"{axis}_min"] * n) for axis, n in (("x", width), ("y", height)))
+
+
+def add_cosine(score: BoxScore, cosine: float, thresholds: Thresholds) -> BoxScore:
+    """Add the cosine of crop and phrase, and apply the filter by CLIPScore unless an earlier one removed the box."""
+    is_low = clip_score(cosine) < thresholds.min_clip_score
+    return {**score, "clip_cosine": cosine, "removed": score["removed"] or ("low_clip_score" if is_low else None)}
 
 
 def why_dropped(boxes: Sequence[dict[str, Any]], scores: Sequence[BoxScore], thresholds: Thresholds) -> Drop:
@@ -49,7 +59,7 @@ def why_dropped(boxes: Sequence[dict[str, Any]], scores: Sequence[BoxScore], thr
     reason = [name for name in BOX_REMOVALS if name in removed][-1]
     match reason:
         case "low_clip_score":
-            best = max(clip_score(score["clip_cosine"]) for score in scores if score["clip_cosine"] is not None)
+            best = max(clip_score(score["clip_cosine"]) for score in scores if score["removed"] == reason)
             return Drop(reason, f"best {best:.2f}, threshold {thresholds.min_clip_score:.2f}")
         case "low_score":
             best = max(box["score"] for box, score in zip(boxes, scores, strict=True) if score["removed"] == reason)

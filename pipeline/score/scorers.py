@@ -1,8 +1,9 @@
 """Load CLIP models of the trainer (such as the miniature), transformers and open_clip as scorers."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,33 +23,50 @@ MINIATURE: Final = Path(__file__).parents[2] / "demo" / "weights" / "clip"
 CLIP_SCORE_THRESHOLD: Final = 0.65
 """CLIPScore threshold of a scorer without calibration: a cosine of 0.26, as in HyCoCLIP (appendix A)."""
 OPEN_CLIP: Final = "open_clip:"
-TEXT_BATCH: Final = 512
+LENGTH_STEP: Final = 16
+"""Texts of the trainer's models are padded to a multiple of this number of tokens, or to the context."""
 
 ImageEncoder = Callable[[Sequence[Image]], Tensor]
 TextEncoder = Callable[[Sequence[str]], Tensor]
+Encoders = dict[str, Any]
+"""The fields of a Scorer that depend on the kind of model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
-    """A loaded CLIP model. Images are RGB [h w 3], of any sizes; embeddings are [n d], of unit length, on the CPU."""
+    """A loaded CLIP model. Images are RGB [h w 3], of any sizes; embeddings are [n d], of unit length, on the CPU.
+
+    All batches have `batch_size` items, the last one with repetitions, and texts share a batch only with those of the
+    same `padded_length`. Matrix products of another shape add in another order, so an embedding would otherwise depend
+    on the items that share its batch.
+    """
 
     encode_images: ImageEncoder
     encode_texts: TextEncoder
     batch_size: int
+    padded_length: Callable[[str], int] = lambda text: 0
 
-    def embed_images(self, images: Sequence[Image]) -> Tensor:
-        """Embed at least one image, in batches of `batch_size`."""
+    def embed_images(self, images: Iterable[Image]) -> Tensor:
+        """Embed at least one image."""
         return _in_batches(self.encode_images, images, self.batch_size)
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
         """Embed at least one text."""
-        return _in_batches(self.encode_texts, texts, TEXT_BATCH)
+        groups: dict[int, list[int]] = {}
+        for i, text in enumerate(texts):
+            groups.setdefault(self.padded_length(text), []).append(i)
+        parts = [_in_batches(self.encode_texts, [texts[i] for i in group], self.batch_size) for group in groups.values()]
+        order = torch.tensor([i for group in groups.values() for i in group])
+        return torch.cat(parts)[order.argsort()]
 
 
-def _in_batches(encode: Callable[[Any], Tensor], items: Sequence[Any], size: int) -> Tensor:
+def _in_batches(encode: Callable[[Any], Tensor], items: Iterable[Any], size: int) -> Tensor:
+    parts, rest = list[Tensor](), iter(items)
     with torch.inference_mode():
-        parts = [encode(items[start : start + size]).float().cpu() for start in range(0, len(items), size)]
-    return F.normalize(torch.cat(parts), dim=-1)
+        while batch := list(islice(rest, size)):
+            padded = [*batch, *batch[-1:] * (size - len(batch))]
+            parts.append(F.normalize(encode(padded).float().cpu(), dim=-1)[: len(batch)])
+    return torch.cat(parts)
 
 
 def scorer_path(scorer: str) -> str:
@@ -75,15 +93,13 @@ def load_scorer(scorer: str, device: str, batch_size: int) -> Scorer:
     torch_device = pick_device(device, key="score.device")
     path = scorer_path(scorer)
     if scorer.startswith(OPEN_CLIP):
-        images, texts = _load_open_clip(scorer.removeprefix(OPEN_CLIP), torch_device)
-    elif "format" in read_model_config(Path(path)) or scorer == "miniature":
-        images, texts = _load_trainer_checkpoint(path, torch_device)
-    else:
-        images, texts = _load_transformers(path, torch_device)
-    return Scorer(encode_images=images, encode_texts=texts, batch_size=batch_size)
+        return Scorer(**_load_open_clip(scorer.removeprefix(OPEN_CLIP), torch_device), batch_size=batch_size)
+    if "format" in read_model_config(Path(path)) or scorer == "miniature":
+        return Scorer(**_load_trainer_checkpoint(path, torch_device), batch_size=batch_size)
+    return Scorer(**_load_transformers(path, torch_device), batch_size=batch_size)
 
 
-def _load_trainer_checkpoint(path: str, device: torch.device) -> tuple[ImageEncoder, TextEncoder]:
+def _load_trainer_checkpoint(path: str, device: torch.device) -> Encoders:
     # The only import of the trainer in the pipeline: a trained model can score the boxes of further shards. The import
     # is local, so that the pipeline runs without the trainer.
     from trainer.checkpoints.model import load_model
@@ -100,13 +116,21 @@ def _load_trainer_checkpoint(path: str, device: torch.device) -> tuple[ImageEnco
         pixels = torch.stack([fit(image, loaded.preprocess) for image in batch]).to(device)
         return model.encode_image(to_pixels(pixels).contiguous(memory_format=torch.channels_last))
 
+    tokenizer = loaded.tokenizer
+
+    def padded_length(text: str) -> int:
+        n_tokens = len(tokenizer.encode(text))
+        return min(n_tokens + -n_tokens % LENGTH_STEP, tokenizer.context_length)
+
     def encode_texts(batch: Sequence[str]) -> Tensor:
-        return model.encode_text(loaded.tokenizer(batch).to(device))
+        ids = tokenizer(batch)
+        padded = F.pad(ids, (0, padded_length(batch[0]) - ids.shape[1]))
+        return model.encode_text(padded.to(device))
 
-    return encode_images, encode_texts
+    return {"encode_images": encode_images, "encode_texts": encode_texts, "padded_length": padded_length}
 
 
-def _load_transformers(path: str, device: torch.device) -> tuple[ImageEncoder, TextEncoder]:
+def _load_transformers(path: str, device: torch.device) -> Encoders:
     from transformers import AutoModel, AutoProcessor
 
     try:
@@ -124,18 +148,19 @@ def _load_transformers(path: str, device: torch.device) -> tuple[ImageEncoder, T
             f"score.scorer={path!r} is a {type(model).__name__}, which does not embed both images and texts; "
             "choose a CLIP or SigLIP model"
         )
-    # SigLIP was trained on texts padded to the full length; CLIP masks its padding.
-    padding = "max_length" if "siglip" in model.config.model_type else True
+    # SigLIP was trained on texts of the full length; for CLIP, which masks its padding, this fixes the shape of a batch.
+    length = getattr(model.config, "text_config", model.config).max_position_embeddings
 
     def encode_images(batch: Sequence[Image]) -> Tensor:
         inputs = processor(images=list(batch), return_tensors="pt", input_data_format="channels_last")
         return _pooled(model.get_image_features(**inputs.to(device)))
 
     def encode_texts(batch: Sequence[str]) -> Tensor:
-        inputs = processor(text=list(batch), return_tensors="pt", padding=padding, truncation=True)
+        texts = {"padding": "max_length", "max_length": length, "truncation": True}
+        inputs = processor(text=list(batch), return_tensors="pt", **texts)
         return _pooled(model.get_text_features(**inputs.to(device)))
 
-    return encode_images, encode_texts
+    return {"encode_images": encode_images, "encode_texts": encode_texts}
 
 
 def _pooled(output: Any) -> Tensor:
@@ -143,7 +168,7 @@ def _pooled(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output.pooler_output
 
 
-def _load_open_clip(name: str, device: torch.device) -> tuple[ImageEncoder, TextEncoder]:
+def _load_open_clip(name: str, device: torch.device) -> Encoders:
     import open_clip
     from PIL import Image as PILImage
 
@@ -172,7 +197,7 @@ def _load_open_clip(name: str, device: torch.device) -> tuple[ImageEncoder, Text
     def encode_texts(batch: Sequence[str]) -> Tensor:
         return model.encode_text(tokenizer(list(batch)).to(device))
 
-    return encode_images, encode_texts
+    return {"encode_images": encode_images, "encode_texts": encode_texts}
 
 
 def _first_line(error: BaseException) -> str:

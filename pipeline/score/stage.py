@@ -1,24 +1,44 @@
 """Stage `score`: keep boxes with sufficient size, grounding score and CLIPScore."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from common.images import Image
 from pipeline.images import corners, crop_box
 from pipeline.score.config import ScoreConfig
-from pipeline.score.filters import BoxScore, clip_score, measure_box, why_dropped
+from pipeline.score.filters import BoxScore, add_cosine, has_crop, measure_box, why_dropped
 from pipeline.score.scorers import Scorer, load_scorer
 from pipeline.score.thresholds import Thresholds
 from pipeline.stored_images import StoredImages
-from schemas.rows import SCORED
+from schemas.rows import HEAVY, SCORED
 from schemas.table import add_columns, drop_rows, kept_indices
 
-ROWS_IN_MEMORY: Final = 64
-"""Number of rows whose images are decoded at a time. The batch size of the model is `score.batch_size`."""
+COLUMNS: Final = ("caption", "noun_chunks", "boxes", "width", "height")
 
-Row = dict[str, Any]
+Rows = dict[int, dict[str, Any]]
+"""Position in the table -> the COLUMNS of a row that is not dropped."""
+
+
+class Place(NamedTuple):
+    """A box: position of its row in the table, and index in its `boxes`."""
+
+    row: int
+    box: int
+
+
+class Cosines(Protocol):
+    """The similarities of images and texts: computed by a model, or stored in an output."""
+
+    def of_boxes(self, rows: Rows, places: Sequence[Place]) -> list[float]:
+        """Return the cosine of crop and phrase for each box."""
+        ...
+
+    def of_rows(self, rows: Rows, indices: Sequence[int]) -> list[float]:
+        """Return the cosine of image and caption for each row."""
+        ...
 
 
 class Score:
@@ -38,7 +58,7 @@ class Score:
     >>> box = {"phrase": 0, "x_min": 0.0, "y_min": 0.0, "x_max": 0.2, "y_max": 0.2, "score": 0.9}
     >>> row = {"key": "0", "source": "pairs.csv", "source_row": 0, "status": "kept", "caption": "a dog", "boxes": [box]}
     >>> row["noun_chunks"] = [{"start": 0, "end": 5, "root": 1}]
-    >>> row["image"] = encode_jpeg(np.full((100, 100, 3), 255, np.uint8))
+    >>> row |= {"image": encode_jpeg(np.full((100, 100, 3), 255, np.uint8)), "width": 100, "height": 100}
     >>> config = ScoreConfig(scorer="miniature")
     >>> score = Score(config, resolve_thresholds(config, grounder="miniature"))
     >>> table = score(pa.Table.from_pylist([row], schema=GROUNDED))
@@ -54,52 +74,78 @@ class Score:
         decode: StoredImages | None = None,
     ) -> None:
         """Load the scorer of `config` unless one is given; share `decode` with other stages to decode images once."""
-        self.thresholds = thresholds
+        self.thresholds, self.keep_all = thresholds, config.keep_all
         self.scorer = scorer or load_scorer(config.scorer, config.device, config.batch_size)
         self.decode = decode or StoredImages(max_bytes=0)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        kept, found, drops = kept_indices(table), {}, {}
-        needed = table.select(["image", "caption", "noun_chunks", "boxes"])
-        for start in range(0, len(kept), ROWS_IN_MEMORY):
-            indices = kept[start : start + ROWS_IN_MEMORY]
-            rows = needed.take(indices).to_pylist()
-            images = [self.decode(row["image"]) for row in rows]
-            for i, row, scores, similarity in zip(indices, rows, *self._score(rows, images), strict=True):
-                found[i] = {"box_scores": scores, "clip_similarity": similarity}
-                if similarity is None:
-                    drops[i] = why_dropped(row["boxes"], scores, self.thresholds)
-        return drop_rows(add_columns(table, SCORED, found), "score", drops)
+        return score_table(table, self.thresholds, ModelCosines(table["image"], self.scorer, self.decode), self.keep_all)
 
-    def _score(self, rows: Sequence[Row], images: Sequence[Image]) -> tuple[list[list[BoxScore]], list[float | None]]:
-        """Return the box scores of each row, and its image-caption similarity or None if no box is kept."""
-        scores = [
-            [measure_box(box, image.shape[1], image.shape[0], self.thresholds) for box in row["boxes"]]
-            for row, image in zip(rows, images, strict=True)
-        ]
-        passed = [
-            (r, b) for r, row_scores in enumerate(scores) for b, score in enumerate(row_scores) if not score["removed"]
-        ]
-        crops = [crop_box(images[r], corners(rows[r]["boxes"][b])) for r, b in passed]
-        cosines = self._cosines(crops, [phrase_text(rows[r], rows[r]["boxes"][b]) for r, b in passed])
-        for (r, b), cosine in zip(passed, cosines, strict=True):
-            is_low = clip_score(cosine) < self.thresholds.min_clip_score
-            scores[r][b] |= {"clip_cosine": cosine, "removed": "low_clip_score" if is_low else None}
-        kept = [r for r, row_scores in enumerate(scores) if any(not score["removed"] for score in row_scores)]
-        similarities = self._cosines([images[r] for r in kept], [rows[r]["caption"] for r in kept])
-        similarity = dict(zip(kept, similarities, strict=True))
-        return scores, [similarity.get(r) for r in range(len(rows))]
 
-    def _cosines(self, images: Sequence[Image], texts: Sequence[str]) -> list[float]:
-        """Return the cosine of each image and its text. Texts that occur several times are embedded once."""
-        if not images:
+def score_table(table: pa.Table, thresholds: Thresholds, cosines: Cosines, keep_all: bool) -> pa.Table:
+    """Apply the filters to a GROUNDED table; return a SCORED table.
+
+    Cosines are taken for boxes that pass the other filters, and for rows with a kept box; with `keep_all` for all that
+    have a crop, and dropped rows keep their images.
+    """
+    kept = kept_indices(table)
+    rows: Rows = dict(zip(kept, table.select(COLUMNS).take(pa.array(kept, pa.int64())).to_pylist(), strict=True))
+    scores: dict[int, list[BoxScore]] = {
+        i: [measure_box(box, row["width"], row["height"], thresholds) for box in row["boxes"]]
+        for i, row in rows.items()
+    }
+    places = [
+        Place(i, b)
+        for i, row in rows.items()
+        for b, box in enumerate(row["boxes"])
+        if (has_crop(box, row["width"], row["height"]) if keep_all else not scores[i][b]["removed"])
+    ]
+    for (i, b), cosine in zip(places, cosines.of_boxes(rows, places), strict=True):
+        scores[i][b] = add_cosine(scores[i][b], cosine, thresholds)
+    drops = {
+        i: why_dropped(row["boxes"], scores[i], thresholds)
+        for i, row in rows.items()
+        if all(score["removed"] for score in scores[i])
+    }
+    compared = [i for i in rows if keep_all or i not in drops]
+    similarity = dict(zip(compared, cosines.of_rows(rows, compared), strict=True))
+    found = {i: {"box_scores": scores[i], "clip_similarity": similarity.get(i)} for i in rows}
+    return drop_rows(add_columns(table, SCORED, found), "score", drops, heavy=() if keep_all else HEAVY)
+
+
+class ModelCosines:
+    """Cosines of a CLIP model. `images` are the stored images of the table; equal texts are embedded once."""
+
+    def __init__(self, images: pa.ChunkedArray, scorer: Scorer, decode: StoredImages) -> None:
+        self._images, self._scorer, self._decode = images, scorer, decode
+
+    def of_boxes(self, rows: Rows, places: Sequence[Place]) -> list[float]:
+        """Return the cosine of crop and phrase for each box."""
+
+        def crops() -> Iterator[Image]:
+            for i, group in groupby(places, key=lambda place: place.row):
+                image = self._decoded(i)
+                for _, b in group:
+                    yield crop_box(image, corners(rows[i]["boxes"][b]))
+
+        return self._cosines(crops(), [phrase_text(rows[i], rows[i]["boxes"][b]) for i, b in places])
+
+    def of_rows(self, rows: Rows, indices: Sequence[int]) -> list[float]:
+        """Return the cosine of image and caption for each row."""
+        return self._cosines(map(self._decoded, indices), [rows[i]["caption"] for i in indices])
+
+    def _decoded(self, i: int) -> Image:
+        return self._decode(self._images[i].as_py())
+
+    def _cosines(self, images: Iterator[Image], texts: Sequence[str]) -> list[float]:
+        if not texts:
             return []
         distinct = {text: n for n, text in enumerate(dict.fromkeys(texts))}
-        text_features = self.scorer.embed_texts(list(distinct))[[distinct[text] for text in texts]]
-        return (self.scorer.embed_images(images) * text_features).sum(dim=-1).tolist()
+        text_features = self._scorer.embed_texts(list(distinct))[[distinct[text] for text in texts]]
+        return (self._scorer.embed_images(images) * text_features).sum(dim=-1).tolist()
 
 
-def phrase_text(row: Row, box: dict[str, Any]) -> str:
+def phrase_text(row: dict[str, Any], box: dict[str, Any]) -> str:
     """Return the text of the box's noun chunk."""
     chunk = row["noun_chunks"][box["phrase"]]
     return row["caption"][chunk["start"] : chunk["end"]]

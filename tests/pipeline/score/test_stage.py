@@ -20,7 +20,7 @@ CHUNKS = [{"start": 0, "end": 3, "root": 0, "removed": None}, {"start": 8, "end"
 THRESHOLDS: dict[str, float] = {"min_score": 0.5, "min_clip_score": 0.65}
 
 
-def colour_scorer(seen: list[str] | None = None) -> Scorer:
+def colour_scorer(seen: list[str] | None = None, batch_size: int = 2) -> Scorer:
     """A scorer without a network: embeds an image as its mean colour, a text as the colours that it names (red, blue).
 
     Embedded texts are appended to `seen`.
@@ -34,7 +34,7 @@ def colour_scorer(seen: list[str] | None = None) -> Scorer:
             seen.extend(batch)
         return torch.tensor([[float("red" in text), 0.0, float("blue" in text)] for text in batch])
 
-    return Scorer(encode_images=images, encode_texts=texts, batch_size=2)
+    return Scorer(encode_images=images, encode_texts=texts, batch_size=batch_size)
 
 
 def row(*boxes: tuple[int, float, float, float], **more: object) -> dict[str, object]:
@@ -119,8 +119,28 @@ def test_row_without_a_kept_box_is_dropped_after_the_last_filter_that_removed_a_
 def test_each_phrase_is_embedded_once() -> None:
     seen: list[str] = []
     rows = [row((0, 0.0, 0.4, 0.9), (0, 0.1, 0.4, 0.9)), row((0, 0.0, 0.4, 0.9), (1, 0.6, 1.0, 0.9))]
-    score_stage(colour_scorer(seen))(table_after("ground", rows))
+    score_stage(colour_scorer(seen, batch_size=1))(table_after("ground", rows))
     assert sorted(seen) == ["blue", "red", CAPTION]
+
+
+def test_with_keep_all_every_box_has_a_cosine_and_dropped_rows_keep_their_image() -> None:
+    rows = [row((0, 0.0, 0.01, 0.9), (0, 0.0, 0.4, 0.2)), row((0, 0.0, 0.4, 0.9), (0, 0.6, 1.0, 0.9))]
+    table = score_stage(keep_all=True)(table_after("ground", rows))
+    plain = score_stage()(table_after("ground", rows))
+    for name in ("status", "stage", "reason", "detail"):
+        assert table[name].to_pylist() == plain[name].to_pylist()
+    assert [[score["removed"] for score in scores] for scores in table["box_scores"].to_pylist()] == [
+        ["box_too_small", "low_score"],
+        [None, "low_clip_score"],
+    ]
+    assert all(score["clip_cosine"] is not None for scores in table["box_scores"].to_pylist() for score in scores)
+    assert None not in table["clip_similarity"].to_pylist()
+    assert table["image"].to_pylist() == [row["image"] for row in rows]
+
+
+def test_a_box_without_pixels_has_no_cosine() -> None:
+    (out,) = score_stage(keep_all=True)(table_after("ground", [row((0, 0.501, 0.504, 0.9))])).to_pylist()
+    assert (out["reason"], out["box_scores"][0]["clip_cosine"]) == ("box_too_small", None)
 
 
 def test_dropped_rows_are_not_changed() -> None:
