@@ -1,6 +1,6 @@
 """Benchmark: peak memory of the workers and of the driver against the number of rows. `python -m benchmarks.memory`
 
-    python -m benchmarks.memory [quick] [rows]
+    python -m benchmarks.memory [--quick] [--rows ROWS]
 
 Each measurement is a process of its own, which reads its peak (VmHWM) after a tenth of its rows and at their end:
 
@@ -10,11 +10,12 @@ Each measurement is a process of its own, which reads its peak (VmHWM) after a t
 - `driver`: the complete job on Ray over simulated shards of one row each. It counts `ROWS_PER_SHARD` rows a shard, since
   the driver sees shards and not rows; measured in two runs, because the report at the end is part of the job.
 
-The rows are 100,000 a worker and 1,000,000 for the driver, in less than an hour on two cores; with `quick` they are
+The rows are 100,000 a worker and 1,000,000 for the driver, in less than an hour on two cores; with `--quick` they are
 5,000 and 100,000, in a few minutes. The last line is one JSON object. `ratio` is the largest growth of the peak from a
 tenth of the rows (a hundredth for the driver) to all.
 """
 
+import argparse
 import json
 import multiprocessing as mp
 import sys
@@ -45,10 +46,12 @@ Queue = Any
 
 def main() -> None:
     """Run the command line."""
-    quick = "quick" in sys.argv[1:]
-    numbers = [int(argument) for argument in sys.argv[1:] if argument.isdigit()]
-    worker_rows = (numbers or [QUICK_WORKER_ROWS if quick else WORKER_ROWS])[0]
-    driver_rows = QUICK_DRIVER_ROWS if quick else DRIVER_ROWS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rows, a few minutes")
+    parser.add_argument("--rows", type=int, help="rows of a worker")
+    options = parser.parse_args()
+    worker_rows = options.rows or (QUICK_WORKER_ROWS if options.quick else WORKER_ROWS)
+    driver_rows = QUICK_DRIVER_ROWS if options.quick else DRIVER_ROWS
     per_shard = min(ROWS_PER_SHARD, worker_rows // 10)
     peaks: dict[str, list[int]] = {}
     with tempfile.TemporaryDirectory() as temporary:

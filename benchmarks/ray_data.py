@@ -8,9 +8,9 @@ last line is one JSON object. `ratio` is the wall-clock time of Ray Data over th
 discusses the result.
 """
 
+import argparse
 import json
 import pickle
-import sys
 import time
 from typing import Any
 
@@ -113,7 +113,9 @@ def metrics(times: list[Times]) -> Times:
 
 def main() -> None:
     """Run the command line."""
-    n = int(sys.argv[1]) if len(sys.argv) > 1 else 40
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shards", type=int, nargs="?", default=40, help="number of shards (default: %(default)s)")
+    n = parser.parse_args().shards
     # Four CPUs, because Ray Data hangs if its actors occupy all CPUs. "local" starts a new Ray instance.
     paths = {"PYTHONPATH": str(repository_root())}
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths})

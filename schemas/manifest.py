@@ -97,6 +97,22 @@ class Provenance(TypedDict):
     thresholds: Annotated[ThresholdValues, "the thresholds"]
 
 
+class SourceShard(TypedDict):
+    """A finished shard from which another one was made."""
+
+    output: Annotated[str, "path or URL of its output"]
+    shard: Annotated[int, "its index"]
+    manifest: Annotated[str, "SHA-256 of its manifest"]
+
+
+class Origin(TypedDict):
+    """The command that made a shard from finished shards, without running the job."""
+
+    command: Annotated[str, "name of the command, such as refilter"]
+    sources: Annotated[list[SourceShard], "the shards whose rows were read"]
+    settings: Annotated[dict[str, Any], "settings of the command that decide the content"]
+
+
 class Manifest(TypedDict):
     """`_manifests/NNNNN.json`, written last: readers ignore the files of a shard without a manifest."""
 
@@ -115,6 +131,9 @@ class Manifest(TypedDict):
     provenance: Annotated[Provenance, "versions, models, thresholds and configuration"]
     runtime: Annotated[
         dict[str, Any], "settings that may differ between the shards of one output, such as devices and batch sizes"
+    ]
+    origin: NotRequired[
+        Annotated[Origin, "finished shards from which a command made this one; absent in a job's shards"]
     ]
 
 

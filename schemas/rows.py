@@ -4,7 +4,8 @@ Each schema is the previous one plus the columns that the stage adds. The metada
 (unit, range, origin), from which `python -m schemas.docs` generates docs/schemas.md.
 
 Character offsets count Unicode code points in `caption`, half-open [start, end). Boxes are xyxy, as fractions of the
-stored image in [0, 1]. A dropped row keeps all columns but `image`, which becomes null.
+stored image in [0, 1]. A dropped row keeps all columns but `image`, which becomes null, except that with
+`score.keep_all` rows dropped by `score` keep their images.
 """
 
 from typing import Final
@@ -77,7 +78,7 @@ BOX_SCORE: Final = pa.struct(
         field(
             "clip_cosine",
             pa.float32(),
-            "cosine of crop and phrase in [-1, 1]; null if an earlier filter removed the box",
+            "cosine of crop and phrase in [-1, 1]; null if an earlier filter removed the box, unless `score.keep_all`",
             True,
         ),
         field("removed", pa.string(), "reason why the box was removed (BOX_REMOVALS), null if it is kept", True),

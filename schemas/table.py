@@ -30,9 +30,7 @@ def set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -
     return table.set_column(index, table.schema.field(index), values)
 
 
-def drop_rows(
-    table: pa.Table, stage: str, drops: Mapping[int, Drop], heavy: Sequence[str] = HEAVY
-) -> pa.Table:
+def drop_rows(table: pa.Table, stage: str, drops: Mapping[int, Drop], heavy: Sequence[str] = HEAVY) -> pa.Table:
     """Mark rows (position -> Drop) as dropped by `stage` and set their columns `heavy` to null.
 
     Raises ValueError for a reason that is not a drop reason of the stage.

@@ -55,7 +55,9 @@ class Scorer:
         groups: dict[int, list[int]] = {}
         for i, text in enumerate(texts):
             groups.setdefault(self.padded_length(text), []).append(i)
-        parts = [_in_batches(self.encode_texts, [texts[i] for i in group], self.batch_size) for group in groups.values()]
+        parts = [
+            _in_batches(self.encode_texts, [texts[i] for i in group], self.batch_size) for group in groups.values()
+        ]
         order = torch.tensor([i for group in groups.values() for i in group])
         return torch.cat(parts)[order.argsort()]
 

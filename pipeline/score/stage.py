@@ -79,7 +79,9 @@ class Score:
         self.decode = decode or StoredImages(max_bytes=0)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        return score_table(table, self.thresholds, ModelCosines(table["image"], self.scorer, self.decode), self.keep_all)
+        return score_table(
+            table, self.thresholds, ModelCosines(table["image"], self.scorer, self.decode), self.keep_all
+        )
 
 
 def score_table(table: pa.Table, thresholds: Thresholds, cosines: Cosines, keep_all: bool) -> pa.Table:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, Final, cast
 
 from common.urls import clean
-from pipeline.read.types import ShardPlan
+from pipeline.read.types import Piece, ShardPlan
 from pipeline.write.store import Store
 from schemas.files import MANIFEST_FILE
 from schemas.manifest import Manifest, PlanJson, Provenance
@@ -24,6 +24,17 @@ def plan_json(plan: ShardPlan) -> PlanJson:
     values = {"index": plan.index, "first_row": plan.first_row, "n_rows": plan.n_rows, "pieces": pieces}
     values |= {"appends": list(plan.appends)} if plan.appends else {}
     return cast(PlanJson, clean(values, strip_query=False))
+
+
+def plan_from_json(value: PlanJson) -> ShardPlan:
+    """Return the plan that a manifest holds."""
+    pieces = tuple(Piece(**piece) for piece in value["pieces"])
+    return ShardPlan(value["index"], value["first_row"], value["n_rows"], pieces, tuple(value.get("appends", ())))
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """Return the content of the file of a manifest."""
+    return json.dumps(manifest, sort_keys=True, ensure_ascii=False, indent=1).encode()
 
 
 def parse_manifest(content: bytes) -> Manifest | None:

@@ -1,6 +1,5 @@
 """Stage `write`: write the output files of a shard, and commit them with a manifest."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -14,7 +13,7 @@ from pipeline.write.config import WriteConfig
 from pipeline.write.counts import count_removed, count_rows, kept_rows
 from pipeline.write.grit import grit_columns, grit_sample, similarity_column, write_grit_parquet
 from pipeline.write.index import file_metadata, write_index
-from pipeline.write.manifest import is_same, plan_json, read_manifest
+from pipeline.write.manifest import is_same, manifest_bytes, plan_json, read_manifest
 from pipeline.write.samples import Row, kept_boxes
 from pipeline.write.secrets import remove_url_secrets
 from pipeline.write.staging import Staging
@@ -22,7 +21,7 @@ from pipeline.write.store import Store
 from pipeline.write.tar import SamplePlace, TarWriter
 from pipeline.write.train import read_subreddit, train_sample
 from schemas.files import FAILED_FILE, FILES, INDEX_FILE, INDEX_SUBREDDITS, MANIFEST_FILE
-from schemas.manifest import Manifest, Provenance
+from schemas.manifest import Manifest, Origin, Provenance
 from schemas.rows import SCORED, VERSION
 from schemas.status import KEPT
 from schemas.table import conform
@@ -35,12 +34,13 @@ def write_shard(
     output: str,
     provenance: Provenance,
     runtime: Mapping[str, Any] = MappingProxyType({}),
+    origin: Origin | None = None,
 ) -> Manifest:
     """Write the files of one shard and commit them with a manifest. Takes a SCORED table and returns the manifest.
 
     The files (schemas.files.FILES) are written to the folder or URL `output`. The files of an earlier run are replaced.
     `provenance` identifies the models and settings that determine the content; `runtime` are settings that may differ
-    between the shards of an output.
+    between the shards of an output, and `origin` names the finished shards from which a command made this one.
 
     Raises ValueError if rows of the plan are missing or invalid, such as a kept row without an image or a box. Raises
     UserError if the output cannot be written. After an error while writing, no manifest is published, so readers
@@ -96,6 +96,8 @@ def write_shard(
             "provenance": provenance,
             "runtime": dict(runtime),
         }
+        if origin is not None:
+            manifest["origin"] = origin
         with exclusive(store, index):
             # Another attempt at this shard, on a machine that was believed dead, may have committed it meanwhile.
             if (other := read_manifest(store, index)) and is_same(other, plan, [provenance]):
@@ -104,7 +106,7 @@ def write_shard(
             unused = [name for kind in sorted(FILES.keys() - set(config.formats)) for name in FILES[kind]]
             store.remove(name.format(index) for name in [*unused, *([] if places else [INDEX_FILE])])
             with staging.open(manifest_file, rows=len(rows)) as file:
-                file.write(json.dumps(manifest, sort_keys=True, ensure_ascii=False, indent=1).encode())
+                file.write(manifest_bytes(manifest))
             staging.publish()
         check_committed(store, manifest)
     store.remove([FAILED_FILE.format(index)])

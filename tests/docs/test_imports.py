@@ -60,7 +60,8 @@ FLOORS: dict[str, list[set[str]]] = {
         {"on_ray"},
         {"compute"},
         {"job"},
-        {"grit"},
+        {"derive"},
+        {"grit", "refilter"},
         {"__init__"},
     ],
 }

@@ -18,5 +18,5 @@ def run_job(tars: Path, output: Path, *arguments: str) -> int:
 def hash_output(output: Path) -> dict[str, str]:
     """SHA-256 by name of the files that are the same in every run: shards and manifests."""
     folders = (*FILES, INDEX_FOLDER, MANIFEST_FOLDER)
-    files = [path for folder in folders for path in sorted((output / folder).iterdir())]
+    files = [path for folder in folders for path in sorted((output / folder).glob("*"))]
     return {str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -1,0 +1,133 @@
+"""Write an output whose shards are made from finished shards: resumable, with the files and the report of a job."""
+
+import dataclasses
+import logging
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+from tqdm import tqdm
+
+from common.config import RESOLVED_FILE, to_yaml
+from common.errors import UserError
+from common.text import one_line
+from pipeline.config import PipelineConfig, runtime_settings
+from pipeline.derive.workers import map_shards
+from pipeline.job import report
+from pipeline.lease import hold_lease
+from pipeline.paths import check_writable
+from pipeline.read.types import ShardPlan
+from pipeline.resume.finished import list_output
+from pipeline.resume.record import write_record
+from pipeline.write.failed import write_failed
+from pipeline.write.manifest import is_same, read_manifest
+from pipeline.write.stage import write_shard
+from pipeline.write.store import Store
+from schemas.files import FILES, INDEX_FILE, MANIFEST_FILE
+from schemas.job import JobRecord
+from schemas.manifest import Manifest, Origin, Provenance
+
+logger = logging.getLogger("hypergrit")
+
+
+@dataclass(frozen=True)
+class NewShard:
+    """A shard that a command makes."""
+
+    plan: ShardPlan
+    provenance: Provenance
+    origin: Origin
+
+
+MakeTable = Callable[[NewShard], pa.Table]
+"""Makes the SCORED table of a shard, in a worker; must be picklable."""
+
+
+def write_output(
+    make_table: MakeTable, shards: Sequence[NewShard], config: PipelineConfig, record: JobRecord | None = None
+) -> int:
+    """Make the shards that are not finished, and write the report; return the number of shards that failed.
+
+    `record` lets the job itself resume the output.
+
+    Raises UserError if the output holds other shards and `overwrite` is not set, if it is a source, or if it cannot be
+    written.
+    """
+    store = Store(config.output)
+    sources = {source["output"] for shard in shards for source in shard.origin["sources"]}
+    if store.root in {Store(source).root for source in sources}:
+        raise UserError(f"output={config.output} is a source; give another output=, since sources are left alone")
+    check_writable(store)
+    with hold_lease(store) as lease:
+        finished, others = finished_shards(store, shards)
+        if others and not config.overwrite:
+            raise UserError(
+                f"the output {store.root} holds {len(others)} finished shards that this command would discard; give "
+                "overwrite=true to replace them, or another output="
+            )
+        logger.info("%d shards, %d of them already finished", len(shards), len(finished))
+        store.remove_many(MANIFEST_FILE.format(index) for index in others)
+        planned = {shard.plan.index for shard in shards}
+        names = [*(name for files in FILES.values() for name in files), INDEX_FILE]
+        store.remove_many(name.format(index) for index in others if index not in planned for name in names)
+        store.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
+        if record is not None:
+            write_record(store, record)
+        left = [shard for shard in shards if shard.plan.index not in finished]
+        n_failed = 0
+        results = lease.guard(map_shards(partial(commit, make_table, config), left, config.ray))
+        with tqdm(total=len(left), unit=" shards", disable=None) as bar:
+            for shard, result in results:
+                if isinstance(result, UserError):
+                    raise result
+                if isinstance(result, Exception):
+                    n_failed += 1
+                    record_failure(store, shard, result)
+                bar.update()
+        lease.check()
+        report(config, [shard.plan for shard in shards])
+    return n_failed
+
+
+def finished_shards(store: Store, shards: Sequence[NewShard]) -> tuple[set[int], set[int]]:
+    """Return the indices of the finished shards of an output that are among `shards`, and those of the others."""
+    listing = list_output(store)
+    wanted = {shard.plan.index: shard for shard in shards}
+    finished, others = set[int](), set[int]()
+    for index in listing.committed():
+        shard, manifest = wanted.get(index), read_manifest(store, index)
+        is_finished = shard is not None and manifest is not None and is_made_from(manifest, shard)
+        if manifest is not None and is_finished:
+            sizes = {name: facts["bytes"] for name, facts in manifest["files"].items()}
+            is_finished = sizes.items() <= dict(listing.sizes).items()
+        (finished if is_finished else others).add(index)
+    damaged = {
+        index
+        for index in others
+        if index in wanted and (m := read_manifest(store, index)) and is_made_from(m, wanted[index])
+    }
+    store.remove_many(MANIFEST_FILE.format(index) for index in damaged)
+    return finished, others - damaged
+
+
+def is_made_from(manifest: Manifest, shard: NewShard) -> bool:
+    """Return True if a manifest is that of this shard."""
+    return is_same(manifest, shard.plan, [shard.provenance]) and manifest.get("origin") == shard.origin
+
+
+def commit(make_table: MakeTable, config: PipelineConfig, shard: NewShard) -> Manifest:
+    """Make a shard and commit it."""
+    table, runtime = make_table(shard), runtime_settings(config)
+    return write_shard(table, shard.plan, config.write, config.output, shard.provenance, runtime, shard.origin)
+
+
+def record_failure(store: Store, shard: NewShard, error: Exception) -> None:
+    """Write the record of a failed shard, and log it in one line."""
+    text = f"{type(error).__name__}: {one_line(error)}"
+    trace = "".join(traceback.format_exception(error))
+    index, rows = shard.plan.index, shard.plan.n_rows
+    failed = {"shard": index, "rows": rows, "step": "write", "error": text, "traceback": trace, "attempts": 1}
+    write_failed(store, failed)  # type: ignore[arg-type]
+    logger.warning("shard %d failed, the others go on: %s", index, text)

@@ -1,0 +1,99 @@
+"""Read the shards of a finished output as tables, with their images."""
+
+import hashlib
+from typing import Final
+
+import pyarrow as pa
+
+from common.errors import UserError
+from pipeline.config import PipelineConfig
+from pipeline.derive.settings import read_config
+from pipeline.report.shards import read_batches, read_images, read_manifests
+from pipeline.write.manifest import manifest_bytes, read_manifest
+from pipeline.write.store import Store
+from schemas.files import FILES, MANIFEST_FILE
+from schemas.manifest import Manifest, SourceShard
+from schemas.rows import SCORED
+from schemas.status import KEPT
+from schemas.table import conform, set_column
+
+RUN_JOB: Final = "run the job with this output first"
+
+
+class Source:
+    """A finished output. Raises UserError if it has no finished shard, or if a shard cannot be read with all its rows.
+
+    `read_table` reads a shard.
+    """
+
+    def __init__(self, output: str) -> None:
+        self.output, self.store = output, Store(output)
+        self.manifests = {manifest["shard"]: manifest for manifest in read_manifests(self.store)}
+        if not self.manifests:
+            raise UserError(f"no finished shard in {output}; {RUN_JOB}")
+        for manifest in self.manifests.values():
+            check_formats(self.store, manifest)
+
+    @property
+    def config(self) -> PipelineConfig:
+        """The configuration of the job. Raises UserError if it cannot be read."""
+        return read_config(self.store)
+
+    def shard(self, index: int) -> SourceShard:
+        """Return the identity of a shard."""
+        digest = hashlib.sha256(manifest_bytes(self.manifests[index])).hexdigest()
+        return {"output": self.output, "shard": index, "manifest": digest}
+
+
+def check_formats(store: Store, manifest: Manifest) -> None:
+    """Raise UserError unless a shard has all rows, in arrow/, and the images of the kept rows."""
+    formats = set(manifest["formats"])
+    name = store.url(MANIFEST_FILE.format(manifest["shard"]))
+    if "arrow" not in formats:
+        raise UserError(
+            f"{name}: the shard has no arrow/ file, which holds all rows; run the job with formats=[arrow,grit]"
+        )
+    if "grit" not in formats and manifest["counts"]["kept"] and not stores_images(store, manifest):
+        raise UserError(
+            f"{name}: the shard has no stored images; run the job with formats=[arrow,grit], or write.image_bytes=true"
+        )
+
+
+def stores_images(store: Store, manifest: Manifest) -> bool:
+    """Return True if arrow/ of a shard has the image of its first kept row."""
+    for batch in read_batches(store, manifest, ("status", "image")):
+        kept = pa.compute.equal(batch["status"], KEPT)
+        if pa.compute.any(kept).as_py():
+            return bool(batch.filter(kept)["image"][0].is_valid)
+    return False
+
+
+def read_table(output: str, source: SourceShard) -> pa.Table:
+    """Return the SCORED table of a shard with the images of the kept rows.
+
+    Raises UserError if the shard has changed since the command was started, or lacks an image.
+    """
+    store, index = Store(output), source["shard"]
+    manifest = read_manifest(store, index)
+    if manifest is None or hashlib.sha256(manifest_bytes(manifest)).hexdigest() != source["manifest"]:
+        raise UserError(
+            f"{store.url(MANIFEST_FILE.format(index))} has changed while it was read; run the command again when no "
+            "other job writes to this output"
+        )
+    batches = list(read_batches(store, manifest, SCORED.names))
+    table = conform(pa.Table.from_batches(batches).select(SCORED.names), SCORED) if batches else SCORED.empty_table()
+    return with_images(table, store, manifest)
+
+
+def with_images(table: pa.Table, store: Store, manifest: Manifest) -> pa.Table:
+    """Return the table with the images of all kept rows, from grit/ where arrow/ has none. Raises UserError."""
+    keys, images, status = (table[name].to_pylist() for name in ("key", "image", "status"))
+    missing = {key for key, image, kept in zip(keys, images, status, strict=True) if image is None and kept == KEPT}
+    if not missing:
+        return table
+    found = read_images(store, manifest, missing)
+    if lost := sorted(missing - found.keys()):
+        name = store.url(FILES["grit"][0].format(manifest["shard"]))
+        raise UserError(f"{name}: the image of row {lost[0]} is missing ({len(lost)} rows); see pipeline.verify")
+    images = [found.get(key, image) for key, image in zip(keys, images, strict=True)]
+    return set_column(table, "image", pa.array(images, pa.binary()))
