@@ -133,8 +133,10 @@ class DecoderProcess:
         assert self._child is not None
         assert self._child.stdout is not None
         descriptor, line = self._child.stdout.fileno(), b""
+        poll = select.poll()  # `select` knows no descriptors above 1023
+        poll.register(descriptor, select.POLLIN)
         while not line.endswith(b"\n"):
-            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
                 raise TimeoutError
             block = os.read(descriptor, MAX_ANSWER_BYTES)
             line += block
