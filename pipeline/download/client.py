@@ -11,8 +11,9 @@ from pipeline.download.config import DownloadConfig
 from pipeline.download.failures import FetchError
 from pipeline.download.fetch import Request, attempt_fetch
 from pipeline.download.hosts import Host, HostDeadError, Hosts
+from pipeline.download.job_permits import JobPermits
 from pipeline.download.open_files import count_open_files, raise_file_limit, share_files
-from pipeline.download.permits import JobPermits, LocalPermits, PermitAddress
+from pipeline.download.permits import LocalPermits, PermitAddress
 from pipeline.download.resolver import NameLookupError, Resolver
 from pipeline.download.session import new_session
 from pipeline.download.shortage import Patience, Shortage, has_source

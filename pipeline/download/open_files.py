@@ -25,7 +25,7 @@ IDLE_FACTOR: Final = 8
 
 @dataclass(frozen=True)
 class Shares:
-    """How many requests, idle connections and look-ups of names a worker may have at a time."""
+    """The numbers of requests, idle connections and look-ups of names that a worker may have at a time."""
 
     requests: int
     idle: int
