@@ -41,7 +41,7 @@ class FileReader:
         return self._file.read(length)
 
     def next_data(self, offset: int) -> int | None:
-        """Return the first byte from `offset` that takes space on the disk; None if there is none.
+        """Return the first byte from `offset` that takes space on the disk, or None at the end of the data.
 
         Without support of the file system, as for a remote file, it is `offset`.
         """

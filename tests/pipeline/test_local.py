@@ -149,7 +149,7 @@ def test_the_limits_count_the_shards_of_all_formats(
     config, plans = job(tars, tmp_path / "out", "ray.runner=local", "max_internal_errors=1")
     store, provenance, failures = Store(config.output), make_provenance(config), Failures()
     with hold_lease(store) as lease, pytest.raises(TooManyFaultsError, match="row 000000000001"):
-        compute_in_formats(plans, {0: ("arrow", "train")}, config, provenance, store, lease, failures)
+        compute_in_formats(plans, {0: ("arrow", "arrow")}, config, provenance, store, lease, failures)
     assert [fault.key for fault in failures.faults] == ["000000000001", "000000000006"]
 
 
