@@ -6,9 +6,14 @@ from contextlib import contextmanager
 from typing import Final
 
 MACHINE_ERRORS: Final = frozenset(
-    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EADDRNOTAVAIL}
+    | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 )
-"""Lack of open files, memory, processes or disk space (EFBIG: above the file-size limit)."""
+"""Lack of open files, memory, processes, ports or disk space (EFBIG: above the file-size limit)."""
+
+
+NO_THREAD: Final = "can't start new thread"
+"""Start of the message of the RuntimeError for a lack of threads."""
 
 
 class UserError(Exception):
@@ -32,5 +37,7 @@ def prefixed(prefix: str) -> Iterator[None]:
 
 
 def is_machine_error(error: BaseException) -> bool:
-    """Return True if the machine lacks something, so that the same call may succeed later."""
+    """Return True if the machine lacks something, also threads, so that the same call may succeed later."""
+    if isinstance(error, RuntimeError):
+        return str(error).startswith(NO_THREAD)
     return isinstance(error, OSError) and error.errno in MACHINE_ERRORS

@@ -8,6 +8,7 @@ A request and its answer are lines of JSON; the bytes of the image and of the pi
 share. The child is not trusted: its answers are parsed as JSON, and never unpickled.
 """
 
+import errno
 import json
 import os
 import select
@@ -30,17 +31,25 @@ from common.image_server import read_from_start, shared_file, write_at_start
 WALL_FACTOR: Final = 20
 """Wall time that a child may take, as a multiple of its limit on CPU time; other processes may use the CPU."""
 ATTEMPTS: Final = 2
-"""A child may also be killed for a reason other than its image."""
+"""A child may also end for a reason other than its image."""
+START_S: Final = 60.0
+"""Wall time for the start of a child."""
+FROM_OUTSIDE: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+"""Signals that no codec raises. The system kills a process for a lack of memory, in which the image has little part:
+the child's own memory is limited."""
 COMMAND: Final = "from common.image_server import serve; serve({descriptor})"
 MAX_ANSWER_BYTES: Final = 1 << 16
 
 
 class DecoderDiedError(Exception):
-    """The child ended or was killed during a request; the message is the reason, `is_limit` true for a limit."""
+    """The child ended or was killed during a request; the message is the reason, `is_limit` true for a limit.
 
-    def __init__(self, message: str, is_limit: bool) -> None:
+    `is_outside` is true if another process or the system killed it.
+    """
+
+    def __init__(self, message: str, is_limit: bool, is_outside: bool = False) -> None:
         super().__init__(message)
-        self.is_limit = is_limit
+        self.is_limit, self.is_outside = is_limit, is_outside
 
 
 class DecoderProcess:
@@ -80,6 +89,10 @@ class DecoderProcess:
                 except DecoderDiedError as error:
                     if error.is_limit:
                         raise ImageRejected("too_costly", str(error)) from error
+                    if attempt == ATTEMPTS and error.is_outside:
+                        raise OSError(
+                            errno.ENOMEM, f"{error} twice, as the system does for a lack of memory"
+                        ) from error
                     if attempt == ATTEMPTS:
                         raise ImageRejected("undecodable", str(error)) from error
         if "errno" in answer:
@@ -112,20 +125,22 @@ class DecoderProcess:
                 raise
             if is_late or status == -signal.SIGPROF:
                 raise DecoderDiedError(f"decoding took more than {request['max_s']:.1f} s", is_limit=True) from error
-            name = signal.Signals(-status).name if status < 0 else f"exit code {status}"
-            raise DecoderDiedError(f"the decoder crashed ({name})", is_limit=False) from error
+            if -status in FROM_OUTSIDE:
+                raise DecoderDiedError(f"the decoder was killed ({name_of(status)})", False, is_outside=True) from error
+            raise DecoderDiedError(f"the decoder crashed ({name_of(status)})", is_limit=False) from error
 
     def _running_child(self) -> "subprocess.Popen[bytes]":
+        """Return the child, started if needed. Raises OSError if the machine cannot start it."""
         if self._child is None:
-            environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            self._child = subprocess.Popen(
-                [sys.executable, "-c", COMMAND.format(descriptor=self._shared.fileno())],
-                pass_fds=[self._shared.fileno()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # libtiff prints warnings about what it reads
-                env=environment | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            )
+            try:
+                self._child = start_child(self._shared.fileno())
+                self._receive_line(time.monotonic() + START_S)
+            except (OSError, EOFError) as error:  # includes TimeoutError
+                reason = str(error) or type(error).__name__
+                if self._child is not None:
+                    reason = name_of(self._stop(kill=isinstance(error, TimeoutError)))
+                raise OSError(errno.EAGAIN, f"the decoder of images does not start ({reason})") from error
+            assert self._child is not None
         return self._child
 
     def _receive_line(self, deadline: float) -> bytes:
@@ -133,8 +148,10 @@ class DecoderProcess:
         assert self._child is not None
         assert self._child.stdout is not None
         descriptor, line = self._child.stdout.fileno(), b""
+        poll = select.poll()  # `select` knows no descriptors above 1023
+        poll.register(descriptor, select.POLLIN)
         while not line.endswith(b"\n"):
-            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
                 raise TimeoutError
             block = os.read(descriptor, MAX_ANSWER_BYTES)
             line += block
@@ -162,6 +179,27 @@ class DecoderProcess:
         with self._lock:
             if self._child is not None:
                 self._stop(kill=True)
+
+
+def start_child(descriptor: int) -> "subprocess.Popen[bytes]":
+    """Start a child that shares the file `descriptor`. Raises OSError."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND.format(descriptor=descriptor)],
+        pass_fds=[descriptor],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # libtiff prints warnings about what it reads
+        env=environment | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+    )
+
+
+def name_of(status: int) -> str:
+    """Return the signal or the exit code of an exit status."""
+    try:
+        return signal.Signals(-status).name if status < 0 else f"exit code {status}"
+    except ValueError:  # a real-time signal
+        return f"signal {-status}"
 
 
 @cache

@@ -52,6 +52,8 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     cv2.setNumThreads(0)
     own_bytes = address_space()
+    sys.stdout.buffer.write(b"\n")  # a sign that it has started
+    sys.stdout.buffer.flush()
     for line in sys.stdin.buffer:
         request = json.loads(line)
         data = os.pread(descriptor, request["n_bytes"], 0)

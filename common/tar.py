@@ -5,6 +5,8 @@ hundred million members. The supported formats are ustar, pax and GNU long names
 img2dataset write. Time and memory are linear in the number of headers, whatever they claim; sparse files are refused.
 """
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from typing import IO, Final, NamedTuple
 
@@ -15,8 +17,8 @@ MAX_EXTENSION_BYTES: Final = 1 << 20  # maximum size of a long name or of pax re
 MAX_EXTENSIONS: Final = 16  # extended headers before a member; tar writes at most four
 MAX_RECORDS: Final = 1000  # of a pax header
 MAX_SIZE: Final = 1 << 62
-MAX_PADDING: Final = 20 * BLOCK + 2 * BLOCK
-"""Maximum number of bytes from the end-of-archive mark: two blocks, and zeros up to a record of twenty blocks."""
+PADDING_BLOCK: Final = 1 << 20
+"""Number of bytes of padding that are read at once."""
 REGULAR: Final = (b"0", b"\0", b"7")
 WITHOUT_CONTENT: Final = (b"1", b"2", b"3", b"4", b"5", b"6")
 """Links, devices, folders and pipes: the size in their headers does not count."""
@@ -28,14 +30,35 @@ ReadAt = Callable[[int, int], bytes]
 """(offset, length) -> `length` bytes starting at `offset`, or fewer at the end of the data."""
 
 
-def reader_of(file: IO[bytes]) -> ReadAt:
+class FileReader:
+    """A `ReadAt` of an open file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def __call__(self, offset: int, length: int) -> bytes:
+        self._file.seek(offset)
+        return self._file.read(length)
+
+    def next_data(self, offset: int) -> int | None:
+        """Return the first byte from `offset` that takes space on the disk, or None at the end of the data.
+
+        Without support of the file system, as for a remote file, it is `offset`.
+        """
+        try:
+            descriptor = self._file.fileno()
+            position = os.lseek(descriptor, 0, os.SEEK_CUR)
+            try:
+                return os.lseek(descriptor, offset, os.SEEK_DATA)
+            finally:
+                os.lseek(descriptor, position, os.SEEK_SET)  # a buffered file expects to find it
+        except (OSError, AttributeError) as error:
+            return None if getattr(error, "errno", None) == errno.ENXIO else offset
+
+
+def reader_of(file: IO[bytes]) -> FileReader:
     """Return a function that reads from an open file."""
-
-    def read_at(offset: int, length: int) -> bytes:
-        file.seek(offset)
-        return file.read(length)
-
-    return read_at
+    return FileReader(file)
 
 
 class Member(NamedTuple):
@@ -115,12 +138,25 @@ def iter_members(
 
 
 def check_padding(read_at: ReadAt, offset: int, end: int) -> None:
-    """Raise TarError if anything but padding follows the end-of-archive mark at `offset`.
+    """Raise TarError if anything but zeros follows the end-of-archive mark at `offset`, up to `end`.
 
-    A hole in a file, as a crash or an interrupted download leaves it, looks like the mark.
+    A hole in a file, as a crash or an interrupted download leaves it, looks like the mark, but has members behind it.
+    Zeros up to the end are padding, however many: `tar -b` and file systems choose their number. They are read a block
+    at a time, and not at all where they take no space on the disk.
     """
-    if end - offset > MAX_PADDING or any(read_at(offset, end - offset)):
-        raise TarError(f"zeros at byte {offset} of {end}, which end an archive, so the tar may have a hole")
+    position = offset
+    while position < end:
+        if isinstance(read_at, FileReader):
+            found = read_at.next_data(position)
+            if found is None or found >= end:
+                return
+            position = max(position, found)
+        block = read_at(position, min(PADDING_BLOCK, end - position))
+        if block.count(0) != len(block):
+            raise TarError(f"zeros at byte {offset} of {end}, but no end of the archive: the tar has a hole")
+        if not block:
+            return
+        position += len(block)
 
 
 def read_extension(read_at: ReadAt, offset: int, size: int) -> bytes:

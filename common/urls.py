@@ -11,7 +11,7 @@ from common.text import redact
 SCHEME_AND_USER: Final = re.compile(r"^(?!(?:abfss?|wasbs?):/+[^/?#:]*@)([^/?#]*/[\x00-\x20]*/)[^/?#]*@")
 """Scheme and user info at the start of a URL. URL parsers ignore control characters, also between the slashes."""
 ODD_USER: Final = re.compile(
-    r"^(?!(?:abfss?|wasbs?):/+[^/?#:]*@)((?:[A-Za-z][\w+.-]*:(?=[\x00-\x20]*[/\\]))?[/\\\x00-\x20]*)"
+    r"^(?!(?:abfss?|wasbs?):/+[^/?#:]*@)((?:[A-Za-z][\w+.-]*:(?=[\x00-\x20]*[/\\]))?[/\\\x00-\x20]*+)"
     r"(?:[^/\\?#]*@|[^/\\?#@\[\]]*:(?!\d{0,5}(?:[/\\?#]|$)).*@)",
     re.DOTALL,
 )
@@ -61,7 +61,8 @@ def id_without_secrets(text: str, *, strip_query: bool) -> str:
     'example.org/1.jpg'
     """
     text = text_without_secrets(USER_OF_ID.sub("", text), strip_query=strip_query)
-    is_url = strip_query and not re.search(r"\s", text) and re.search(r"[./][^?]*\?", text)
+    before = text.rpartition("?")[0] if strip_query else ""
+    is_url = ("." in before or "/" in before) and not re.search(r"\s", text)
     return without_secrets(text, strip_query=True) if is_url else text
 
 

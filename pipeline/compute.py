@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from tqdm import tqdm
@@ -30,27 +31,38 @@ Runner = Callable[[Sequence[ShardPlan], PipelineConfig, Callable[..., Steps]], I
 """Computes the planned shards; yields each once it is committed or has failed."""
 
 
+@dataclass
+class Failures:
+    """The faulty rows and failed shards of a job, which its limits count."""
+
+    faults: list[Fault] = field(default_factory=list)
+    n_failed: int = 0
+
+
 def compute(
-    plans: Sequence[ShardPlan], config: PipelineConfig, provenance: Provenance, output: Store, lease: Lease
+    plans: Sequence[ShardPlan],
+    config: PipelineConfig,
+    provenance: Provenance,
+    output: Store,
+    lease: Lease,
+    failures: Failures,
 ) -> int:
     """Compute and commit these shards; return the number of those that failed, which have a record in `_failed/`.
 
-    Shards that failed in an earlier run come last. Raises UserError if more than `ray.max_failed_shards` fail or the
-    lease is lost, and TooManyFaultsError if more than `max_internal_errors` rows do.
+    Shards that failed in an earlier run come last. `config` is that of `with_limits`, for all shards of the job, and
+    `failures` those before, to which new ones are added. Raises UserError if more than `ray.max_failed_shards` fail or
+    the lease is lost, and TooManyFaultsError if more than `max_internal_errors` rows do.
     """
-    before = failed_indices(output)
-    config = with_limits(config, plans)
+    before, n_before = failed_indices(output), failures.n_failed
     plans = sorted(plans, key=lambda plan: (plan.index in before, plan.index))
     results = lease.guard(pick_runner(config)(plans, config, partial(Steps, config, provenance)))
-    faults: list[Fault] = []
-    n_failed = 0
     for result in progress(results, sum(plan.n_rows for plan in plans)):
         if isinstance(result, Done):
-            record_faults(faults, result.faults, config)
+            record_faults(failures.faults, result.faults, config)
         else:
-            n_failed += 1
-            record_failed(output, result, n_failed, config)
-    return n_failed
+            failures.n_failed += 1
+            record_failed(output, result, failures.n_failed, config)
+    return failures.n_failed - n_before
 
 
 def with_limits(config: PipelineConfig, plans: Sequence[ShardPlan]) -> PipelineConfig:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from common.config import RESOLVED_FILE, to_yaml
 from common.config_help import print_text
 from common.text import message
-from pipeline.compute import compute
+from pipeline.compute import Failures, compute, with_limits
 from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.lease import Lease, hold_lease
 from pipeline.paths import check_no_query, check_output_outside_input, check_writable, with_absolute_paths
@@ -54,17 +54,19 @@ def run(config: PipelineConfig) -> int:
         lease.check()
         remove_drafts(output)
         work.begin(output)
-        n_failed, start = 0, time.perf_counter()
+        n_failed, failures, start = 0, Failures(), time.perf_counter()
         if work.unfinished:
             output.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
-            n_failed = compute_in_formats(work.unfinished, work.formats, config, provenance, output, lease)
+            limited = with_limits(config, work.unfinished)
+            n_failed = compute_in_formats(work.unfinished, work.formats, limited, provenance, output, lease, failures)
             remove_drafts(output)
         lease.check()
         # An object store is resumed from a listing alone, so its manifests are compared after the shards are done.
         damages = work.unindexed if output.is_local else find_damaged(output, work.plans, config)
         damages = [damage for damage in damages if not restored(damage, output)]
         if damages:
-            n_failed += mend(damages, config, provenance, output, lease)
+            limited = with_limits(config, [*work.unfinished, *(damage.plan for damage in damages)])
+            n_failed += mend(damages, limited, provenance, output, lease, failures)
         if n_computed := len(work.unfinished) + len(damages):
             timings: RunTimings = {"wall_seconds": time.perf_counter() - start, "shards": n_computed - n_failed}
             output.write(RUN_TIMINGS_FILE, json.dumps(timings))
@@ -92,8 +94,9 @@ def compute_in_formats(
     provenance: Provenance,
     output: Store,
     lease: Lease,
+    failures: Failures,
 ) -> int:
-    """Compute shards; return the number that failed.
+    """Compute shards; return the number that failed. `failures` are those of the whole job, for its limits.
 
     Shards in `formats` are written in these formats, others in those of the configuration. The former come first: as
     long as they have no manifest, nothing tells a later run that they had more formats.
@@ -104,10 +107,10 @@ def compute_in_formats(
     n_failed = 0
     for names, group in groups.items():
         if names == config.write.formats:
-            n_failed += compute(group, config, provenance, output, lease)
+            n_failed += compute(group, config, provenance, output, lease, failures)
             continue
         other = with_formats(config, names)
-        n_failed += compute(group, other, {**provenance, "config_hash": content_hash(other)}, output, lease)
+        n_failed += compute(group, other, {**provenance, "config_hash": content_hash(other)}, output, lease, failures)
     return n_failed
 
 
@@ -121,12 +124,19 @@ def restored(damage: Damage, output: Store) -> bool:
     return True
 
 
-def mend(damages: Sequence[Damage], config: PipelineConfig, provenance: Provenance, output: Store, lease: Lease) -> int:
+def mend(
+    damages: Sequence[Damage],
+    config: PipelineConfig,
+    provenance: Provenance,
+    output: Store,
+    lease: Lease,
+    failures: Failures,
+) -> int:
     """Compute shards again whose files do not have the sizes of their manifests; return the number that failed."""
     logger.warning("%d finished shards have files that are missing or truncated; computed again", len(damages))
     output.remove_many(MANIFEST_FILE.format(damage.plan.index) for damage in damages)
     formats = {damage.plan.index: damage.formats for damage in damages}
-    return compute_in_formats([damage.plan for damage in damages], formats, config, provenance, output, lease)
+    return compute_in_formats([damage.plan for damage in damages], formats, config, provenance, output, lease, failures)
 
 
 def report(config: PipelineConfig, plans: Sequence[ShardPlan]) -> None:

@@ -1,9 +1,9 @@
 """Fetching of rows with the state that a worker keeps from shard to shard: connections, names, hosts, bytes."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
 
 from pipeline.download.addresses import PrivateAddressError, check_addresses, parse_address
 from pipeline.download.budget import BudgetError, ByteBudget, Lease
@@ -11,14 +11,14 @@ from pipeline.download.config import DownloadConfig
 from pipeline.download.failures import FetchError
 from pipeline.download.fetch import Request, attempt_fetch
 from pipeline.download.hosts import Host, HostDeadError, Hosts
-from pipeline.download.permits import JobPermits, LocalPermits, PermitAddress
+from pipeline.download.job_permits import JobPermits
+from pipeline.download.open_files import count_open_files, raise_file_limit, share_files
+from pipeline.download.permits import LocalPermits, PermitAddress
 from pipeline.download.resolver import NameLookupError, Resolver
 from pipeline.download.session import new_session
+from pipeline.download.shortage import Patience, Shortage, has_source
 from pipeline.download.slots import Slots
 from pipeline.download.urls import check_url
-
-LOCAL_PAUSE_S: Final = 0.2
-"""Pause before an attempt is repeated that this machine could not make."""
 
 
 class Client:
@@ -26,14 +26,18 @@ class Client:
 
     def __init__(self, config: DownloadConfig, permits: PermitAddress | None) -> None:
         self.config = config
-        self.resolver = Resolver(config.private_hosts, config.dns_concurrency, config.dns_timeout_s)
+        shares = share_files(config, raise_file_limit() - count_open_files())
+        self.shortage = Shortage(asyncio.get_running_loop().time)
+        self.resolver = Resolver(
+            config.private_hosts, config.dns_concurrency, config.dns_timeout_s, shares.lookups, self.shortage
+        )
         self.budget = ByteBudget(max(config.max_bytes_in_flight, 2 * config.max_bytes))
         # Timers may fire a little early, so a time-out must count as a failure of its whole time.
         patience_s = 0.9 * min(config.connect_timeout_s, config.timeout_s)
         self.hosts = Hosts(config.host_failures, patience_s, asyncio.get_running_loop().time)
-        self.session = new_session(config, self.resolver)
+        self.session = new_session(config, self.resolver, shares.idle)
         self._permits = JobPermits(permits) if permits else LocalPermits(config.concurrency_per_host)
-        self._slots = Slots(config.concurrency, self._permits)
+        self._slots = Slots(shares.requests, self._permits)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -46,7 +50,8 @@ class Client:
     async def body(self, request: Request) -> AsyncIterator[bytes]:
         """Fetch the body of an image, from one host after the other if it is redirected.
 
-        Its bytes count in the budget until the context ends. Raises FetchError.
+        Its bytes count in the budget until the context ends. Raises FetchError, and OSError if this machine lacks
+        something for too long.
         """
         while True:
             found, lease = await self._fetch(request)
@@ -63,7 +68,7 @@ class Client:
         next attempt.
         """
         host, deadline = self.hosts.at(request.host, request.port), request.deadline
-        n_bytes = n_retries = 0
+        patience, n_bytes, n_retries = Patience(self.shortage), 0, 0
         while True:
             await self._resolve(request)
             try:
@@ -74,18 +79,24 @@ class Client:
             except HostDeadError as error:
                 raise FetchError(error.reason, str(error)) from error
             except FetchError as error:
+                if error.lack is not None and self._is_of_machine(error.lack, request):
+                    await patience.wait(error.lack)  # of no effect on the time and the retries of the row
+                    continue
                 # A host that has never answered is not asked again after a time-out.
                 is_transient = error.is_transient and (error.drop.reason != "timeout" or host.has_answered)
                 pause_s = max(self.config.backoff_s * 2.0 ** min(n_retries, 30), error.retry_after_s)
-                if error.is_local:
-                    pause_s = LOCAL_PAUSE_S
-                elif not is_transient or n_retries == self.config.retries:
+                if not is_transient or n_retries == self.config.retries or pause_s >= deadline.left_s:
                     raise
-                if pause_s >= deadline.left_s:
-                    raise
-                n_retries += not error.is_local
+                n_retries += 1
             with deadline:
                 await asyncio.sleep(pause_s)
+
+    def _is_of_machine(self, lack: OSError, request: Request) -> bool:
+        """Return False if `lack` is not one: EADDRNOTAVAIL for addresses that this machine could never reach."""
+        if lack.errno != errno.EADDRNOTAVAIL:
+            return True
+        addresses = self.resolver.known(request.host) if parse_address(request.host) is None else (request.host,)
+        return any(map(has_source, addresses))
 
     async def _resolve(self, request: Request) -> None:
         """Check the host, and look it up if it is a name. Raises FetchError."""
@@ -118,13 +129,17 @@ class Client:
                         self._note(error, host, start_s)
                     raise
                 host.answered()
+                self.shortage.worked()
                 return found, lease
         finally:
             host.leave()
 
     def _note(self, error: FetchError, host: Host, start_s: float) -> None:
         """Record what a failed attempt says about its host."""
+        if error.lack is not None:
+            return
+        self.shortage.worked()
         if error.is_silence:
             host.failed(start_s, error.drop.reason)
-        elif not error.is_local:
+        else:
             host.answered()

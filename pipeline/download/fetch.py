@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import os
+import re
 import ssl
 import time
 import zlib
@@ -25,8 +27,7 @@ from pipeline.download.urls import check_url, parse_url
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 INFLATE_WBITS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
-LOCAL_ERRORS: Final = MACHINE_ERRORS | {errno.EADDRNOTAVAIL}
-"""Errors of a connection for which this machine is to blame, not the host."""
+NUMBER: Final = re.compile(r"\[Errno (\d{1,5})\]")
 
 
 class Deadline:
@@ -105,16 +106,19 @@ async def attempt_fetch(
     except aiohttp.ClientResponseError as error:
         raise FetchError("connection_error", f"no valid HTTP: {type(error).__name__}") from error
     except (aiohttp.ClientError, OSError) as error:
-        number = getattr(error, "errno", None)
-        name = errno.errorcode.get(number, "") if isinstance(number, int) else ""
-        is_local = number in LOCAL_ERRORS
-        raise FetchError(
-            "connection_error",
-            name or type(error).__name__,
-            is_transient=True,
-            is_silence=not is_local,
-            is_local=is_local,
-        ) from error
+        number = error_number(error)
+        name = errno.errorcode.get(number, "") or type(error).__name__
+        lack = OSError(number, os.strerror(number)) if number in MACHINE_ERRORS else None
+        raise FetchError("connection_error", name, is_transient=True, is_silence=lack is None, lack=lack) from error
+
+
+def error_number(error: Exception) -> int:
+    """Return the number of an error of the system, 0 without one; for the errors of several addresses that of a lack."""
+    number = getattr(error, "errno", None)
+    if isinstance(number, int):
+        return number
+    numbers = map(int, NUMBER.findall(str(error)))  # aiohappyeyeballs joins the messages
+    return next((number for number in numbers if number in MACHINE_ERRORS - {errno.EADDRNOTAVAIL}), 0)
 
 
 async def follow(

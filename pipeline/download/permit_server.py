@@ -1,6 +1,7 @@
 """The server of a job's permits, which the driver runs: at most so many requests at a time to each host, by all workers.
 
-A worker holds its permits by its connection: when a worker dies, they return. The server sees hashes of host names.
+A worker holds its permits by its connection: when a worker dies, or is silent for `SILENT_S`, they return. The server
+sees hashes of host names.
 One process serves about 10^5 requests a second, and a row needs two.
 """
 
@@ -11,7 +12,8 @@ import socket
 import threading
 import weakref
 from collections import Counter
-from typing import cast
+from collections.abc import Callable
+from typing import Final, cast
 
 import uvloop
 
@@ -22,18 +24,24 @@ from pipeline.download.permits import (
     GRANTED_LATER,
     QUEUED,
     RECORD_BYTES,
+    SIGN_OF_LIFE,
+    SILENT_S,
     PermitAddress,
     PermitTable,
 )
+
+CHECKS: Final = 10
+"""Number of searches for silent workers in the time after which one counts as lost."""
 
 
 class PermitServer:
     """A server in a thread of this process, until `close`; `address` is what the workers need.
 
-    `host` is the address of this machine that the workers can reach.
+    `host` is the address of this machine that the workers can reach. A worker that sends nothing for `silent_s` seconds
+    loses its permits.
     """
 
-    def __init__(self, limit: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, limit: int, host: str = "127.0.0.1", silent_s: float = SILENT_S) -> None:
         secret = secrets.token_hex(16)
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="permits", daemon=True)
@@ -43,13 +51,21 @@ class PermitServer:
         self._workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
 
         def connect() -> _Worker:
-            worker = _Worker(table, secret.encode())
+            worker = _Worker(table, secret.encode(), self._loop.time)
             self._workers.add(worker)
             return worker
 
         starting = self._loop.create_server(connect, sock=listener)
         self._server = self._loop.run_until_complete(starting)
+        self._silent_s = silent_s
+        self._loop.call_later(silent_s / CHECKS, self._end_silent)
         self._thread.start()
+
+    def _end_silent(self) -> None:
+        for worker in list(self._workers):
+            if self._loop.time() - worker.heard_s > self._silent_s:
+                worker.close()
+        self._loop.call_later(self._silent_s / CHECKS, self._end_silent)
 
     def close(self) -> None:
         """Stop the server; workers that still download lose their permits."""
@@ -71,8 +87,9 @@ class PermitServer:
 class _Worker(asyncio.Protocol):
     """The connection of one worker."""
 
-    def __init__(self, table: PermitTable, secret: bytes) -> None:
-        self._table, self._secret = table, secret
+    def __init__(self, table: PermitTable, secret: bytes, clock: Callable[[], float]) -> None:
+        self._table, self._secret, self._clock = table, secret, clock
+        self.heard_s = clock()
         self._transport: asyncio.Transport | None = None
         self._is_known = False
         self._buffer = b""
@@ -82,6 +99,7 @@ class _Worker(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own type
 
     def data_received(self, data: bytes) -> None:
+        self.heard_s = self._clock()
         self._buffer += data
         if not self._is_known:
             if len(self._buffer) < len(self._secret):
@@ -100,6 +118,8 @@ class _Worker(asyncio.Protocol):
             self._transport.write(b"".join(replies))
 
     def _reply(self, kind: bytes, key: bytes) -> bytes:
+        if kind + key == SIGN_OF_LIFE:
+            return SIGN_OF_LIFE
         if kind == GIVE:
             if self._held[key] > 0:  # a permit of an earlier connection has returned with it
                 self._held[key] -= 1

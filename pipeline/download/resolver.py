@@ -7,14 +7,18 @@ slow or silent costs only the rows of its own names.
 
 import _thread
 import asyncio
+import errno
+import os
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from pipeline.download.addresses import check_addresses
+from pipeline.download.shortage import Patience, Shortage, is_doubtful, lack_behind
 
 FOUND_S: Final = 600.0
 MISSING_S: Final = 60.0
@@ -24,14 +28,16 @@ MAX_NAMES: Final = 20_000
 """Number of names that are remembered (about 10 MB)."""
 
 SLOW_S: Final = 1.0
-"""A look-up that takes longer gives its place to the next one, up to SLOW_FACTOR times `concurrency` in all."""
-SLOW_FACTOR: Final = 8
+"""A look-up that takes longer gives its place to the next one."""
 
 RETRY_PAUSE_S: Final = 0.5
 QUICK_FAILURE_S: Final = 5.0
 """A temporary failure that came within QUICK_FAILURE_S is asked again once; a later one has been retried by libc."""
 
-TEMPORARY: Final = (socket.EAI_AGAIN, socket.EAI_SYSTEM, socket.EAI_MEMORY)
+TEMPORARY: Final = (socket.EAI_AGAIN, socket.EAI_SYSTEM)
+
+Found = tuple[str, ...] | Exception | None
+"""The addresses of a name, the exception of its look-up, or None without an answer in time."""
 
 
 class NameLookupError(Exception):
@@ -51,35 +57,42 @@ class Resolver(AbstractResolver):
     """A resolver with a cache, for one event loop.
 
     `lookup` finds the addresses of a name. `resolve` hands them to aiohttp, which connects to no others; it raises
-    PrivateAddressError if one of them is private, unless the name is in `allowed` (canonical forms).
+    PrivateAddressError if one of them is private, unless the name is in `allowed` (canonical forms). At most
+    `concurrency` look-ups run that are not slow, and `max_threads` in all.
     """
 
-    def __init__(self, allowed: frozenset[str], concurrency: int, timeout_s: float) -> None:
-        self.allowed, self.timeout_s = allowed, timeout_s
+    def __init__(
+        self, allowed: frozenset[str], concurrency: int, timeout_s: float, max_threads: int, shortage: Shortage
+    ) -> None:
+        self.allowed, self.timeout_s, self.shortage = allowed, timeout_s, shortage
         self._answers: dict[str, Answer] = {}
         self._running: dict[str, asyncio.Task[Answer]] = {}
         self._places = asyncio.Semaphore(concurrency)
-        self._threads = asyncio.Semaphore(SLOW_FACTOR * concurrency)
+        self._threads = asyncio.Semaphore(max_threads)
 
     async def lookup(self, host: str) -> tuple[str, ...]:
-        """Find the addresses of a name. Raises NameLookupError."""
+        """Find the addresses of a name. Raises NameLookupError, and OSError for a lack on this machine."""
         answer = self._answers.get(host)
         if answer is None or answer.expires_s < asyncio.get_running_loop().time():
             if host not in self._running:
                 self._running[host] = task = asyncio.create_task(self._ask(host))
-                task.add_done_callback(lambda _: self._running.pop(host, None))
+                task.add_done_callback(partial(self._end, host))
             # A row that is cancelled must not take the answer from the others.
             answer = await asyncio.shield(self._running[host])
         if answer.failure:
             raise NameLookupError(answer.failure)
         return answer.addresses
 
+    def known(self, host: str) -> tuple[str, ...]:
+        """Return the addresses of the last look-up of a name, if there are any."""
+        answer = self._answers.get(host)
+        return answer.addresses if answer is not None else ()
+
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """Return the addresses for a connection; those of the last look-up, even if they have expired since."""
-        answer = self._answers.get(host)
-        addresses = answer.addresses if answer is not None and not answer.failure else await self.lookup(host)
+        addresses = self.known(host) or await self.lookup(host)
         check_addresses(host, addresses, self.allowed)
         return [
             ResolveResult(
@@ -97,22 +110,60 @@ class Resolver(AbstractResolver):
         for task in self._running.values():
             task.cancel()
 
+    def _end(self, host: str, task: asyncio.Task[Answer]) -> None:
+        self._running.pop(host, None)
+        if not task.cancelled():
+            task.exception()  # each row of the name has raised it, unless it was cancelled
+
     async def _ask(self, host: str) -> Answer:
-        loop = asyncio.get_running_loop()
-        start_s = loop.time()
-        addresses, failure, is_temporary = await self._ask_once(host)
-        if is_temporary and loop.time() - start_s < QUICK_FAILURE_S:
-            await asyncio.sleep(RETRY_PAUSE_S)
-            addresses, failure, _ = await self._ask_once(host)
-        answer = Answer(addresses, failure, loop.time() + (MISSING_S if failure else FOUND_S))
+        found = await self._ask_with_retries(host)
+        addresses, failure = (found, "") if isinstance(found, tuple) else ((), self._failure(found))
+        if not addresses and not failure:
+            failure = "no addresses"
+        expires_s = asyncio.get_running_loop().time() + (MISSING_S if failure else FOUND_S)
+        answer = Answer(addresses, failure, expires_s)
         self._answers.pop(host, None)
         self._answers[host] = answer  # the last, so that the oldest is the first
         if len(self._answers) > MAX_NAMES:
             del self._answers[next(iter(self._answers))]
         return answer
 
-    async def _ask_once(self, host: str) -> tuple[tuple[str, ...], str, bool]:
-        """Ask for a name in a thread: return its addresses, or a failure and whether it may pass."""
+    def _failure(self, error: Exception | None) -> str:
+        if error is None:
+            return f"no answer in {self.timeout_s:g} s"
+        if isinstance(error, socket.gaierror):
+            return error.strerror or str(error)
+        return f"{type(error).__name__}: {error}"
+
+    async def _ask_with_retries(self, host: str) -> Found:
+        """Ask again after a quick temporary failure, once, and while this machine lacks something.
+
+        Raises OSError if the lack lasts too long.
+        """
+        loop = asyncio.get_running_loop()
+        patience, has_retried = Patience(self.shortage), False
+        while True:
+            start_s = loop.time()
+            found = await self._ask_once(host)
+            is_quick = loop.time() - start_s < QUICK_FAILURE_S
+            lack = lack_behind(found) if isinstance(found, Exception) else None
+            if lack is None and isinstance(found, Exception) and is_quick and self.shortage.felt_since(start_s):
+                # Without a file for its socket, the C library may also report an unknown name.
+                lack = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            if lack is not None and not (is_doubtful(found) and patience.is_alone):
+                await patience.wait(lack)
+                continue
+            self.shortage.worked()
+            is_temporary = isinstance(found, OSError) and (
+                not isinstance(found, socket.gaierror) or found.errno in TEMPORARY
+            )
+            if has_retried or not (is_temporary and is_quick):
+                return found
+            has_retried = True
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _ask_once(self, host: str) -> Found:
+        """Ask for a name in a thread."""
         await self._threads.acquire()
         try:
             async with self._places:
@@ -124,15 +175,7 @@ class Resolver(AbstractResolver):
         # A thread cannot be stopped: it occupies its place among all until the C library returns.
         found.add_done_callback(lambda _: self._threads.release())
         await asyncio.wait([found], timeout=max(0.0, self.timeout_s - SLOW_S))
-        if not found.done():
-            return (), f"no answer in {self.timeout_s:g} s", False
-        match found.result():
-            case socket.gaierror() as error:
-                return (), error.strerror or str(error), error.errno in TEMPORARY
-            case Exception() as error:
-                return (), f"{type(error).__name__}: {error}", isinstance(error, OSError | RuntimeError)
-            case addresses:
-                return addresses, "" if addresses else "no addresses", False
+        return found.result() if found.done() else None
 
     def _start(self, host: str) -> asyncio.Future[tuple[str, ...] | Exception]:
         """Start the look-up of a name in a thread of its own.

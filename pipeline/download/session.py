@@ -13,7 +13,7 @@ from pipeline.download.config import DownloadConfig
 from pipeline.download.resolver import Resolver
 
 IDLE_S: Final = 5.0
-"""Time for which an idle connection is kept: with 100 rows a second, at most 500 open files."""
+"""Time for which an idle connection is kept."""
 
 MAX_INTERIM: Final = 16
 """Number of interim responses (100 Continue, 103 Early Hints) before the final one."""
@@ -53,11 +53,16 @@ class BoundedHandler(ResponseHandler):
 
 
 class Connector(aiohttp.TCPConnector):
-    """A TCPConnector whose connections are BoundedHandlers."""
+    """A TCPConnector whose connections are BoundedHandlers, and that keeps at most `max_idle` idle ones."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, max_idle: int, **options: Any) -> None:
         super().__init__(**options)
+        self._max_idle = max_idle
         self._factory = lambda: BoundedHandler(loop=self._loop)  # type: ignore[assignment]
+
+    def _release(self, key: Any, protocol: ResponseHandler, *, should_close: bool = False) -> None:
+        is_full = sum(map(len, self._conns.values())) >= self._max_idle
+        super()._release(key, protocol, should_close=should_close or is_full)
 
 
 @cache
@@ -66,13 +71,17 @@ def tls_context() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def new_session(config: DownloadConfig, resolver: Resolver) -> aiohttp.ClientSession:
-    """Open an HTTP session: persistent connections, no cookies, no proxies from the environment, no decompression."""
+def new_session(config: DownloadConfig, resolver: Resolver, max_idle: int) -> aiohttp.ClientSession:
+    """Open an HTTP session: persistent connections, no cookies, no proxies from the environment, no decompression.
+
+    At most `max_idle` connections are kept idle.
+    """
     tracing = aiohttp.TraceConfig()
     tracing.on_connection_create_end.append(_on_connected)
     contact = f"; +{config.contact}" if config.contact else ""
     return aiohttp.ClientSession(
         connector=Connector(
+            max_idle,
             limit=0,  # slots.py limits the connections
             resolver=resolver,
             use_dns_cache=False,  # the resolver has its own

@@ -29,7 +29,7 @@ POPULAR: Final = 16
 """Number of rows in a table above which a host is tried with several rows at once."""
 PATIENCE_S: Final = 10.0
 PAUSE_S: Final = 0.2
-"""Pause before an image is decoded again if this machine lacked open files or memory, for at most PATIENCE_S."""
+"""Pause before an image is decoded again if this machine lacked files, memory or threads, for at most PATIENCE_S."""
 PIXEL_BYTES: Final = 4
 METADATA_BYTES: Final = 1 << 17
 """A stored JPEG has at most PIXEL_BYTES per pixel and METADATA_BYTES besides, so that a shard of them is bounded."""
@@ -53,8 +53,8 @@ class Download:
 
     An object keeps its connections, host names and dead hosts from one table to the next. `permits` is the address of a
     PermitServer, by which all workers of a job together keep to `concurrency_per_host`; without it, each keeps to it
-    alone. Raises PermitsError if the server cannot be reached, and OSError if the machine lacks open files, memory or
-    disk space.
+    alone. Raises PermitsError if the server cannot be reached, and OSError if the machine lacks open files, memory,
+    ports or disk space for a long time. The first table raises the soft limit for open files.
 
     >>> import numpy as np
     >>> import pyarrow as pa
@@ -145,7 +145,7 @@ class Download:
         while True:
             try:
                 return await loop.run_in_executor(pool, prepare_image, data, self.config)
-            except (OSError, MemoryError) as error:
+            except (OSError, MemoryError, RuntimeError) as error:  # RuntimeError: no thread
                 is_lack = is_machine_error(error) or isinstance(error, MemoryError)
                 if not is_lack or loop.time() >= end_s:
                     raise

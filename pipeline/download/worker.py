@@ -44,9 +44,9 @@ class Worker:
             self._close()
 
     def _close(self) -> None:
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close()
 
     def __getstate__(self) -> tuple[DownloadConfig, PermitAddress | None]:
         return self._config, self._permits
@@ -61,6 +61,7 @@ class _Open:
     def __init__(self, config: DownloadConfig, permits: PermitAddress | None) -> None:
         self.pid = os.getpid()
         self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self.runner.get_loop()  # raises for a lack of open files
         self.client = self.runner.run(_new_client(config, permits))
         self.close = weakref.finalize(self, _close, self.runner, self.client, self.pid)
 

@@ -43,8 +43,8 @@ def write_shard(
     between the shards of an output, and `origin` names the finished shards from which a command made this one.
 
     Raises ValueError if rows of the plan are missing or invalid, such as a kept row without an image or a box. Raises
-    UserError if the output cannot be written. After an error while writing, no manifest is published, so readers
-    ignore the shard.
+    UserError if the output cannot be written, and ShardError if only this machine or this upload failed. After an error
+    while writing, no manifest is published, so readers ignore the shard.
 
     >>> from tempfile import TemporaryDirectory
     >>> import pyarrow as pa

@@ -8,6 +8,7 @@ when its upload is complete. `temporary.remove_abandoned` removes what a killed 
 import errno
 import hashlib
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,7 +18,8 @@ from typing import IO, Any, BinaryIO, cast
 
 from common.disk import sync
 from common.errors import UserError
-from pipeline.write.store import Store, convert_disk_errors
+from pipeline.faults.fault import ShardError
+from pipeline.write.store import DISK_FIXES, Store, convert_disk_errors
 from pipeline.write.temporary import remove_abandoned_folders, temporary_folder_prefix, temporary_name
 from schemas.manifest import FileFacts
 
@@ -61,8 +63,8 @@ class HashedFile(RawIOBase):
 class Staging:
     """The unpublished files of a shard. The end of the `with` block removes those that were not published.
 
-    Methods raise UserError if the disk is full, the folder is not writable, a remote store refuses an upload, or a file
-    has another size than what was written to it.
+    Methods raise UserError if the disk is full, the folder is not writable, a remote store refuses all writing, or a
+    file has another size than what was written to it; and ShardError if only this machine or this upload failed.
     """
 
     def __init__(self, store: Store) -> None:
@@ -75,7 +77,8 @@ class Staging:
         self._folder = ""
         if not self.store.is_local:
             remove_abandoned_folders(tempfile.gettempdir())
-            folder = tempfile.TemporaryDirectory(prefix=temporary_folder_prefix(), ignore_cleanup_errors=True)
+            with scratch_errors(tempfile.gettempdir()):
+                folder = tempfile.TemporaryDirectory(prefix=temporary_folder_prefix(), ignore_cleanup_errors=True)
             self._folder = self._stack.enter_context(folder)
         return self
 
@@ -93,7 +96,7 @@ class Staging:
         final = self.store.path(relative)
         path = temporary_name(final) if self.store.is_local else f"{self._folder}/{relative.replace('/', '_')}"
         self._staged[relative] = path
-        with convert_disk_errors(final if self.store.is_local else path):
+        with convert_disk_errors(final) if self.store.is_local else scratch_errors(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "wb", buffering=0) as file:
                 hashed = HashedFile(cast(BinaryIO, file))
@@ -110,7 +113,7 @@ class Staging:
     def publish_file(self, relative: str) -> None:
         """Rename or upload one staged file to its final name."""
         path, final = self._staged[relative], self.store.path(relative)
-        with convert_disk_errors(final if self.store.is_local else path):
+        with convert_disk_errors(final) if self.store.is_local else scratch_errors(path):
             check_size(path, self.files[relative]["bytes"])
         if not self.store.is_local:
             self.store.upload(path, relative, self.files[relative])
@@ -119,6 +122,20 @@ class Staging:
         with convert_disk_errors(final):
             os.replace(path, final)
             sync(os.path.dirname(final))
+
+
+@contextmanager
+def scratch_errors(path: str) -> Iterator[None]:
+    """Convert errors of the disk of this machine, which others need not have, to ShardError with the host name."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FIXES:
+            raise
+        raise ShardError(
+            f"cannot write {path} on {socket.gethostname()}: {os.strerror(error.errno)}; give that machine more space "
+            "for temporary files, or set TMPDIR there to a folder with space that this user may write to"
+        ) from error
 
 
 def check_size(path: str, n_bytes: int) -> None:

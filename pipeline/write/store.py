@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Final, cast
@@ -12,6 +13,7 @@ from common.disk import sync
 from common.errors import UserError
 from common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
 from common.time_limits import reported
+from pipeline.faults.fault import ShardError
 from pipeline.write.temporary import temporary_name
 from schemas.manifest import FileFacts
 
@@ -30,8 +32,10 @@ DISK_FIXES: Final = {
 }
 """Error number of the file system -> the fix for the user. Other errors are not converted."""
 REMOTE_FIX: Final = "check the address, the bucket, the credentials and their permissions; finished shards are kept"
+FOR_EVERY_SHARD: Final = (PermissionError, FileNotFoundError, NotADirectoryError, ValueError)
+"""Errors of an upload that every other one would meet too: permissions, a missing bucket, a malformed address."""
 UPLOADS: Final = 3
-"""Number of uploads of a file before the job gives up on a store that does not keep it."""
+"""Number of uploads of a file before a shard gives up on a store that does not keep it."""
 
 
 @contextmanager
@@ -110,16 +114,23 @@ class Store:
         """Copy a local file to a remote store, and check the result.
 
         The check compares the size, and on S3 the hash too, which is uploaded as metadata of the object: a lost upload
-        may leave an older object of the same size. Raises UserError if the object differs after `UPLOADS` attempts.
+        may leave an older object of the same size. Raises ShardError if the object differs after `UPLOADS` attempts or
+        the request fails, which another machine or a later attempt may not meet; and UserError for what concerns every
+        shard: permissions, credentials, the bucket.
         """
         metadata = {"Metadata": {"sha256": facts["sha256"]}} if is_s3(self.fs) else {}
         for _ in range(UPLOADS):
-            with self.convert_errors("write", relative):
-                self.make_folder(relative)
-                self.fs.put_file(path, self.path(relative), **metadata)
-                if self.has(relative, facts):
-                    return
-        raise UserError(
+            try:
+                with self.convert_errors("write", relative):
+                    self.make_folder(relative)
+                    self.fs.put_file(path, self.path(relative), **metadata)
+                    if self.has(relative, facts):
+                        return
+            except UserError as error:
+                if isinstance(error.__cause__, FOR_EVERY_SHARD) or "Credential" in type(error.__cause__).__name__:
+                    raise
+                raise ShardError(f"{error} (from {socket.gethostname()})") from error
+        raise ShardError(
             f"cannot write {self.url(relative)}: the store accepted {UPLOADS} uploads, but the object is missing or "
             f"differs; {REMOTE_FIX}"
         )

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,11 +15,18 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 import PIL.Image
+import pyarrow as pa
 import pytest
 
+from common import image_process
+from common.errors import is_machine_error
 from common.image_header import MAX_SCANS, cost_of
 from common.image_process import DecoderProcess, isolated
 from common.images import ISOLATED_S, ImageLimits, ImageRejected, decode, decode_reduced
+from pipeline.download import stage
+from pipeline.download.config import DownloadConfig
+from pipeline.faults.stage import run_isolated
+from schemas.rows import READ
 from tests.common import bombs
 from tests.pipeline.test_images import encoded, gradient
 
@@ -142,6 +150,37 @@ def test_child_killed_by_another_is_replaced_and_its_image_kept() -> None:
     time.sleep(0.1)
     assert decoder.decode_reduced(data, LIMITS, None).pixels.shape == (30, 40, 3)
     decoder.close()
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGSEGV", "SIGABRT"])
+def test_only_a_crash_of_its_own_is_the_fault_of_an_image(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The system kills a process with SIGKILL for a lack of memory."""
+    command = (
+        f"import os; print(flush=True); input(); os.kill(os.getpid(), {int(signal.Signals[name])}) # {{descriptor}}"
+    )
+    monkeypatch.setattr(image_process, "COMMAND", command)
+    decoder, data = DecoderProcess(), encoded(gradient(30, 40), "TIFF")
+    if name in ("SIGSEGV", "SIGABRT"):
+        with pytest.raises(ImageRejected, match=f"undecodable.*{name}"):
+            decoder.decode_reduced(data, LIMITS, None)
+    else:
+        with pytest.raises(OSError, match=name) as caught:
+            decoder.decode_reduced(data, LIMITS, None)
+        assert is_machine_error(caught.value)
+
+
+@pytest.mark.parametrize("executable", ["/bin/false", "/nowhere/python"])
+def test_a_decoder_that_does_not_start_drops_no_row(monkeypatch: pytest.MonkeyPatch, executable: str) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    monkeypatch.setattr(stage, "PATIENCE_S", 0.1)
+    isolated().close()
+    image = encoded(PIL.Image.new("RGB", (3000, 2000), "red"), "TIFF")
+    rows = [{"key": "0", "source": "a", "source_row": 0, "status": "kept", "image": image}]
+    download = stage.Download(DownloadConfig())
+    with pytest.raises(OSError, match="does not start"):
+        run_isolated("download", download.isolate, pa.Table.from_pylist(rows, schema=READ))
+    monkeypatch.undo()
+    assert download(pa.Table.from_pylist(rows, schema=READ))["status"].to_pylist() == ["kept"]
 
 
 def test_child_ends_with_its_parent() -> None:

@@ -1,5 +1,7 @@
 import contextlib
 import io
+import os
+import subprocess
 import tarfile
 import time
 from pathlib import Path
@@ -7,7 +9,7 @@ from random import Random
 
 import pytest
 
-from common.tar import TarError, iter_members
+from common.tar import TarError, iter_members, reader_of
 from tests.trainer.data.samples import write_tar
 
 LONG_KEY = "folder/" * 30 + "ü" * 20
@@ -154,15 +156,41 @@ def test_random_headers_are_members_or_errors_in_bounded_time() -> None:
 
 @pytest.mark.parametrize("first", [512 * 7, 512 * 22])
 def test_a_hole_is_no_end_of_the_archive(tmp_path: Path, first: int) -> None:
-    """Zeros in place of a header, with other members or too many zeros behind them."""
+    """Zeros in place of a header, with other members behind them."""
     path = write_tar(tmp_path / "a.tar", [(f"{i:03d}", {"txt": bytes([65 + i]) * 512 * 3}) for i in range(20)])
     whole = path.read_bytes()
     assert len(members(whole)) == 20
     start = whole.index(b"0" * 2 + str(first // 512 // 4 + 1).encode() + b".txt")
-    for hole in (512, len(whole) - start):
+    last = whole.rindex(b"019.txt")
+    for hole in (512, last - start):
         data = whole[:start] + bytes(hole) + whole[start + hole :]
         with pytest.raises(TarError, match=f"zeros at byte {start} of {len(whole)}"):
             members(data)
+
+
+@pytest.mark.parametrize("options", [("-b", "1"), ("-b", "64"), ("-b", "2048"), ("--format=pax", "-b", "100")])
+def test_padding_of_any_length_is_accepted(tmp_path: Path, options: tuple[str, ...]) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    subprocess.run(["tar", "-cf", "a.tar", *options, "a.txt"], cwd=tmp_path, check=True)
+    data = (tmp_path / "a.tar").read_bytes()
+    assert members(data) == members(data + bytes(3_000_000)) == [("a.txt", b"x")]
+    with pytest.raises(TarError, match="the tar has a hole"):
+        members(data + bytes(3_000_000) + b"x")
+
+
+def test_a_sparse_end_is_not_read(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", [("a", {"txt": b"x"})])
+    os.truncate(path, 1 << 40)
+    started = time.process_time()
+    with path.open("rb") as file:
+        assert [member.name for member in iter_members(reader_of(file), 0, 1 << 40, needs_mark=True)] == ["a.txt"]
+    os.truncate(path, (1 << 40) + 512)
+    with path.open("r+b") as file:
+        file.seek(1 << 39)
+        file.write(b"x")
+    with path.open("rb") as file, pytest.raises(TarError, match="the tar has a hole"):
+        list(iter_members(reader_of(file), 0, (1 << 40) + 512))
+    assert time.process_time() - started < 1
 
 
 def test_a_short_end_of_the_archive_is_accepted(tmp_path: Path) -> None:

@@ -112,6 +112,16 @@ def test_an_id_that_is_no_url_stays(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["." * 1_000_000, " " * 1_000_000 + "?@", "/ " * 500_000 + "@"], ids=["dots", "?@", "@"]
+)
+def test_an_id_or_a_url_of_a_megabyte_takes_linear_time(text: str) -> None:
+    start = time.process_time()
+    remove_url_secrets({"id": text, "url": text}, strip_query=True)
+    without_user(text)
+    assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize(
     "unit", ["http:", "//", "http://", ":/", "http:/ \0", "%3A%2F%2F", "abfs://a:", "?a ", "  &a=", "?", "@"]
 )
 def test_long_texts_take_linear_time(unit: str) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from pipeline.compute import compute
+from pipeline.compute import Failures, compute, with_limits
 from pipeline.config import PipelineConfig, RayConfig, load_config
 from pipeline.faults.fault import TooManyFaultsError
+from pipeline.job import compute_in_formats
 from pipeline.job import run as run_job
 from pipeline.lease import hold_lease
 from pipeline.local import compute_local
@@ -101,7 +102,7 @@ def run(tars: Path, output: Path, monkeypatch: pytest.MonkeyPatch, *poisons: Poi
     monkeypatch.setattr("pipeline.compute.partial", lambda _, config, provenance: light_steps(config, *poisons))
     store = Store(config.output)
     with hold_lease(store) as lease:
-        return compute(plans, config, make_provenance(config), store, lease)
+        return compute(plans, with_limits(config, plans), make_provenance(config), store, lease, Failures())
 
 
 def test_a_shard_that_fails_is_recorded_and_the_next_run_computes_it_last(
@@ -137,6 +138,19 @@ def test_too_many_internal_errors_stop_the_job_with_the_first(
     assert run(tars, tmp_path / "enough", monkeypatch, *poisons, faults=2) == 0
     with pytest.raises(TooManyFaultsError, match=r"(?s)max_internal_errors.*row 000000000001.*(Zero|SIGKILL)"):
         run(tars, tmp_path / "too_few", monkeypatch, *poisons, faults=1)
+
+
+def test_the_limits_count_the_shards_of_all_formats(
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finished shard that held more formats keeps them, so it is computed apart from the others."""
+    poisons = [Poison("parse", row, "raise") for row in (1, 6)]
+    monkeypatch.setattr("pipeline.compute.partial", lambda _, config, provenance: light_steps(config, *poisons))
+    config, plans = job(tars, tmp_path / "out", "ray.runner=local", "max_internal_errors=1")
+    store, provenance, failures = Store(config.output), make_provenance(config), Failures()
+    with hold_lease(store) as lease, pytest.raises(TooManyFaultsError, match="row 000000000001"):
+        compute_in_formats(plans, {0: ("arrow", "arrow")}, config, provenance, store, lease, failures)
+    assert [fault.key for fault in failures.faults] == ["000000000001", "000000000006"]
 
 
 def test_the_first_traceback_is_logged_in_full_and_later_ones_in_a_line(

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.download import permits
+from pipeline.download import job_permits, permits
+from pipeline.download.job_permits import JobPermits
 from pipeline.download.permit_server import PermitServer
-from pipeline.download.permits import JobPermits, LocalPermits, PermitAddress, PermitsError, PermitTable
+from pipeline.download.permits import LocalPermits, PermitAddress, PermitsError, PermitTable
 from pipeline.download.slots import Slots, Turns
 from pipeline.download.stage import Download
 from tests.pipeline.download.rows import config, reasons, table
@@ -107,7 +108,7 @@ def test_a_cancelled_request_returns_its_permit() -> None:
 
 
 def test_a_lost_connection_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(permits, "PAUSE_S", 0.05)
+    monkeypatch.setattr(job_permits, "PAUSE_S", 0.05)
     with PermitServer(limit=1) as server:
 
         async def run() -> None:
@@ -130,8 +131,8 @@ def test_a_lost_connection_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_server_that_cannot_be_reached_ends_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(permits, "PAUSE_S", 0.05)
-    monkeypatch.setattr(permits, "RECONNECT_S", 0.3)
+    monkeypatch.setattr(job_permits, "PAUSE_S", 0.05)
+    monkeypatch.setattr(job_permits, "RECONNECT_S", 0.3)
     with PermitServer(limit=1) as server:
         wrong = server.address._replace(secret="x" * 32)
         with socket.socket() as closed:
@@ -140,6 +141,90 @@ def test_a_server_that_cannot_be_reached_ends_the_table(monkeypatch: pytest.Monk
         for address in (nobody, wrong):
             with pytest.raises(PermitsError):
                 Download(config(), permits=address)(table("http://127.0.0.1:1/", "http://127.0.0.1:2/"))
+
+
+def vanish(address: PermitAddress, host: str) -> socket.socket:
+    """A worker that has got a permit and will never be heard again; its connection stays open."""
+    worker = socket.create_connection((address.host, address.port), timeout=5)
+    worker.sendall(address.secret.encode() + permits.ASK + job_permits._key(host))
+    assert worker.recv(permits.RECORD_BYTES)[:1] == permits.GRANTED
+    return worker
+
+
+def test_the_permits_of_a_machine_that_vanishes_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_permits, "PING_S", 0.1)
+    with PermitServer(limit=1, silent_s=0.5) as server, vanish(server.address, "h"):
+
+        async def run() -> None:
+            found = JobPermits(server.address)
+            granted = await found.ask("h")
+            assert not granted.done()
+            await asyncio.wait_for(granted, 5)
+            found.close()
+
+        asyncio.run(run())
+
+
+def test_a_worker_with_a_long_request_keeps_its_permit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_permits, "PING_S", 0.1)
+    with PermitServer(limit=1, silent_s=0.5) as server:
+
+        async def run() -> None:
+            first, second = JobPermits(server.address), JobPermits(server.address)
+            assert (await first.ask("h")).done()
+            waiting = await second.ask("h")
+            await asyncio.sleep(1.2)
+            assert not waiting.done()
+            first.give("h")
+            await asyncio.wait_for(waiting, 5)
+            first.close()
+            second.close()
+
+        asyncio.run(run())
+
+
+def test_a_worker_is_served_at_once_after_a_long_pause_between_two_tables(web: TinyWeb) -> None:
+    with PermitServer(limit=4, silent_s=0.2) as server:
+        download = Download(config(), permits=server.address)
+        assert reasons(download(table(web.url("/image/0")))) == [None]
+        time.sleep(0.5)
+        start = time.monotonic()
+        assert reasons(download(table(web.url("/image/0")))) == [None]
+        assert time.monotonic() - start < job_permits.PAUSE_S
+        download.close()
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_server_that_stops_answering_ends_the_table(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    """The driver hangs before it replies, or while a request waits in its queue; its machine accepts connections."""
+    monkeypatch.setattr(job_permits, "PAUSE_S", 0.05)
+    monkeypatch.setattr(job_permits, "PING_S", 0.05)
+    monkeypatch.setattr(job_permits, "RECONNECT_S", 0.3)
+
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        size = len(address.secret) + permits.RECORD_BYTES
+        data = b""
+        while len(data) < size:
+            data += connection.recv(size - len(data))
+        connection.sendall(permits.QUEUED + data[-permits.KEY_BYTES :])
+        kept.append(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        kept: list[socket.socket] = []
+        address = PermitAddress("127.0.0.1", listener.getsockname()[1], "x" * 32)
+        if answers:
+            threading.Thread(target=answer, args=(listener,), daemon=True).start()
+
+        async def run() -> None:
+            found = JobPermits(address)
+            with pytest.raises(PermitsError):
+                await asyncio.wait_for(await asyncio.wait_for(found.ask("h"), 5), 5)
+            found.close()
+
+        asyncio.run(run())
+        for connection in kept:
+            connection.close()
 
 
 def test_a_busy_host_occupies_no_slots_and_comes_first_when_it_is_free() -> None:

@@ -10,6 +10,7 @@ import pytest
 from pipeline.download import resolver
 from pipeline.download.addresses import PrivateAddressError
 from pipeline.download.resolver import NameLookupError, Resolver
+from pipeline.download.shortage import Shortage
 from pipeline.download.stage import Download
 from tests.pipeline.download.names import Names
 from tests.pipeline.download.rows import config, reasons, table
@@ -32,7 +33,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
 
 
 def new_resolver(concurrency: int = 128, timeout_s: float = 5.0) -> Resolver:
-    return Resolver(frozenset(), concurrency, timeout_s)
+    shortage = Shortage(asyncio.get_running_loop().time)
+    return Resolver(frozenset(), concurrency, timeout_s, 8 * concurrency, shortage)
 
 
 @pytest.mark.parametrize("n_dead", [1, 4, 16, 40])

@@ -1,6 +1,7 @@
 """Truncated and damaged tars: the complete samples are read, and the damage is always recorded."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,15 @@ def test_one_block_of_zeros_is_an_end_mark(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     ends = write_pairs(path)
     path.write_bytes(path.read_bytes()[: ends[-1] + BLOCK])
+    assert cut(path).damage == ""
+    assert len(captions(path)) == N
+
+
+@pytest.mark.parametrize("size", [32 << 10, 1 << 20, (1 << 20) + 100])
+def test_a_tar_with_longer_padding_is_complete(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "a.tar"
+    write_pairs(path)
+    os.truncate(path, size)
     assert cut(path).damage == ""
     assert len(captions(path)) == N
 

@@ -1,14 +1,20 @@
 """Faults at the I/O calls of a commit on a local disk; tests/soak/test_commits.py hits every call."""
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
+from common.errors import UserError
+from pipeline.faults.fault import ShardError
+from pipeline.write import staging
 from pipeline.write.config import WriteConfig
 from pipeline.write.stage import write_shard
 from pipeline.write.staging import HashedFile
@@ -38,6 +44,45 @@ def test_a_limit_on_the_size_of_files_is_an_error_and_commits_nothing(tmp_path: 
     assert "UserError: cannot write" in done.stderr
     assert "File too large; raise the limit for the size of files (ulimit -f)" in done.stderr
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_full_folder_for_temporary_files_fails_the_shard_and_names_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine of one worker is full; others may write the shard."""
+
+    class Full(HashedFile):
+        def write(self, data: object, /) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(staging, "HashedFile", Full)
+    with pytest.raises(ShardError, match=rf"on {socket.gethostname()}: No space left on device; .*TMPDIR"):
+        write_shard(table(), plan(), WriteConfig(), "memory://bucket/full", PROVENANCE)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match="No space left on device; free some space"):
+        write_shard(table(), plan(), WriteConfig(), str(tmp_path / "out"), PROVENANCE)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.EIO, "Please reduce your request rate"), ShardError),
+        (TimeoutError("no answer"), ShardError),
+        (PermissionError("Access Denied"), UserError),
+        (FileNotFoundError("The specified bucket does not exist"), UserError),
+    ],
+    ids=repr,
+)
+def test_an_upload_that_fails_for_one_shard_alone_fails_that_shard(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, expected: type[Exception]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", refuse)
+    with pytest.raises(expected, match="cannot write memory://"):
+        write_shard(table(), plan(), WriteConfig(), "memory://bucket/refused", PROVENANCE)
 
 
 def test_a_write_that_takes_only_a_part_is_repeated(tmp_path: Path) -> None:
