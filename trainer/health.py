@@ -6,7 +6,7 @@ A warning needs `PATIENCE` rows of metrics in a row after the warm-up, and is lo
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from statistics import fmean
 from typing import Final, NamedTuple
 
@@ -61,7 +61,7 @@ class Health:
         """The problems of one row of metrics."""
         yield from collapse(values, self.run.config)
         yield from pinned(values, self.run)
-        yield from dead_terms(values)
+        yield from dead_terms(values, self.run.model.shares)
         yield from few_sources(self.run.loader, self.run.config.batch_size)
 
 
@@ -109,10 +109,11 @@ def pinned(values: dict[str, float], run: Run) -> Iterator[Problem]:
                 break
 
 
-def dead_terms(values: dict[str, float]) -> Iterator[Problem]:
-    """Report loss terms that are zero and therefore have no gradient."""
+def dead_terms(values: dict[str, float], shares: Set[str]) -> Iterator[Problem]:
+    """Report loss terms that are zero and therefore have no gradient. `shares` are the names of terms that are none."""
     for name, value in values.items():
-        if name.startswith("loss/") and not name.endswith(("/min", "/max")) and abs(value) <= DEAD:
+        group, _, term = name.partition("/")
+        if group == "loss" and term not in shares and not name.endswith(("/min", "/max")) and abs(value) <= DEAD:
             yield Problem(
                 f"dead {name}",
                 f"{name} is zero and has no gradient: every pair satisfies it, which after a collapse is no success. "

@@ -4,11 +4,15 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.trainer.data.samples import write_shards
-from tests.trainer.small import small_batch
+from tests.trainer.small import small_batch, small_model
 from tests.trainer.small_run import run, small_run, small_sample
-from trainer.health import PATIENCE, Health
+from trainer.health import PATIENCE, Health, dead_terms
+from trainer.metrics.curves import SHARES
+from trainer.metrics.writers import named_values
+from trainer.models.registry import MODELS
 from trainer.step import update
 
 LONG = ("steps=60", "optim.warmup_steps=0", "save.every=100")
@@ -72,6 +76,18 @@ def test_a_pinned_curvature_is_reported(tmp_path: Path, caplog: pytest.LogCaptur
 def test_a_loss_term_without_gradient_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = train(tmp_path / "run", caplog, "model.eta_inter=1000")  # every point is inside such cones
     assert "loss/entailment/text_image is zero and has no gradient" in found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shares_of_pairs_are_no_dead_loss_terms(tmp_path: Path, name: str) -> None:
+    model = small_model(name, **({"factor_dim": 8} if name == "phyclip" else {}))
+    with torch.no_grad():
+        values = {term: 0.0 for term in named_values(model(small_batch()))}
+    shares = {term for term in values if term.startswith("loss/") and term.endswith(SHARES)}
+    assert shares == {f"loss/{term}" for term in model.shares}
+    dead = {problem.key.removeprefix("dead ") for problem in dead_terms(values, model.shares)}
+    assert dead == {term for term in values if term.startswith("loss/")} - shares
+    assert "loss/contrastive" in dead
 
 
 @pytest.mark.parametrize(
