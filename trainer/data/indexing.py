@@ -24,7 +24,7 @@ from trainer.data.versions import ShardVersion, version_of
 
 logger = logging.getLogger(__name__)
 
-VERSION: Final = 2  # format version of the files in the index folder
+VERSION: Final = 3  # of the files in the index folder; rises with their format and with the checks of headers
 MAX_WITHOUT_POOL: Final = 8  # shards; up to this number, a pool of processes takes longer to start than it saves
 MAX_PROCESSES: Final = 64
 MAX_LOGGED: Final = 5  # damaged shards that are logged by name

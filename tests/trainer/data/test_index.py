@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import fsspec
@@ -6,6 +7,7 @@ import webdataset
 
 from common.errors import UserError
 from tests.trainer.data.samples import train_files, write_shards, write_tar
+from trainer.data import indexing
 from trainer.data.headers import index_shard, sample_members
 from trainer.data.index import Index
 from trainer.data.indexing import build_index
@@ -75,6 +77,23 @@ def test_cached_index_is_used_until_the_shard_changes(tmp_path: Path, monkeypatc
     write_shards(tmp_path / "shards", [6])
     assert build_index(urls, cache).counts == (6,)
     assert indexed == urls
+
+
+def test_a_cache_of_the_version_that_missed_zeros_inside_a_tar_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_shards(tmp_path / "shards", [6]) / "00000.tar"
+    first, _, last = (index_shard(str(path)).byte_range(sample) for sample in (2, 3, 4))
+    content = path.read_bytes()
+    path.write_bytes(content[: first.start] + bytes(last.start - first.start) + content[last.start :])
+    with monkeypatch.context() as patch:
+        patch.setattr(indexing, "VERSION", 2)
+        patch.setattr(indexing, "index_shard", lambda url: dataclasses.replace(index_shard(url), problem=""))
+        assert build_index([str(path)], str(tmp_path / "index")).counts == (2,)
+    assert not caplog.records
+    assert build_index([str(path)], str(tmp_path / "index")).counts == (2,)
+    assert "00000.tar: " in caplog.text
+    assert "the 2 samples before the damage are used" in caplog.text
 
 
 def test_damaged_cache_file_is_rebuilt(tmp_path: Path) -> None:
