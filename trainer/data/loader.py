@@ -82,13 +82,13 @@ class Loader:
             index, self.versions = build_shared_index(config.shards, config.index_folder or default_folder(), needs)
             check_damaged_shards(index, config.max_bad_share)
             layout = probe(index, config.layout, needs)
-        self.builder = BatchBuilder(
-            config=config, layout=layout, index=index, tokenizer=tokenizer, size_px=size_px, needs=needs
-        )
-        self.order: Order = (
+        order: Order = (
             WindowOrder(index.counts, config.seed, config.shuffle_buffer)
             if config.order == "window"
             else BlockOrder(index.n_samples, config.seed, block_width(batch * world_size))
+        )
+        self.builder = BatchBuilder(
+            config=config, layout=layout, index=index, order=order, tokenizer=tokenizer, size_px=size_px, needs=needs
         )
         self.position = 0  # samples returned so far, over all ranks
         self.counts: Counter[str] = Counter(samples=0, damaged_shards=len(index.damaged))
@@ -100,6 +100,11 @@ class Loader:
                 index.n_samples,
                 batch * world_size,
             )
+
+    @property
+    def order(self) -> Order:
+        """The order of the samples."""
+        return self.builder.order
 
     @property
     def urls(self) -> list[str]:
@@ -201,7 +206,7 @@ class Loader:
         if order.name != self.order.name:
             kind = "data.order=blocks" if isinstance(order, BlockOrder) else f"data.order=window, {order.name} samples"
             logger.warning("the run began with %s (%s), and keeps this order", kind, state["data"])
-            self.order = order
+            self.builder.order = order
         self.close()
         self.position = int(state["place"])
         self.counts = Counter(state["counts"])
