@@ -80,7 +80,7 @@ class Loader:
         self.config, self.batch, self.rank, self.world_size = config, batch, rank, world_size
         with prefixed(f"{KEY}: "):
             index, self.versions = build_shared_index(config.shards, config.index_folder or default_folder(), needs)
-            check_damaged_shards(index, config.max_bad_share)
+            check_damaged_shards(index, config.max_bad_share, "data.max_bad_share")
             layout = probe(index, config.layout, needs)
         order: Order = (
             WindowOrder(index.counts, config.seed, config.shuffle_buffer)
@@ -222,13 +222,13 @@ class Loader:
             self.iterators.pop().close()  # type: ignore[attr-defined]
 
 
-def check_damaged_shards(index: Index, limit: float) -> None:
-    """Raise UserError if a larger share than `limit` of the shards is damaged."""
+def check_damaged_shards(index: Index, limit: float, key: str) -> None:
+    """Raise UserError if a larger share than `limit`, the value of the setting `key`, of the shards is damaged."""
     damaged = index.damaged
     if len(damaged) > limit * len(index.shards):
         raise UserError(
-            f"{len(damaged)} of the {len(index.shards)} shards are damaged, more than data.max_bad_share={limit}, among "
-            f"them {damaged[0].url}: {damaged[0].problem}; create or download them again, or raise data.max_bad_share"
+            f"{len(damaged)} of the {len(index.shards)} shards are damaged, more than {key}={limit}, among them "
+            f"{damaged[0].url}: {damaged[0].problem}; create or download them again, or raise {key}"
         )
 
 
