@@ -82,7 +82,7 @@ def test_a_loss_term_without_gradient_is_reported(tmp_path: Path, caplog: pytest
 def test_shares_of_pairs_are_no_dead_loss_terms(tmp_path: Path, name: str) -> None:
     model = small_model(name, **({"factor_dim": 8} if name == "phyclip" else {}))
     with torch.no_grad():
-        values = {term: 0.0 for term in named_values(model(small_batch()))}
+        values = dict.fromkeys(named_values(model(small_batch())), 0.0)
     shares = {term for term in values if term.startswith("loss/") and term.endswith(SHARES)}
     assert shares == {f"loss/{term}" for term in model.shares}
     dead = {problem.key.removeprefix("dead ") for problem in dead_terms(values, model.shares)}
