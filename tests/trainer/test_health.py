@@ -9,7 +9,7 @@ import torch
 from tests.trainer.data.samples import write_shards
 from tests.trainer.small import small_batch, small_model
 from tests.trainer.small_run import run, small_run, small_sample
-from trainer.health import PATIENCE, Health, dead_terms
+from trainer.health import PATIENCE, Health, dead_terms, few_sources
 from trainer.metrics.curves import SHARES
 from trainer.metrics.writers import named_values
 from trainer.models.registry import MODELS
@@ -93,13 +93,22 @@ def test_shares_of_pairs_are_no_dead_loss_terms(tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize(
     ("order", "is_reported"), [(["data.order=window", "data.shuffle_buffer=1"], True), (["data.order=blocks"], False)]
 )
+@pytest.mark.parametrize("counts", [[16] * 20, [64] * 4, [64] * 2])
 def test_a_batch_of_few_shards_is_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, order: list[str], is_reported: bool
+    tmp_path: Path, counts: list[int], order: list[str], is_reported: bool
 ) -> None:
-    write_shards(tmp_path / "many", [16] * 20, small_sample)
+    write_shards(tmp_path / "many", counts, small_sample)
     found = small_run(tmp_path / "run", f"shards={tmp_path / 'many'}", *order, "steps=60")
     health, messages = Health(found), []
     for number, _ in zip(range(2, 3 + PATIENCE), found.loader, strict=False):
         messages += health.check(number, {})
     assert any("come from 1 shards" in message for message in messages) == is_reported
     assert len(messages) == int(is_reported)
+
+
+@pytest.mark.parametrize("counts", [[64], [127, 1]])
+def test_a_single_shard_with_nearly_all_samples_is_no_sign_of_few_sources(tmp_path: Path, counts: list[int]) -> None:
+    write_shards(tmp_path / "many", counts, small_sample)
+    found = small_run(tmp_path / "run", f"shards={tmp_path / 'many'}", "data.order=window", "data.shuffle_buffer=1")
+    for _ in zip(range(6), found.loader, strict=False):
+        assert not list(few_sources(found.loader, 8))
