@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 VERSION: Final = 3  # of the files in the index folder; rises with their format and with the checks of headers
 MAX_WITHOUT_POOL: Final = 8  # shards; up to this number, a pool of processes takes longer to start than it saves
 MAX_PROCESSES: Final = 64
+PART: Final = 4096  # shards that are indexed together
 MAX_LOGGED: Final = 5  # damaged shards that are logged by name
 
 
@@ -51,13 +52,14 @@ def index_with_versions(
     """
     started = time.monotonic()
     facts = list_facts(urls)
-    index = Index(list(index_shards(facts, folder, parallel, needs)))
+    index = Index(index_shards(facts, folder, parallel, needs))
     if not index.n_samples:
-        reasons = "; ".join(f"{shard.url}: {shard.problem or 'no samples'}" for shard in index.shards[:MAX_LOGGED])
-        raise UserError(f"no sample in {len(index.shards)} shards: {reasons}; create or download them again")
+        first = list(enumerate(index.urls[:MAX_LOGGED]))
+        reasons = "; ".join(f"{url}: {index.problems.get(number, 'no samples')}" for number, url in first)
+        raise UserError(f"no sample in {len(index.urls)} shards: {reasons}; create or download them again")
     log_damaged_shards(index)
     seconds = time.monotonic() - started
-    logger.info("%d samples in %d shards, indexed in %.1f s", index.n_samples, len(index.shards), seconds)
+    logger.info("%d samples in %d shards, indexed in %.1f s", index.n_samples, len(index.urls), seconds)
     return index, [version_of(shard) for shard in facts]
 
 
@@ -78,11 +80,13 @@ def index_shards(
     facts: Sequence[ShardFacts], folder: str, parallel: bool, needs: frozenset[str] | None
 ) -> Iterator[ShardIndex]:
     """Yield the index of each shard, in order; see `build_index`."""
-    known = list(map_concurrently(partial(read_index, needs=needs), facts))
-    rest = [shard for shard, index in zip(facts, known, strict=True) if index is None]
-    scanned = scan_shards(rest, folder, parallel)
-    for index in known:
-        yield next(scanned) if index is None else index
+    for first in range(0, len(facts), PART):  # a few at a time, so that few are in memory
+        part = facts[first : first + PART]
+        known = list(map_concurrently(partial(read_index, needs=needs), part))
+        rest = [shard for shard, index in zip(part, known, strict=True) if index is None]
+        scanned = scan_shards(rest, folder, parallel)
+        for index in known:
+            yield next(scanned) if index is None else index
 
 
 def scan_shards(facts: Sequence[ShardFacts], folder: str, parallel: bool) -> Iterator[ShardIndex]:

@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -107,9 +107,9 @@ class Loader:
         return self.builder.order
 
     @property
-    def urls(self) -> list[str]:
+    def urls(self) -> Sequence[str]:
         """The paths or URLs of the shards."""
-        return [shard.url for shard in self.builder.index.shards]
+        return self.builder.index.urls
 
     @property
     def n_samples(self) -> int:
@@ -225,9 +225,9 @@ class Loader:
 def check_damaged_shards(index: Index, limit: float, key: str) -> None:
     """Raise UserError if a larger share than `limit`, the value of the setting `key`, of the shards is damaged."""
     damaged = index.damaged
-    if len(damaged) > limit * len(index.shards):
+    if len(damaged) > limit * len(index.urls):
         raise UserError(
-            f"{len(damaged)} of the {len(index.shards)} shards are damaged, more than {key}={limit}, among them "
+            f"{len(damaged)} of the {len(index.urls)} shards are damaged, more than {key}={limit}, among them "
             f"{damaged[0].url}: {damaged[0].problem}; create or download them again, or raise {key}"
         )
 
