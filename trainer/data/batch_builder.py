@@ -99,8 +99,7 @@ class BatchBuilder:
                 except BadSample as bad:
                     report.counts[f"bad/{bad.reason}"] += 1
                     if len(report.bad_samples) < MAX_REPORTED:
-                        shard = self.index.locate(chosen)[0]
-                        report.bad_samples.append(f"{shard.url}: {sample_key(data)}: {bad}")
+                        report.bad_samples.append(f"{self.index.url(chosen)}: {sample_key(data)}: {bad}")
             else:
                 report.error = (
                     f"{MAX_ATTEMPTS} bad samples in a row, among them {report.bad_samples[-1]}; "
@@ -140,7 +139,7 @@ class BatchBuilder:
             ids, tree = align(self.tokenizer, caption, sample.words)
             rows.ids.append(ids)
             rows.trees.append(tree)
-        rows.keys.append(f"{self.index.locate(number)[0].name}/{sample.key}")
+        rows.keys.append(f"{self.index.url(number).rpartition('/')[2]}/{sample.key}")
         rows.box_images += box_images
         rows.box_ids += [self.token_ids(box.phrase) for box in boxes]
         rows.box_owner += [row] * len(boxes)

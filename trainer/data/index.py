@@ -84,9 +84,13 @@ class Index:
         n_bytes, problem = int(self.facts.n_bytes[number]), self.problems.get(number, "")
         return ShardIndex(self.urls[number], n_bytes, rows[:, 0], rows[:, 1], problem)
 
+    def url(self, sample: int) -> str:
+        """Return the URL of the shard of a sample."""
+        return self.urls[int(self.ends.searchsorted(sample, side="right"))]
+
     def locate(self, sample: int) -> tuple[ShardIndex, int]:
         """Return the shard of a sample and the number of the sample within it."""
-        number = int(np.searchsorted(self.ends, sample, side="right"))
+        number = int(self.ends.searchsorted(sample, side="right"))
         return self.shard(number), sample - int(self.ends[number]) + self.counts[number]
 
     def byte_range(self, sample: int) -> ByteRange:
@@ -120,7 +124,7 @@ class Index:
 
 @dataclass(frozen=True)
 class IndexFacts:
-    """What an index keeps in memory: some 200 bytes per shard."""
+    """The part of an index in memory: some 200 bytes per shard."""
 
     urls: tuple[str, ...]
     n_bytes: NDArray[np.int64]  # sizes of the shards

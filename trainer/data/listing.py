@@ -1,7 +1,7 @@
 """Facts about shards that are known without opening them: their sizes, versions and manifests."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -12,18 +12,19 @@ from schemas.files import INDEX_FILE, MANIFEST_FOLDER
 from schemas.manifest import FileFacts
 
 ETAGS: Final = ("ETag", "etag", "md5Hash")
+PART: Final = 4096  # shards whose manifests are read together
 TIMES: Final = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
 class Stored(NamedTuple):
-    """What a store says about a file."""
+    """Size and version of a file by its store."""
 
     size: int
     modified: str  # ETag, else modification time, else empty
 
 
 class ShardFacts(NamedTuple):
-    """A shard, and what its manifest says about it and its index."""
+    """A shard, with its entry in its manifest and that of its index."""
 
     url: str
     size: int
@@ -55,8 +56,8 @@ def index_path(number: str) -> str:
     return INDEX_FILE.format(int(number)) if number.isdecimal() else ""
 
 
-def list_facts(urls: Sequence[str]) -> list[ShardFacts]:
-    """Return the facts of shards: one listing per folder where the store has listings, and one read per manifest.
+def list_facts(urls: Sequence[str]) -> Iterator[ShardFacts]:
+    """Yield the facts of shards, in order: one listing per folder where the store has listings, and one read per manifest.
 
     Raises UserError if a shard is missing or a store cannot be read.
     """
@@ -69,7 +70,8 @@ def list_facts(urls: Sequence[str]) -> list[ShardFacts]:
             manifests[folder] = names_in(fs, f"{path.rpartition('/')[0]}/{MANIFEST_FOLDER}") or set()
         except store_errors(ValueError):  # HTTP servers list nothing; other causes have their message for each shard
             listings[folder], manifests[folder] = {}, set()
-    return list(map_concurrently(partial(_facts, listings=listings, manifests=manifests), urls))
+    for first in range(0, len(urls), PART):  # each request that waits takes memory
+        yield from map_concurrently(partial(_facts, listings=listings, manifests=manifests), urls[first : first + PART])
 
 
 def _facts(url: str, listings: dict[str, dict[str, Stored]], manifests: dict[str, set[str]]) -> ShardFacts:

@@ -25,7 +25,7 @@ class Places:
     def __init__(self, file: BinaryIO | None = None) -> None:
         """Create a file in the folder for temporary files, or use an open one. Raises UserError if there is no room."""
         try:
-            self.file = file or tempfile.TemporaryFile(buffering=0)  # type: ignore[assignment]  # noqa: SIM115
+            self.file = file or tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         except OSError as error:
             raise no_room(error) from error
 
@@ -41,7 +41,7 @@ class Places:
 
     def append(self, rows: Rows) -> None:
         """Append rows. Raises UserError if there is no room."""
-        data = memoryview(np.ascontiguousarray(rows, np.uint32)).cast("B") if len(rows) else memoryview(b"")
+        data = memoryview(rows.astype(np.uint32, copy=False).tobytes())
         try:
             while data:
                 data = data[os.write(self.file.fileno(), data) :]

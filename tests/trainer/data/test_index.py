@@ -7,7 +7,7 @@ import webdataset
 
 from common.errors import UserError
 from tests.trainer.data.samples import train_files, write_shards, write_tar
-from trainer.data import indexing
+from trainer.data import indexing, listing
 from trainer.data.headers import index_shard, sample_members
 from trainer.data.index import Index
 from trainer.data.indexing import build_index
@@ -104,13 +104,18 @@ def test_damaged_cache_file_is_rebuilt(tmp_path: Path) -> None:
     assert build_index(urls, str(tmp_path / "index")).counts == (4,)
 
 
-def test_index_is_the_same_from_one_process_and_from_several(tmp_path: Path) -> None:
+def test_index_is_the_same_from_one_process_and_from_several_and_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_shards(tmp_path, [2, 3, 1, 2, 2, 2, 2, 2, 4])
     urls = [str(folder / f"0000{i}.tar") for i in range(9)]
     single, parallel = build_index(urls), build_index(urls, parallel=True)
     assert single.counts == parallel.counts
     assert single.fingerprint == parallel.fingerprint
     assert [single.byte_range(n) for n in range(20)] == [parallel.byte_range(n) for n in range(20)]
+    monkeypatch.setattr(indexing, "PART", 4)
+    monkeypatch.setattr(listing, "PART", 2)
+    assert [build_index(urls).byte_range(n) for n in range(20)] == [single.byte_range(n) for n in range(20)]
 
 
 def test_index_of_a_remote_shard_equals_that_of_a_local_one(tmp_path: Path) -> None:
