@@ -50,6 +50,7 @@ class Run(TrainingState):
     folder: RunFolder
     halted: Tensor  # [] on the device: 1 once a loss or a gradient was not finite; later steps change nothing
     step: int = 0  # number of completed steps
+    skipped: int = 0  # steps that fp16 has skipped in a row, up to the last step whose values were read
 
 
 def build(config: TrainConfig, process: Process) -> Run:

@@ -6,7 +6,7 @@ A warning needs `PATIENCE` rows of metrics in a row after the warm-up, and is lo
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from statistics import fmean
 from typing import Final, NamedTuple
 
@@ -28,6 +28,8 @@ DEAD: Final = 1e-7
 """Absolute value of a loss term that counts as zero."""
 FEW: Final = 0.25
 """Share of the sources of an independent draw below which a batch counts as one of few sources."""
+CERTAIN: Final = 0.01
+"""Probability below which it is no accident that all samples of a batch come from one source, however few there are."""
 
 
 class Problem(NamedTuple):
@@ -61,7 +63,7 @@ class Health:
         """The problems of one row of metrics."""
         yield from collapse(values, self.run.config)
         yield from pinned(values, self.run)
-        yield from dead_terms(values)
+        yield from dead_terms(values, self.run.model.shares)
         yield from few_sources(self.run.loader, self.run.config.batch_size)
 
 
@@ -109,10 +111,11 @@ def pinned(values: dict[str, float], run: Run) -> Iterator[Problem]:
                 break
 
 
-def dead_terms(values: dict[str, float]) -> Iterator[Problem]:
-    """Report loss terms that are zero and therefore have no gradient."""
+def dead_terms(values: dict[str, float], shares: Set[str]) -> Iterator[Problem]:
+    """Report loss terms that are zero and therefore have no gradient. `shares` are the names of terms that are none."""
     for name, value in values.items():
-        if name.startswith("loss/") and not name.endswith(("/min", "/max")) and abs(value) <= DEAD:
+        group, _, term = name.partition("/")
+        if group == "loss" and term not in shares and not name.endswith(("/min", "/max")) and abs(value) <= DEAD:
             yield Problem(
                 f"dead {name}",
                 f"{name} is zero and has no gradient: every pair satisfies it, which after a collapse is no success. "
@@ -122,8 +125,8 @@ def dead_terms(values: dict[str, float]) -> Iterator[Problem]:
 
 def few_sources(loader: Loader, batch_size: int) -> Iterator[Problem]:
     """Report that the next batch comes from far fewer shards than independent draws from all samples would give."""
-    found, expected = sources(loader, batch_size)
-    if found < FEW * expected:
+    found, expected, by_chance = sources(loader, batch_size)
+    if found < FEW * expected or (found == 1 and by_chance < CERTAIN):
         yield Problem(
             "sources",
             f"the next {batch_size} pairs come from {found} shards, independent draws would come from "
@@ -132,10 +135,13 @@ def few_sources(loader: Loader, batch_size: int) -> Iterator[Problem]:
         )
 
 
-def sources(loader: Loader, batch_size: int) -> tuple[int, float]:
-    """The number of shards in the global batch that was read last, and its expectation for independent draws from all samples."""
+def sources(loader: Loader, batch_size: int) -> tuple[int, float, float]:
+    """The number of shards in the global batch that was read last, what independent draws from all samples would give, and
+    the probability that these draws would give a single one.
+    """
     index = loader.builder.index
     samples = loader.order.take(max(0, loader.position - batch_size), batch_size).samples
     shares = np.array(index.counts) / index.n_samples
     expected = float((1 - (1 - shares) ** batch_size).sum())
-    return len(np.unique(np.searchsorted(index.ends, samples, side="right"))), expected
+    found = len(np.unique(np.searchsorted(index.ends, samples, side="right")))
+    return found, expected, float((shares**batch_size).sum())

@@ -6,6 +6,7 @@ after it, until the host reads the values and ends the run.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from trainer.distributed.process import average, average_unsharded_gradients, gr
 from trainer.metrics.writers import named_values
 from trainer.models.nonfinite import describe_nonfinite
 from trainer.optim import learning_rate
+
+MAX_SKIPPED: Final = 32
+"""Steps in a row that fp16 may skip. The search for a scale takes about 16: it begins at 65,536 and halves each time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +40,21 @@ class PendingStep:
         """Wait for the values, averaged over the ranks, and return them by name. Collective if they are not finite.
 
         "stop" and "failed" are above 0 if these arguments of `start_step` were true on any rank. Raises UserError if
-        the loss or the gradient is not finite; weights and optimizer are those before the step. A gradient that is not
-        finite is no error in fp16: the scaler then lowers its scale.
+        the loss or the gradient is not finite; weights and optimizer are those before the step. In fp16, the scaler skips
+        a step whose gradient is not finite, and lowers its scale; that is an error after `MAX_SKIPPED` steps in a row, or
+        if the run has no other step. The values of all steps must be read in their order.
         """
         if self.ready is not None:
             self.ready.synchronize()
         values = dict(zip(self.names, self.values.tolist(), strict=True)) | {"lr": self.rate}
-        if values.pop("fatal") > 0:
-            compute_gradients(self.run, self.batch)  # again: the steps after this one have replaced them
-            last = self.run.folder.newest_checkpoint()
-            raise UserError(describe_nonfinite(self.run.model, self.batch, values, self.number, last))
+        run = self.run
+        run.skipped = run.skipped + 1 if values.get("fp16/skipped", 0) > 0 else 0
+        is_stuck = run.skipped >= min(MAX_SKIPPED, run.config.optim.steps)
+        if values.pop("fatal") > 0 or is_stuck:
+            compute_gradients(run, self.batch)  # again: the steps after this one have replaced them
+            last = run.folder.newest_checkpoint()
+            message = describe_nonfinite(run.model, self.batch, values, self.number, last)
+            raise UserError(f"fp16 has skipped {run.skipped} steps in a row; {message}" if is_stuck else message)
         return values
 
 

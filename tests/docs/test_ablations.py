@@ -18,7 +18,7 @@ COMMANDS = list(dict.fromkeys(re.findall(r"\| `(jobs/train/[^`]+)` \|", TEXT)))
 ROWS_OF_TABLES = {
     ("CLIP and MERU", "Table 3"): 10,
     ("CLIP and MERU", "Table 4"): 8,
-    ("HyCoCLIP", "Table 1"): 11,
+    ("HyCoCLIP", "Table 1"): 13,
     ("HyCoCLIP", "Table 4"): 9,
     ("HyCoCLIP", "Table 6"): 6,
     ("HyCoCLIP", "Table 7"): 6,

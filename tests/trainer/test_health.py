@@ -4,11 +4,15 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.trainer.data.samples import write_shards
-from tests.trainer.small import small_batch
+from tests.trainer.small import small_batch, small_model
 from tests.trainer.small_run import run, small_run, small_sample
-from trainer.health import PATIENCE, Health
+from trainer.health import PATIENCE, Health, dead_terms, few_sources
+from trainer.metrics.curves import SHARES
+from trainer.metrics.writers import named_values
+from trainer.models.registry import MODELS
 from trainer.step import update
 
 LONG = ("steps=60", "optim.warmup_steps=0", "save.every=100")
@@ -74,16 +78,37 @@ def test_a_loss_term_without_gradient_is_reported(tmp_path: Path, caplog: pytest
     assert "loss/entailment/text_image is zero and has no gradient" in found
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_shares_of_pairs_are_no_dead_loss_terms(tmp_path: Path, name: str) -> None:
+    model = small_model(name, **({"factor_dim": 8} if name == "phyclip" else {}))
+    with torch.no_grad():
+        values = dict.fromkeys(named_values(model(small_batch())), 0.0)
+    shares = {term for term in values if term.startswith("loss/") and term.endswith(SHARES)}
+    assert shares == {f"loss/{term}" for term in model.shares}
+    dead = {problem.key.removeprefix("dead ") for problem in dead_terms(values, model.shares)}
+    assert dead == {term for term in values if term.startswith("loss/")} - shares
+    assert "loss/contrastive" in dead
+
+
 @pytest.mark.parametrize(
     ("order", "is_reported"), [(["data.order=window", "data.shuffle_buffer=1"], True), (["data.order=blocks"], False)]
 )
+@pytest.mark.parametrize("counts", [[16] * 20, [64] * 4, [64] * 2])
 def test_a_batch_of_few_shards_is_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, order: list[str], is_reported: bool
+    tmp_path: Path, counts: list[int], order: list[str], is_reported: bool
 ) -> None:
-    write_shards(tmp_path / "many", [16] * 20, small_sample)
+    write_shards(tmp_path / "many", counts, small_sample)
     found = small_run(tmp_path / "run", f"shards={tmp_path / 'many'}", *order, "steps=60")
     health, messages = Health(found), []
     for number, _ in zip(range(2, 3 + PATIENCE), found.loader, strict=False):
         messages += health.check(number, {})
     assert any("come from 1 shards" in message for message in messages) == is_reported
     assert len(messages) == int(is_reported)
+
+
+@pytest.mark.parametrize("counts", [[64], [127, 1]])
+def test_a_single_shard_with_nearly_all_samples_is_no_sign_of_few_sources(tmp_path: Path, counts: list[int]) -> None:
+    write_shards(tmp_path / "many", counts, small_sample)
+    found = small_run(tmp_path / "run", f"shards={tmp_path / 'many'}", "data.order=window", "data.shuffle_buffer=1")
+    for _ in zip(range(6), found.loader, strict=False):
+        assert not list(few_sources(found.loader, 8))

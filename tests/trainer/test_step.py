@@ -1,6 +1,7 @@
 """A step is queued without waiting for the device, and its values are read a step later."""
 
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from tests.trainer.data.samples import Files, write_shards
 from tests.trainer.small import NAMES, small_batch, small_model
 from tests.trainer.small_run import SAMPLES_PER_SHARD, run, small_config, small_run, small_sample
 from trainer import loop, step
+from trainer.batch import Batch, Losses
 from trainer.build import Run, build_tokenizer, new_model
 from trainer.checkpoints.released import write_released
 from trainer.optim import build_optimizer
-from trainer.step import start_step, update
+from trainer.step import MAX_SKIPPED, start_step, update
 
 
 def run_on_meta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Run:
@@ -134,3 +136,44 @@ def test_a_step_with_a_gradient_that_is_not_finite_leaves_the_optimizer_unchange
     after = found.optimizer.state[parameter]
     assert all(torch.equal(value, after[key]) for key, value in before.items())
     assert found.halted.item() == 1
+
+
+def give_gradients(monkeypatch: pytest.MonkeyPatch, is_finite: Callable[[int], bool]) -> None:
+    """Replace the gradients of each step by zeros, with a NaN where `is_finite(step)` is false."""
+    real = step.compute_gradients
+
+    def compute(found: Run, batch: Batch) -> Losses:
+        losses = real(found, batch)
+        for parameter in found.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        if not is_finite(found.step + 1):
+            found.model.visual_proj.weight.grad[0, 0] = float("nan")  # type: ignore[index, operator, union-attr]
+        return losses
+
+    monkeypatch.setattr(step, "compute_gradients", compute)
+
+
+@pytest.mark.parametrize(
+    ("first", "steps", "n_skipped"), [(3, 60, MAX_SKIPPED), (1, 4, 4)], ids=["in the run", "from the first step"]
+)
+def test_a_gradient_that_is_never_finite_in_fp16_ends_the_run_without_a_model(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    first: int,
+    steps: int,
+    n_skipped: int,
+) -> None:
+    give_gradients(monkeypatch, lambda number: number < first)
+    assert run(tmp_path / "run", "precision=fp16", f"steps={steps}", "save.every=100", "log.every=5") == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not finite" in line]
+    assert f"fp16 has skipped {n_skipped} steps in a row; step {first + n_skipped - 1}: the gradient is not" in line
+    assert "gradients are not finite: visual_proj.weight." in line
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_search_for_the_scale_in_fp16_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "MAX_SKIPPED", 4)
+    give_gradients(monkeypatch, lambda number: number % 4 == 0)
+    assert run(tmp_path / "run", "precision=fp16", "steps=11", "save.every=100", "evaluation.every=0") == 0

@@ -6,7 +6,6 @@ the other files of the run are uploaded before it, so that they are never older 
 
 import logging
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from common.errors import UserError
+from common.process import machine
 from common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
 from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process, true_on_all_ranks
@@ -147,8 +147,8 @@ def open_run_folder(url: str, process: Process) -> Iterator[RunFolder]:
         return
     mine = Path(tempfile.mkdtemp(prefix="hypergrit-run-"))
     try:
-        host = socket.gethostname()
-        shared = Path(next(path for name, path in all_ranks((host, str(mine))) if name == host))
+        # Not by host names: nodes may have equal ones.
+        shared = Path(next(path for name, path in all_ranks((machine(), str(mine))) if name == machine()))
         folder = RunFolder(url.rstrip("/"), shared)
         problem = ""
         if shared == mine:

@@ -22,7 +22,7 @@ from trainer.data.config import DataConfig, Layout
 from trainer.data.crops import draw_crop
 from trainer.data.index import Index
 from trainer.data.layouts import read_sample
-from trainer.data.order import Draw
+from trainer.data.order import Draw, Order
 from trainer.data.runs import RunReader
 from trainer.data.samples import BadSample, Box, Sample, open_image, sample_key
 from trainer.data.subreddits import Segmenter
@@ -30,6 +30,7 @@ from trainer.text.syntax import WordTree, align, collate_trees
 from trainer.text.tokenizer import Tokenizer, pad
 
 MAX_ATTEMPTS: Final = 256  # samples tried for one row of a batch, before the data count as unusable
+FAR_ATTEMPTS: Final = 8  # of them, those with samples far from the batch; more reach all samples of the epoch
 MAX_REPORTED: Final = 8  # bad samples that the report of a batch lists
 
 
@@ -63,6 +64,7 @@ class BatchBuilder:
     config: DataConfig
     layout: Layout
     index: Index
+    order: Order
     tokenizer: Tokenizer
     size_px: int
     needs: frozenset[str]
@@ -75,21 +77,21 @@ class BatchBuilder:
     def build(self, position: int, draw: Draw) -> tuple[dict[str, Any], BatchReport]:
         """Return the fields of a `trainer.batch.Batch` of the samples of `draw`, and a report.
 
-        `position` is the position of the first sample. A bad sample is replaced by a different, random one. If too many
-        are bad, the fields are empty and the report has an `error`. Raises UserError if a shard cannot be read.
+        `position` is the position of the first sample. A bad sample is replaced by `replacement`. If too many are bad,
+        the fields are empty and the report has an `error`. Raises UserError if a shard cannot be read.
         """
         samples: list[int] = draw.samples.tolist()
         rows = BatchRows(self.empty_images(len(samples)))
         if "boxes" in self.needs and self.config.boxes == "random":
             rows.boxes = self.empty_images(len(samples))
-        report, used = BatchReport(), set(samples)
+        report = BatchReport()
         contents = self.reader.read(samples, draw.ahead.tolist())
         for row, sample in enumerate(samples):
             data, chosen = contents[row], sample
             for attempt in range(MAX_ATTEMPTS):
                 generator = random.Random(f"{self.config.seed}:{position + row}:{attempt}")
                 if attempt:
-                    chosen = self.draw_replacement(generator, used)
+                    chosen = self.replacement(position + row, attempt)
                     data = self.reader.read([chosen])[0]
                 try:
                     self.add_sample(rows, row, read_sample(data, self.layout, self.needs), chosen, generator)
@@ -97,8 +99,7 @@ class BatchBuilder:
                 except BadSample as bad:
                     report.counts[f"bad/{bad.reason}"] += 1
                     if len(report.bad_samples) < MAX_REPORTED:
-                        shard = self.index.locate(chosen)[0]
-                        report.bad_samples.append(f"{shard.url}: {sample_key(data)}: {bad}")
+                        report.bad_samples.append(f"{self.index.url(chosen)}: {sample_key(data)}: {bad}")
             else:
                 report.error = (
                     f"{MAX_ATTEMPTS} bad samples in a row, among them {report.bad_samples[-1]}; "
@@ -111,14 +112,17 @@ class BatchBuilder:
     def empty_images(self, n: int) -> Image:
         return np.empty((n, self.size_px, self.size_px, 3), np.uint8)
 
-    def draw_replacement(self, generator: random.Random, used: set[int]) -> int:
-        """Draw a sample and add it to `used`. Samples in `used` are avoided if the index has more than twice as many."""
-        avoid_used = self.index.n_samples > 2 * len(used)
-        while True:
-            sample = generator.randrange(self.index.n_samples)
-            if not avoid_used or sample not in used:
-                used.add(sample)
-                return sample
+    def replacement(self, position: int, attempt: int) -> int:
+        """Return the sample that replaces a bad one at `position`: another one of its epoch, at a random distance.
+
+        The distance is equal for all positions of the epoch and, in the first attempts, a quarter to three quarters of it.
+        So a batch of less than a quarter of the epoch holds a sample twice only if samples need several attempts.
+        """
+        n = self.order.n_samples
+        epoch, place = divmod(position, n)
+        least = n // 4 if attempt <= FAR_ATTEMPTS else 0
+        distance = random.Random(f"{self.config.seed}:{epoch}:{attempt}").randrange(least, n - least)
+        return int(self.order.take(epoch * n + (place + distance) % n, 1).samples[0])
 
     def add_sample(self, rows: BatchRows, row: int, sample: Sample, number: int, generator: random.Random) -> None:
         """Crop and tokenize sample `number` of the index into a row.
@@ -135,7 +139,7 @@ class BatchBuilder:
             ids, tree = align(self.tokenizer, caption, sample.words)
             rows.ids.append(ids)
             rows.trees.append(tree)
-        rows.keys.append(f"{self.index.locate(number)[0].name}/{sample.key}")
+        rows.keys.append(f"{self.index.url(number).rpartition('/')[2]}/{sample.key}")
         rows.box_images += box_images
         rows.box_ids += [self.token_ids(box.phrase) for box in boxes]
         rows.box_owner += [row] * len(boxes)

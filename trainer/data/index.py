@@ -1,10 +1,10 @@
-"""The samples of shards: the byte range of each, in eight bytes per sample.
+"""The samples of shards: the byte range of each.
 
 `index_files` reads the ranges from the pipeline's `_index/`, `headers` finds those of other tars.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.tar import BLOCK
+from trainer.data.places import Places
 from trainer.data.shards import ByteRange
 
 MAX_SAMPLE_BYTES: Final = 1 << 30
@@ -52,18 +53,45 @@ class ShardIndex:
 
 
 class Index:
-    """The samples of all shards, numbered in the order of the shards."""
+    """The samples of all shards, numbered in the order of the shards. Their places are in a file."""
 
-    def __init__(self, shards: Sequence[ShardIndex]) -> None:
-        self.shards = tuple(shards)
-        self.counts = tuple(map(len, self.shards))
+    def __init__(self, shards: Iterable[ShardIndex]) -> None:
+        """Copy the shards, one after the other."""
+        places, facts, n_bytes = Places(), [], 0
+        for shard in shards:
+            places.append(np.stack([shard.starts, shard.sizes], axis=1))
+            n_bytes += int(shard.sizes.sum(dtype=np.int64))
+            facts.append((shard.url, shard.n_bytes, len(shard), shard.problem))
+        self._set(IndexFacts.of(facts, n_bytes), places)
+
+    @classmethod
+    def from_parts(cls, facts: "IndexFacts", places: Places) -> "Index":
+        """Create the index with these places."""
+        index = cls.__new__(cls)
+        index._set(facts, places)
+        return index
+
+    def _set(self, facts: "IndexFacts", places: Places) -> None:
+        self.facts, self.places = facts, places
+        self.urls, self.counts, self.problems = facts.urls, facts.counts, facts.problems
         self.ends = np.cumsum(self.counts, dtype=np.int64)
-        self.n_samples = int(self.ends[-1]) if self.shards else 0
+        self.n_samples = int(self.ends[-1]) if self.counts else 0
+
+    def shard(self, number: int) -> ShardIndex:
+        """Return a shard by its number."""
+        n = self.counts[number]
+        rows = self.places.read(int(self.ends[number]) - n, n)
+        n_bytes, problem = int(self.facts.n_bytes[number]), self.problems.get(number, "")
+        return ShardIndex(self.urls[number], n_bytes, rows[:, 0], rows[:, 1], problem)
+
+    def url(self, sample: int) -> str:
+        """Return the URL of the shard of a sample."""
+        return self.urls[int(self.ends.searchsorted(sample, side="right"))]
 
     def locate(self, sample: int) -> tuple[ShardIndex, int]:
         """Return the shard of a sample and the number of the sample within it."""
-        shard = int(np.searchsorted(self.ends, sample, side="right"))
-        return self.shards[shard], sample - int(self.ends[shard]) + self.counts[shard]
+        number = int(self.ends.searchsorted(sample, side="right"))
+        return self.shard(number), sample - int(self.ends[number]) + self.counts[number]
 
     def byte_range(self, sample: int) -> ByteRange:
         """Return the byte range of a sample's members."""
@@ -71,17 +99,46 @@ class Index:
         return shard.byte_range(row)
 
     @property
+    def shard_bytes(self) -> dict[str, int]:
+        """The sizes of the shards in bytes, by URL."""
+        return dict(zip(self.urls, self.facts.n_bytes.tolist(), strict=True))
+
+    @property
     def mean_bytes(self) -> float:
         """The mean size of a sample in bytes."""
-        return float(sum(int(shard.sizes.sum(dtype=np.int64)) for shard in self.shards)) / max(self.n_samples, 1)
+        return self.facts.n_sample_bytes / max(self.n_samples, 1)
 
     @property
     def damaged(self) -> list[ShardIndex]:
         """The shards that may hide further samples."""
-        return [shard for shard in self.shards if shard.problem]
+        return [self.shard(number) for number in self.problems]
 
     @property
     def fingerprint(self) -> str:
         """A hash of the names of the shards and of their numbers of samples. Moving the shards does not change it."""
-        text = "\n".join(f"{shard.name} {len(shard)}" for shard in self.shards)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        digest = hashlib.sha256()
+        for number, (url, n) in enumerate(zip(self.urls, self.counts, strict=True)):
+            digest.update(f"{chr(10) if number else ''}{url.rpartition('/')[2]} {n}".encode())
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class IndexFacts:
+    """The part of an index in memory: some 200 bytes per shard."""
+
+    urls: tuple[str, ...]
+    n_bytes: NDArray[np.int64]  # sizes of the shards
+    counts: tuple[int, ...]  # samples of each shard
+    problems: dict[int, str]  # number of a damaged shard -> damage
+    n_sample_bytes: int  # of all samples
+
+    @classmethod
+    def of(cls, shards: Sequence[tuple[str, int, int, str]], n_sample_bytes: int) -> "IndexFacts":
+        """Return the facts of shards with these URLs, sizes, numbers of samples and problems."""
+        return cls(
+            tuple(url for url, *_ in shards),
+            np.array([n_bytes for _, n_bytes, _, _ in shards], np.int64),
+            tuple(n for _, _, n, _ in shards),
+            {number: problem for number, (*_, problem) in enumerate(shards) if problem},
+            n_sample_bytes,
+        )

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.remote import open_file, store_errors
 from common.tar import BLOCK
-from schemas.files import INDEX_FILE, INDEX_SUBREDDITS
+from schemas.files import INDEX_SUBREDDITS
 from trainer.data.index import MAX_SHARD_BYTES, ShardIndex
 from trainer.data.layouts import is_needed
-from trainer.data.listing import ShardFacts
+from trainer.data.listing import ShardFacts, index_path
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def read_index(facts: ShardFacts, needs: frozenset[str] | None) -> ShardIndex | 
             f"{facts.url} has {facts.size} bytes, but its manifest says {recorded['bytes']}; it is damaged: copy it "
             "again, or remove it and its manifest to train without it"
         )
-    path = INDEX_FILE.format(int(number)) if number.isdecimal() else ""
+    path = index_path(number)
     if path not in facts.files:
         return None
     url = f"{facts.root}/{path}"

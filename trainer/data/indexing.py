@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -19,12 +20,12 @@ from common.remote import map_concurrently
 from trainer.data.headers import index_shard
 from trainer.data.index import Index, ShardIndex
 from trainer.data.index_files import read_index
-from trainer.data.listing import ShardFacts, list_facts
+from trainer.data.listing import PART, ShardFacts, list_facts
 from trainer.data.versions import ShardVersion, version_of
 
 logger = logging.getLogger(__name__)
 
-VERSION: Final = 2  # format version of the files in the index folder
+VERSION: Final = 3  # of the files in the index folder; rises with their format and with the checks of headers
 MAX_WITHOUT_POOL: Final = 8  # shards; up to this number, a pool of processes takes longer to start than it saves
 MAX_PROCESSES: Final = 64
 MAX_LOGGED: Final = 5  # damaged shards that are logged by name
@@ -50,15 +51,22 @@ def index_with_versions(
     Raises UserError if no shard has a sample.
     """
     started = time.monotonic()
-    facts = list_facts(urls)
-    index = Index(list(index_shards(facts, folder, parallel, needs)))
+    versions: list[ShardVersion] = []
+
+    def facts() -> Iterator[ShardFacts]:
+        for shard in list_facts(urls):
+            versions.append(version_of(shard))
+            yield shard
+
+    index = Index(index_shards(facts(), folder, parallel, needs))
     if not index.n_samples:
-        reasons = "; ".join(f"{shard.url}: {shard.problem or 'no samples'}" for shard in index.shards[:MAX_LOGGED])
-        raise UserError(f"no sample in {len(index.shards)} shards: {reasons}; create or download them again")
+        first = list(enumerate(index.urls[:MAX_LOGGED]))
+        reasons = "; ".join(f"{url}: {index.problems.get(number, 'no samples')}" for number, url in first)
+        raise UserError(f"no sample in {len(index.urls)} shards: {reasons}; create or download them again")
     log_damaged_shards(index)
     seconds = time.monotonic() - started
-    logger.info("%d samples in %d shards, indexed in %.1f s", index.n_samples, len(index.shards), seconds)
-    return index, [version_of(shard) for shard in facts]
+    logger.info("%d samples in %d shards, indexed in %.1f s", index.n_samples, len(index.urls), seconds)
+    return index, versions
 
 
 def log_damaged_shards(index: Index) -> None:
@@ -75,14 +83,15 @@ def log_damaged_shards(index: Index) -> None:
 
 
 def index_shards(
-    facts: Sequence[ShardFacts], folder: str, parallel: bool, needs: frozenset[str] | None
+    facts: Iterator[ShardFacts], folder: str, parallel: bool, needs: frozenset[str] | None
 ) -> Iterator[ShardIndex]:
     """Yield the index of each shard, in order; see `build_index`."""
-    known = list(map_concurrently(partial(read_index, needs=needs), facts))
-    rest = [shard for shard, index in zip(facts, known, strict=True) if index is None]
-    scanned = scan_shards(rest, folder, parallel)
-    for index in known:
-        yield next(scanned) if index is None else index
+    while part := list(islice(facts, PART)):  # a few at a time, so that few are in memory
+        known = list(map_concurrently(partial(read_index, needs=needs), part))
+        rest = [shard for shard, index in zip(part, known, strict=True) if index is None]
+        scanned = scan_shards(rest, folder, parallel)
+        for index in known:
+            yield next(scanned) if index is None else index
 
 
 def scan_shards(facts: Sequence[ShardFacts], folder: str, parallel: bool) -> Iterator[ShardIndex]:

@@ -1,27 +1,35 @@
 """Facts about shards that are known without opening them: their sizes, versions and manifests."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from common.errors import UserError
 from common.remote import map_concurrently, open_file, open_store, store_errors
 from common.shards import names_in, read_errors_explained
-from schemas.files import MANIFEST_FOLDER
+from schemas.files import INDEX_FILE, MANIFEST_FOLDER
 from schemas.manifest import FileFacts
 
 ETAGS: Final = ("ETag", "etag", "md5Hash")
+PART: Final = 4096  # shards whose manifests are read together
 TIMES: Final = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
+class Stored(NamedTuple):
+    """Size and version of a file by its store."""
+
+    size: int
+    modified: str  # ETag, else modification time, else empty
+
+
 class ShardFacts(NamedTuple):
-    """A shard, and the files of its manifest."""
+    """A shard, with its entry in its manifest and that of its index."""
 
     url: str
     size: int
     modified: str  # ETag, else modification time, else empty
-    files: Mapping[str, FileFacts]  # path relative to the output -> size and content; empty without a manifest
+    files: Mapping[str, FileFacts]  # the shard and its index: path relative to the output -> size and content
 
     @property
     def name(self) -> str:
@@ -43,46 +51,60 @@ class ShardFacts(NamedTuple):
         return self.files.get(self.path)
 
 
-def list_facts(urls: Sequence[str]) -> list[ShardFacts]:
-    """Return the facts of shards: one listing per folder where the store has listings, and one read per manifest.
+def index_path(number: str) -> str:
+    """The path of the index of a shard with this number, relative to the output; empty for another name."""
+    return INDEX_FILE.format(int(number)) if number.isdecimal() else ""
+
+
+def list_facts(urls: Sequence[str]) -> Iterator[ShardFacts]:
+    """Yield the facts of shards, in order: one listing per folder where the store has listings, and one read per manifest.
 
     Raises UserError if a shard is missing or a store cannot be read.
     """
-    listings: dict[str, dict[str, dict[str, Any]]] = {}
+    listings: dict[str, dict[str, Stored]] = {}
     manifests: dict[str, set[str]] = {}
     for folder in dict.fromkeys(url.rpartition("/")[0] for url in urls):
         fs, path = open_store(folder or ".")
         try:
-            listings[folder] = {_base(info["name"]): info for info in fs.ls(path, detail=True)}
+            listings[folder] = {_base(info["name"]): _facts_of_store(info) for info in fs.ls(path, detail=True)}
             manifests[folder] = names_in(fs, f"{path.rpartition('/')[0]}/{MANIFEST_FOLDER}") or set()
         except store_errors(ValueError):  # HTTP servers list nothing; other causes have their message for each shard
             listings[folder], manifests[folder] = {}, set()
-    return list(map_concurrently(partial(_facts, listings=listings, manifests=manifests), urls))
+    for first in range(0, len(urls), PART):  # each request that waits takes memory
+        yield from map_concurrently(partial(_facts, listings=listings, manifests=manifests), urls[first : first + PART])
 
 
-def _facts(url: str, listings: dict[str, dict[str, dict[str, Any]]], manifests: dict[str, set[str]]) -> ShardFacts:
+def _facts(url: str, listings: dict[str, dict[str, Stored]], manifests: dict[str, set[str]]) -> ShardFacts:
     folder, _, name = url.rpartition("/")
-    info = listings[folder].get(name) or _info(url)
-    modified = next((str(info[key]) for key in (*ETAGS, *TIMES) if info.get(key) is not None), "")
+    size, modified = listings[folder].get(name) or _stored(url)
     manifest = f"{name.rpartition('.')[0]}.json"
-    files = _manifest_files(folder, manifest) if manifest in manifests[folder] else {}
-    return ShardFacts(url, int(info.get("size") or 0), modified, files)
+    files = _manifest_files(url) if manifest in manifests[folder] else {}
+    return ShardFacts(url, size, modified, files)
 
 
-def _info(url: str) -> dict[str, Any]:
+def _stored(url: str) -> Stored:
     fs, path = open_store(url)
     with read_errors_explained(url):
         try:
-            return dict(fs.info(path))
+            return _facts_of_store(fs.info(path))
         except FileNotFoundError:
             raise UserError(f"{url} does not exist any more; restore it, then repeat the command") from None
 
 
-def _manifest_files(folder: str, manifest: str) -> Mapping[str, FileFacts]:
-    """The files of a manifest; empty if it is damaged."""
+def _facts_of_store(info: Mapping[str, Any]) -> Stored:
+    modified = next((str(info[key]) for key in (*ETAGS, *TIMES) if info.get(key) is not None), "")
+    return Stored(int(info.get("size") or 0), modified)
+
+
+def _manifest_files(url: str) -> Mapping[str, FileFacts]:
+    """The shard and its index in the manifest; empty if it is damaged."""
+    bare = ShardFacts(url, 0, "", {})
+    number = bare.name.rpartition(".")[0]
+    wanted = {bare.path, index_path(number)}
     try:
-        with open_file(f"{folder.rpartition('/')[0]}/{MANIFEST_FOLDER}/{manifest}") as file:
-            return {str(name): facts for name, facts in dict(json.load(file)["files"]).items() if "sha256" in facts}
+        with open_file(f"{bare.root}/{MANIFEST_FOLDER}/{number}.json") as file:
+            files = dict(json.load(file)["files"])
+            return {str(name): facts for name, facts in files.items() if name in wanted and "sha256" in facts}
     except store_errors(ValueError, KeyError, TypeError):
         return {}
 

@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -80,15 +80,15 @@ class Loader:
         self.config, self.batch, self.rank, self.world_size = config, batch, rank, world_size
         with prefixed(f"{KEY}: "):
             index, self.versions = build_shared_index(config.shards, config.index_folder or default_folder(), needs)
-            check_damaged_shards(index, config.max_bad_share)
+            check_damaged_shards(index, config.max_bad_share, "data.max_bad_share")
             layout = probe(index, config.layout, needs)
-        self.builder = BatchBuilder(
-            config=config, layout=layout, index=index, tokenizer=tokenizer, size_px=size_px, needs=needs
-        )
-        self.order: Order = (
+        order: Order = (
             WindowOrder(index.counts, config.seed, config.shuffle_buffer)
             if config.order == "window"
             else BlockOrder(index.n_samples, config.seed, block_width(batch * world_size))
+        )
+        self.builder = BatchBuilder(
+            config=config, layout=layout, index=index, order=order, tokenizer=tokenizer, size_px=size_px, needs=needs
         )
         self.position = 0  # samples returned so far, over all ranks
         self.counts: Counter[str] = Counter(samples=0, damaged_shards=len(index.damaged))
@@ -102,9 +102,14 @@ class Loader:
             )
 
     @property
-    def urls(self) -> list[str]:
+    def order(self) -> Order:
+        """The order of the samples."""
+        return self.builder.order
+
+    @property
+    def urls(self) -> Sequence[str]:
         """The paths or URLs of the shards."""
-        return [shard.url for shard in self.builder.index.shards]
+        return self.builder.index.urls
 
     @property
     def n_samples(self) -> int:
@@ -201,7 +206,7 @@ class Loader:
         if order.name != self.order.name:
             kind = "data.order=blocks" if isinstance(order, BlockOrder) else f"data.order=window, {order.name} samples"
             logger.warning("the run began with %s (%s), and keeps this order", kind, state["data"])
-            self.order = order
+            self.builder.order = order
         self.close()
         self.position = int(state["place"])
         self.counts = Counter(state["counts"])
@@ -217,13 +222,13 @@ class Loader:
             self.iterators.pop().close()  # type: ignore[attr-defined]
 
 
-def check_damaged_shards(index: Index, limit: float) -> None:
-    """Raise UserError if a larger share than `limit` of the shards is damaged."""
+def check_damaged_shards(index: Index, limit: float, key: str) -> None:
+    """Raise UserError if a larger share than `limit`, the value of the setting `key`, of the shards is damaged."""
     damaged = index.damaged
-    if len(damaged) > limit * len(index.shards):
+    if len(damaged) > limit * len(index.urls):
         raise UserError(
-            f"{len(damaged)} of the {len(index.shards)} shards are damaged, more than data.max_bad_share={limit}, among "
-            f"them {damaged[0].url}: {damaged[0].problem}; create or download them again, or raise data.max_bad_share"
+            f"{len(damaged)} of the {len(index.urls)} shards are damaged, more than {key}={limit}, among them "
+            f"{damaged[0].url}: {damaged[0].problem}; create or download them again, or raise {key}"
         )
 
 

@@ -7,7 +7,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from fsspec import AbstractFileSystem
@@ -69,9 +68,9 @@ class ShardFile:
 class ByteRangeReader:
     """Reads many byte ranges at once: local files stay open, and requests to a remote store run concurrently."""
 
-    def __init__(self, sizes: Mapping[str, int] = MappingProxyType({})) -> None:
+    def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
         """Create a reader of shards; `sizes` are those in bytes of the local ones when they were indexed, by path."""
-        self.sizes = dict(sizes)
+        self.sizes = sizes or {}
         self.open_files: OrderedDict[str, int] = OrderedDict()  # path -> descriptor, least recently used first
         self.versions: dict[str, tuple[int, int]] = {}  # path -> size and modification time when it was first opened
 

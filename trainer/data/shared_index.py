@@ -1,24 +1,27 @@
-"""Build the index of the shards on one rank, and send it to the others."""
+"""Build the index of the shards on one rank, and share it with the others: the ranks of a machine read one file."""
 
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
+from common.errors import UserError
+from common.process import machine
 from common.shards import list_shards
-from trainer.data.index import Index, ShardIndex
+from trainer.data.index import Index, IndexFacts
 from trainer.data.indexing import index_with_versions
+from trainer.data.places import Places
 from trainer.data.versions import ShardVersion
-from trainer.distributed.gather import world_size
+from trainer.distributed.gather import all_ranks, rank, world_size
 from trainer.distributed.rank_zero import on_rank_0
 
-CHUNK: Final = 1 << 24
+CHUNK: Final = 1 << 23  # samples that are sent at once
 
 
 def build_shared_index(shards: str, folder: str, needs: frozenset[str] | None) -> tuple[Index, list[ShardVersion]]:
-    """List and index `shards` on rank 0 alone, as `list_shards` and `build_index` do, and send the index to the others.
+    """List and index `shards` on rank 0 alone, as `list_shards` and `build_index` do, and share the index.
 
     The versions of the shards stay on rank 0: the list is empty on the others. Raises UserError on all ranks if rank 0
     fails. Collective.
@@ -29,27 +32,50 @@ def build_shared_index(shards: str, folder: str, needs: frozenset[str] | None) -
 
 
 def share(index: Index | None) -> Index:
-    """Return the index of rank 0; the others pass None. Collective, on the host."""
+    """Return the index of rank 0; the others pass None. Collective, on the host.
+
+    The places of the samples are sent to one rank of each other machine. Raises UserError on all ranks if one of them
+    cannot store them.
+    """
     if index is not None and world_size() == 1:
         return index
-    facts = [[(shard.url, shard.n_bytes, len(shard), shard.problem) for shard in index.shards] if index else []]
-    dist.broadcast_object_list(facts, src=0, device=torch.device("cpu"))
-    counts = [n for _, _, n, _ in facts[0]]
-    starts, sizes = np.empty(sum(counts), np.uint32), np.empty(sum(counts), np.uint32)
-    if index is not None:
-        starts, sizes = (
-            np.concatenate([getattr(shard, name) for shard in index.shards]) for name in ("starts", "sizes")
-        )
-    broadcast(starts)
-    broadcast(sizes)
-    if index is not None:
-        return index
-    ends = np.cumsum(counts)[:-1]
-    parts = zip(facts[0], np.split(starts, ends), np.split(sizes, ends), strict=True)
-    return Index([ShardIndex(url, n_bytes, first, size, problem) for (url, n_bytes, _, problem), first, size in parts])
+    sent: list[IndexFacts | None] = [index.facts if index else None]
+    dist.broadcast_object_list(sent, src=0, device=torch.device("cpu"))
+    facts = sent[0]
+    assert facts is not None
+    machines = all_ranks(machine() if Path("/proc/self/fd").is_dir() else str(rank()))
+    leaders = [machines.index(name) for name in dict.fromkeys(machines)]  # the first rank of each machine
+    leader = machines.index(machines[rank()])
+    places = index.places if index else None
+    if len(leaders) > 1:
+        group = dist.new_group(leaders, backend="gloo")
+        problem = ""
+        if isinstance(group, dist.ProcessGroup):  # another value for ranks outside the group
+            places, problem = send_places(places, sum(facts.counts), group)
+        if message := next((text for text in all_ranks(problem) if text), ""):
+            raise UserError(message)
+    paths = all_ranks(places.path if places else "")
+    if places is None:
+        places = Places.of_process(paths[leader])
+    all_ranks(rank())  # a file stays open until all have opened it
+    return index or Index.from_parts(facts, places)
 
 
-def broadcast(values: NDArray[np.uint32]) -> None:
-    """Replace `values` by those of rank 0, in place. Collective, on the host."""
-    for first in range(0, len(values), CHUNK):
-        dist.broadcast(torch.from_numpy(values[first : first + CHUNK].view(np.int32)), src=0)
+def send_places(places: Places | None, n: int, group: dist.ProcessGroup) -> tuple[Places | None, str]:
+    """Send the places of n samples from rank 0 to the others of the group, which pass None and receive them.
+
+    Returns them, and the message of a rank that cannot store them. Collective in the group.
+    """
+    received, problem = places, ""
+    for first in range(0, n, CHUNK):
+        rows = places.read(first, min(CHUNK, n - first)).copy() if places else None
+        values = np.empty((min(CHUNK, n - first), 2), np.uint32) if rows is None else rows
+        dist.broadcast(torch.from_numpy(values.view(np.int32)), src=0, group=group)
+        if places or problem:
+            continue
+        try:
+            received = received or Places()
+            received.append(values)
+        except UserError as error:
+            problem = str(error)
+    return received, problem

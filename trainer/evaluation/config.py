@@ -25,6 +25,9 @@ class HeldOutConfig:
     max_images: int = 0
     # maximum number of samples of the held-out shards; 0: all
     max_samples: int = 1000
+    # largest share, 0 to 1, of bad samples among those read of the held-out shards, and of damaged shards; the
+    # evaluation ends with an error above it
+    max_bad_share: float = 0.1
     # number of images or texts that a tower processes at once
     batch_size: int = 256
     # score by which PHyCLIP ranks candidates. released: the sum of inner products, as in its tables; metric: minus its
@@ -40,6 +43,7 @@ class HeldOutConfig:
         if wrong is not None:
             raise UserError(f"prompts holds {wrong!r}; each prompt needs {{}} in place of the class name")
         check_range(self, "max_images", "max_samples", least=0)
+        check_range(self, "max_bad_share", least=0, most=1)
         check_range(self, "seed", least=0, below=2**63)
         check_range(self, "batch_size", least=1)
 

@@ -97,12 +97,12 @@ def training_fingerprints(shards: str, folder: Path, workers: int = 4, state: st
     """
     with prefixed("train_shards: "):
         index = build_index(list_shards(shards))
-    sizes = repr([(shard.url, shard.n_bytes, len(shard)) for shard in index.shards])
+    sizes = repr(list(zip(index.urls, index.facts.n_bytes.tolist(), index.counts, strict=True)))
     path = folder / f"training-{hashlib.sha256(sizes.encode()).hexdigest()[:16]}.npy"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(max(1, workers)) as pool:
-            parts = list(pool.map(partial(shard_fingerprints, index), range(len(index.shards))))
+            parts = list(pool.map(partial(shard_fingerprints, index), range(len(index.urls))))
         rows = np.concatenate(parts)
         with atomic_write(path) as draft, draft.open("wb") as file:
             np.save(file, rows, allow_pickle=False)
@@ -112,7 +112,7 @@ def training_fingerprints(shards: str, folder: Path, workers: int = 4, state: st
 
 def shard_fingerprints(index: Index, number: int) -> NDArray[np.void]:
     """Fingerprints of the images of one shard."""
-    shard, reader, rows, n_bad = index.shards[number], ByteRangeReader(), [], 0
+    shard, reader, rows, n_bad = index.shard(number), ByteRangeReader(), [], 0
     first = int(index.ends[number]) - len(shard)
     for sample in range(first, first + len(shard)):
         try:

@@ -42,7 +42,7 @@ class Evaluation:
     def __init__(self, config: HeldOutConfig, workers: int = 0) -> None:
         self.config, self.workers = config, workers
         self.folders = read_folders(config.image_folders, config.max_images)
-        self.shards = HeldOutShards(config.shards) if config.shards else None
+        self.shards = HeldOutShards(config.shards, config.max_bad_share) if config.shards else None
 
     @torch.no_grad()
     def __call__(

@@ -21,6 +21,7 @@ from trainer.data.config import Layout
 from trainer.data.crops import Crop, EncodedImage, Region, draw_crop
 from trainer.data.indexing import build_index
 from trainer.data.layouts import read_sample
+from trainer.data.loader import check_damaged_shards
 from trainer.data.probe import probe
 from trainer.data.samples import BadSample, Box, Sample, open_image, sample_key
 from trainer.data.shards import ByteRangeReader
@@ -32,6 +33,7 @@ FULL: Final = (1.0, 1.0)
 """Range of area and of proportions with which a "random" crop is the full square."""
 NO_NEEDS: Final = frozenset[str]()
 MAX_LOGGED: Final = 20
+LIMIT: Final = "the evaluation's max_bad_share"
 ALL_NEEDS: Final = frozenset({"boxes", "parse"})
 
 
@@ -55,11 +57,16 @@ class HeldOut:
 
 
 class HeldOutShards:
-    """Held-out shards, listed once and read at each evaluation. Raises UserError if there are no samples."""
+    """Held-out shards, listed once and read at each evaluation.
 
-    def __init__(self, shards: str) -> None:
+    Raises UserError if there are no samples, or if a larger share than `max_bad_share` of the shards is damaged.
+    """
+
+    def __init__(self, shards: str, max_bad_share: float = 1.0) -> None:
+        self.max_bad_share = max_bad_share
         with prefixed("shards: "):
             self.index = build_index(list_shards(shards))
+            check_damaged_shards(self.index, max_bad_share, LIMIT)
             self.layout = probe(self.index, "auto", NO_NEEDS)
 
     def read_part(self, numbers: Sequence[int], size_px: int) -> HeldOut:
@@ -83,16 +90,22 @@ class HeldOutShards:
             if limit and len(held_out.images) >= limit:
                 break
             held_out.extend(self.read_part([number], size_px))
-        log_bad(held_out.bad, len(held_out.images))
+        log_bad(held_out.bad, len(held_out.images), self.max_bad_share)
         return held_out
 
 
-def log_bad(bad: Sequence[str], n_usable: int) -> None:
-    """Log the samples that are not usable. Raises UserError if no sample is usable."""
+def log_bad(bad: Sequence[str], n_usable: int, limit: float) -> None:
+    """Log the samples that are not usable. Raises UserError if no sample is usable, or more than `limit` are not."""
     for line in bad[:MAX_LOGGED]:
         logger.warning("%s", line)
     if not n_usable:
         raise UserError(f"shards: no sample can be read, such as {bad[0] if bad else 'none'}; create the shards again")
+    n_read = len(bad) + n_usable
+    if len(bad) > limit * n_read:
+        raise UserError(
+            f"shards: {len(bad)} of the {n_read} samples read are bad, more than {LIMIT}={limit}, such as {bad[0]}; "
+            "create the shards again, or raise it"
+        )
     if bad:
         logger.warning("shards: %d bad sample%s skipped", len(bad), "s" if len(bad) > 1 else "")
 

@@ -39,7 +39,7 @@ def embed_held_out(
 ) -> HeldOutPoints:
     """Embed the first `limit` usable samples (0: all). Collective.
 
-    Raises UserError if there is no usable sample; other errors as in `map_shared`.
+    Raises UserError if there is no usable sample or too many are bad; other errors as in `map_shared`.
     """
     parts, n = [], 0
     compute = partial(embed_part, model=model, tokenizer=tokenizer, sharing=sharing)
@@ -50,7 +50,7 @@ def embed_held_out(
         if 0 < limit <= n:
             break
     bad = [line for part in parts for line in part.bad]
-    log_bad(bad, n)
+    log_bad(bad, n, shards.max_bad_share)
     return first(join(parts), limit or n)
 
 

@@ -7,14 +7,13 @@ receive the results of all. Only results are kept, not the images. A signal on a
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from common.errors import UserError
-from trainer.data.loader import init_worker, preserve_sigchld_handler
+from trainer.data.loader import init_worker, next_result, preserve_sigchld_handler
 from trainer.distributed.gather import all_ranks, rank, world_size
 
 UNIT: Final = 64
@@ -41,7 +40,7 @@ class Sharing:
 
 
 class Failure(NamedTuple):
-    """The message of a UserError in a worker."""
+    """The message of a UserError in a worker, or of its death."""
 
     message: str
 
@@ -68,7 +67,8 @@ def map_shared(
     """Yield `compute(read(unit))` for consecutive units of the items 0 to n - 1, in order and on all ranks. Collective.
 
     `read` runs in a worker process and takes the numbers of the items; results are sent between ranks as objects, so
-    tensors must be on the CPU. Raises UserError if `read` raises it on any rank, and InterruptedEvaluationError.
+    tensors must be on the CPU. Raises UserError if `read` raises it or a worker process dies on any rank, and
+    InterruptedEvaluationError.
     """
     size = min(UNIT, sharing.batch_size)
     units = [range(start, min(start + size, n)) for start in range(0, n, size)]
@@ -80,7 +80,8 @@ def map_shared(
         items = iter(read_units([unit for part in mine for unit in part], read, sharing.workers))
     for part in mine:
         results, failure = [], ""
-        for item in islice(items, len(part)):
+        for _ in part:
+            item = next_item(items)
             if sharing.is_stopping() or isinstance(item, Failure):
                 failure = item.message if isinstance(item, Failure) else ""
                 break
@@ -92,6 +93,14 @@ def map_shared(
             raise UserError(message)
         for found, *_ in every:
             yield from found
+
+
+def next_item(items: Iterator[Item | Failure]) -> Item | Failure:
+    """Return the next item. The death of a worker process is a failure too, of which all ranks learn."""
+    try:
+        return next_result(items)
+    except UserError as error:
+        return Failure(f"image_folders or shards: {error}")
 
 
 def read_units(

@@ -20,8 +20,8 @@ def shards_state(shards: str) -> str:
     if not shards:
         return ""
     with prefixed("train_shards: "):
-        facts = list_facts(list_shards(shards))
-    return hashlib.sha256(repr([(shard.url, shard.size) for shard in facts]).encode()).hexdigest()
+        facts = [(shard.url, shard.size) for shard in list_facts(list_shards(shards))]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def images_state(images: Iterable[ImageSource], data: Path) -> dict[str, str]:

@@ -22,6 +22,8 @@ ENTAILMENT_PANELS: Final = {
     "ap": "Entailment: average precision",
     "satisfied": "Satisfied entailments",  # runs of version 0.2 and earlier
 }
+SHARES: Final = ("satisfied", "image_entails")
+"""Endings of the names of terms that are shares of pairs, not losses: the `shares` of the models."""
 PANEL_WIDTH_IN, PANEL_HEIGHT_IN = 4.6, 3.1
 
 Row = dict[str, float]
@@ -93,7 +95,7 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
     main = [name for name in losses if name in ("loss/total", "loss/contrastive")]
     if len(losses) == len(main):  # without other terms both are the same curve
         main = main[:1]
-    shares = [name for name in losses if name.endswith(("satisfied", "image_entails"))]
+    shares = [name for name in losses if name.endswith(SHARES)]
     others = [name for name in losses if name not in main + shares]
     curvatures = [name for name in names if name.startswith("geometry/") and name.endswith("curvature")]
     scales = [name for name in names if name.startswith("geometry/") and name.endswith("logit_scale")]

@@ -19,7 +19,7 @@ Shapes: b pairs and m boxes on this rank, n pairs on all ranks, d embedding widt
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,9 @@ class Entails:
 
 class DualEncoder(nn.Module, ABC):
     """Two towers with projections and a temperature. Parameter names are those of the released checkpoints."""
+
+    shares: ClassVar[frozenset[str]] = frozenset()
+    """Names of the terms that are shares of pairs, not losses."""
 
     pixel_mean: Tensor
     pixel_std: Tensor

@@ -19,6 +19,7 @@ class PoinCLIP(Hyperbolic):
     """
 
     config: PoinCLIPConfig
+    shares = frozenset({"image_entails"})
 
     def lift(self, features: Tensor, log_alpha: Tensor) -> Tensor:
         return poincare.exp_map0(at_least_float32(features) * log_alpha.exp(), self.curv.exp(), self.config.lift)

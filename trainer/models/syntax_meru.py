@@ -45,6 +45,7 @@ class SyntaxMERU(MERU):
     """
 
     config: SyntaxMERUConfig
+    shares = frozenset({"syntax/satisfied"})
     relation_weights: Tensor
 
     def __init__(self, config: SyntaxMERUConfig) -> None:

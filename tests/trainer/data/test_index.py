@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import fsspec
@@ -6,6 +7,7 @@ import webdataset
 
 from common.errors import UserError
 from tests.trainer.data.samples import train_files, write_shards, write_tar
+from trainer.data import indexing, listing
 from trainer.data.headers import index_shard, sample_members
 from trainer.data.index import Index
 from trainer.data.indexing import build_index
@@ -77,6 +79,23 @@ def test_cached_index_is_used_until_the_shard_changes(tmp_path: Path, monkeypatc
     assert indexed == urls
 
 
+def test_a_cache_of_the_version_that_missed_zeros_inside_a_tar_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_shards(tmp_path / "shards", [6]) / "00000.tar"
+    first, _, last = (index_shard(str(path)).byte_range(sample) for sample in (2, 3, 4))
+    content = path.read_bytes()
+    path.write_bytes(content[: first.start] + bytes(last.start - first.start) + content[last.start :])
+    with monkeypatch.context() as patch:
+        patch.setattr(indexing, "VERSION", 2)
+        patch.setattr(indexing, "index_shard", lambda url: dataclasses.replace(index_shard(url), problem=""))
+        assert build_index([str(path)], str(tmp_path / "index")).counts == (2,)
+    assert not caplog.records
+    assert build_index([str(path)], str(tmp_path / "index")).counts == (2,)
+    assert "00000.tar: " in caplog.text
+    assert "the 2 samples before the damage are used" in caplog.text
+
+
 def test_damaged_cache_file_is_rebuilt(tmp_path: Path) -> None:
     urls = [str(write_shards(tmp_path / "shards", [4]) / "00000.tar")]
     build_index(urls, str(tmp_path / "index"))
@@ -85,13 +104,18 @@ def test_damaged_cache_file_is_rebuilt(tmp_path: Path) -> None:
     assert build_index(urls, str(tmp_path / "index")).counts == (4,)
 
 
-def test_index_is_the_same_from_one_process_and_from_several(tmp_path: Path) -> None:
+def test_index_is_the_same_from_one_process_and_from_several_and_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_shards(tmp_path, [2, 3, 1, 2, 2, 2, 2, 2, 4])
     urls = [str(folder / f"0000{i}.tar") for i in range(9)]
     single, parallel = build_index(urls), build_index(urls, parallel=True)
     assert single.counts == parallel.counts
     assert single.fingerprint == parallel.fingerprint
     assert [single.byte_range(n) for n in range(20)] == [parallel.byte_range(n) for n in range(20)]
+    monkeypatch.setattr(indexing, "PART", 4)
+    monkeypatch.setattr(listing, "PART", 2)
+    assert [build_index(urls).byte_range(n) for n in range(20)] == [single.byte_range(n) for n in range(20)]
 
 
 def test_index_of_a_remote_shard_equals_that_of_a_local_one(tmp_path: Path) -> None:

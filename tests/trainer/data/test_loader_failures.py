@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from common.errors import UserError
 from tests.trainer.data.loading import assert_batches_equal, keys, small_loader, take
@@ -44,6 +45,38 @@ def test_replacements_are_the_same_with_workers_and_after_resuming(tmp_path: Pat
     uninterrupted = take(source, 6)
     resumed.load_state_dict({**resumed.state_dict(), "place": 12})
     assert_batches_equal(take(resumed, 3), uninterrupted[3:])
+
+
+@pytest.mark.parametrize("order", ["blocks", "window"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_replacements_do_not_depend_on_the_number_of_ranks(tmp_path: Path, ranks: int, order: str) -> None:
+    samples = [(f"{n:04d}", train_files(n)) for n in range(64)]
+    for _, files in samples[::8]:
+        files["child.txt"] = b""
+    write_tar(tmp_path / "0.tar", samples)
+    settings = {"order": order, "max_bad_share": 0.5, "boxes": "all"}
+    whole = take(small_loader(tmp_path, 8, **settings), 24)
+    parts = [
+        take(small_loader(tmp_path, 8 // ranks, rank=rank, world_size=ranks, **settings), 24) for rank in range(ranks)
+    ]
+    for batch, of_ranks in zip(whole, zip(*parts, strict=True), strict=True):
+        assert list(batch.keys) == keys(of_ranks)
+        assert torch.equal(batch.images, torch.cat([part.images for part in of_ranks]))
+        assert torch.equal(batch.box_images, torch.cat([part.box_images for part in of_ranks]))  # type: ignore[arg-type]
+    repeated = sum(len(batch.keys) - len(set(batch.keys)) for batch in whole)
+    assert repeated <= 2  # of the 24 or more replacements: those by the second attempt
+
+
+def test_a_bad_sample_is_replaced_by_another_one_of_its_epoch(tmp_path: Path) -> None:
+    for n in (1, 2, 5, 40):
+        source = small_loader(write_shards(tmp_path / f"{n}", [n]), 1)
+        for epoch in (0, 7):
+            drawn = source.order.take(epoch * n, n).samples
+            for attempt in (1, 2, 8):
+                found = [source.builder.replacement(epoch * n + place, attempt) for place in range(n)]
+                assert sorted(found) == list(range(n))
+                assert n < 4 or all(old != new for old, new in zip(drawn, found, strict=True))
+        assert n < 40 or len({source.builder.replacement(3, attempt) for attempt in range(1, 256)}) > 35
 
 
 def test_log_of_many_bad_samples_is_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ import torch
 from common.errors import UserError
 from common.shards import list_shards
 from tests.trainer.data.samples import write_shards
-from trainer.data import indexing
+from trainer.data import indexing, shared_index
 from trainer.data.headers import index_shard
 from trainer.data.index import ShardIndex
 from trainer.data.indexing import build_index
@@ -38,7 +38,7 @@ def one_of_three(rank: int, folder: str, port: int, delay_s: float) -> None:
         try:
             index, versions = build_shared_index(folder, "", None)
             found = [[index.byte_range(sample) for sample in range(index.n_samples)], index.fingerprint]
-            problems = [shard.problem for shard in index.shards]
+            problems = [index.shard(number).problem for number in range(len(index.urls))]
             result = {"found": found, "problems": problems, "opened": len(opened), "versions": len(versions)}
         except UserError as error:
             result = {"error": str(error)}
@@ -66,6 +66,32 @@ def test_one_rank_reads_the_headers_and_the_others_wait_beyond_the_time_limit(tm
     assert [rank["versions"] for rank in ranks] == [6, 0, 0]
     assert all(rank["problems"] == ranks[0]["problems"] for rank in ranks)
     assert "truncated" in str(ranks[2]["problems"])
+
+
+def one_of_four(rank: int, folder: str, port: int) -> None:
+    """Share an index; ranks 1 and 3 are on a second machine."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="4", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    shared_index.machine, shared_index.CHUNK = (lambda: "ab"[rank % 2]), 4  # type: ignore[assignment, misc]
+    with process_group("cpu", 30):
+        index, _ = build_shared_index(folder, "", None)
+        found = [index.byte_range(sample) for sample in range(index.n_samples)]
+        inode = os.fstat(index.places.file.fileno()).st_ino
+        Path(folder, f"{rank}.json").write_text(json.dumps([found, inode, index.problems]))
+
+
+def test_the_ranks_of_a_machine_read_one_file(tmp_path: Path, free_port: int) -> None:
+    folder = write_shards(tmp_path, [3, 4, 2, 2])
+    (folder / "00003.tar").write_bytes((folder / "00003.tar").read_bytes()[:-10_240])
+    index = build_index(list_shards(str(folder)))
+    expected = json.loads(json.dumps([index.byte_range(n) for n in range(index.n_samples)]))
+    torch.multiprocessing.start_processes(one_of_four, args=(str(folder), free_port), nprocs=4, start_method="fork")
+    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+    assert [places for places, *_ in found] == [expected] * 4
+    first, second = {found[rank][1] for rank in (0, 2)}, {found[rank][1] for rank in (1, 3)}
+    assert len(first) == len(second) == 1
+    assert first != second
+    assert all("3" in problems for *_, problems in found)
 
 
 def test_all_ranks_end_with_the_error_of_the_one_that_indexes(tmp_path: Path, free_port: int) -> None:

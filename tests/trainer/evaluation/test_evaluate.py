@@ -236,6 +236,19 @@ def test_missing_settings_and_models_are_errors_that_name_them(
         assert part in errors
 
 
+def test_more_bad_samples_or_damaged_shards_than_the_stated_share_are_an_error(tmp_path: Path) -> None:
+    model, tokenizer = model_and_tokenizer("clip")
+    shards = write_shard(tmp_path / "shards", damaged=3)
+    with pytest.raises(UserError, match=r"1 of the 5 samples read are bad, more than .*max_bad_share=0\.1, .* 003 "):
+        Evaluation(EvaluationConfig(shards=shards))(model, tokenizer, "cpu")
+    results = Evaluation(EvaluationConfig(shards=shards, max_bad_share=0.2))(model, tokenizer, "cpu")
+    assert results["retrieval/text_to_image/chance@1"] == 1 / 4
+    shard = tmp_path / "shards" / "00000.tar"
+    shard.write_bytes(shard.read_bytes()[:-11_000])
+    with pytest.raises(UserError, match=r"^shards: 1 of the 1 shards are damaged, more than the evaluation's max_bad"):
+        Evaluation(EvaluationConfig(shards=shards))
+
+
 def test_prompts_without_a_placeholder_for_the_class_are_an_error() -> None:
     with pytest.raises(UserError, match="'a cat'"):
         EvaluationConfig(prompts=("a {}", "a cat"))

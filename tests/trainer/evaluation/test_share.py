@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ def refuse_50(unit: range) -> list[int]:
     return list(unit)
 
 
+def die_at_20(unit: range) -> list[int]:
+    """Read items; item 20 kills its process on rank 0, as a lack of memory does."""
+    if 20 in unit and rank() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return list(unit)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_units_are_read_in_order_and_an_error_is_raised_as_it_is(workers: int) -> None:
     sharing = Sharing(batch_size=3, workers=workers)
@@ -48,6 +56,29 @@ def test_a_signal_ends_the_evaluation_within_a_unit() -> None:
     with pytest.raises(InterruptedEvaluationError):
         list(map_shared(100, numbers, compute, sharing))
     assert computed == [0, 1, 2]
+
+
+def two_ranks_of_which_one_loses_a_worker(number: int, folder: str) -> None:
+    os.environ.update(RANK=str(number), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["TEST_PORT"])
+    torch.set_num_threads(1)
+    with process_group("cpu", 60):
+        try:
+            list(map_shared(40, die_at_20, sum, Sharing(batch_size=1, workers=1)))
+        except UserError as error:
+            Path(folder, f"{number}.json").write_text(json.dumps(str(error)))
+
+
+def test_a_worker_process_that_dies_ends_the_evaluation_of_all_ranks_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setenv("TEST_PORT", str(free_port))
+    torch.multiprocessing.start_processes(
+        two_ranks_of_which_one_loses_a_worker, args=(str(tmp_path),), nprocs=2, start_method="fork"
+    )
+    first, second = (json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2))
+    assert first.startswith("image_folders or shards: a loader process was killed")
+    assert "\n" not in first
+    assert second == first
 
 
 def two_ranks(number: int, folder: str) -> None:
@@ -89,6 +120,7 @@ def test_two_ranks_share_the_work_and_have_the_results_of_one(
         assert message == "item 50 cannot be read"
     assert found[0][1][:UNITS_PER_ROUND] == list(range(UNITS_PER_ROUND))
     assert found[1][1][:UNITS_PER_ROUND] == list(range(UNITS_PER_ROUND, 2 * UNITS_PER_ROUND))
+    torch.set_num_threads(1)  # as on the ranks: sums depend on it
     model, tokenizer = model_and_tokenizer("hycoclip")
     config = EvaluationConfig(image_folders=(str(tmp_path / "animals"),), shards=str(tmp_path / "shards"), batch_size=2)
     expected = Evaluation(config)(model, tokenizer, "cpu")
