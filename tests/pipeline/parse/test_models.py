@@ -1,7 +1,6 @@
-"""Tests of pipelines other than the default: a transformer, another language, and one without noun chunks."""
+"""Tests of pipelines for another language, and without noun chunks."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import spacy
@@ -11,41 +10,8 @@ from spacy.tokens import Doc
 from common.errors import UserError
 from pipeline.parse.config import ParseConfig
 from pipeline.parse.parser import CaptionParser
-from pipeline.parse.spacy_model import spacy_package
 from pipeline.parse.stage import Parse
-from pipeline.parse.token_table import TokenTable
 from tests.pipeline.rows import table_after
-
-TEXTS = ["a dog with a ball and a cat", "a group of people - a red bus", "Men's shoes can't be here"]
-
-
-def transformer_like(folder: Path) -> Language:
-    """Save a pipeline with the components of en_core_web_trf; its `transformer` is the tok2vec of the small model.
-
-    A real one needs the package spacy-curated-transformers; the other components listen to it in the same way.
-    """
-    nlp = spacy.load(spacy_package("en_core_web_sm"), exclude=["ner", "senter"])
-    config: dict[str, Any] = nlp.config.interpolate()
-    config["components"]["transformer"] = config["components"].pop("tok2vec")
-    config["nlp"]["pipeline"] = ["transformer", *config["nlp"]["pipeline"][1:]]
-    for name in ("tagger", "parser"):
-        config["components"][name]["model"]["tok2vec"]["upstream"] = "transformer"
-    renamed = spacy.util.load_model_from_config(config, auto_fill=True)
-    renamed.vocab.from_bytes(nlp.vocab.to_bytes())
-    renamed.tokenizer.from_bytes(nlp.tokenizer.to_bytes())
-    for old, new in zip(nlp.pipe_names, renamed.pipe_names, strict=True):
-        renamed.get_pipe(new).from_bytes(nlp.get_pipe(old).to_bytes())
-    renamed.to_disk(folder)
-    return nlp
-
-
-def test_pipeline_with_a_transformer_uses_the_token_table_and_gives_the_same_parse(tmp_path: Path) -> None:
-    original = transformer_like(tmp_path / "trf")
-    parser = CaptionParser(ParseConfig(model=str(tmp_path / "trf")))
-    assert parser.nlp.component_names[0] == "transformer"
-    assert parser.token_table is not None
-    assert TokenTable.fits(original)
-    assert list(parser.parse(TEXTS)) == list(CaptionParser(ParseConfig()).parse(TEXTS))
 
 
 def french(folder: Path) -> str:
