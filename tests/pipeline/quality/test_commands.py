@@ -229,6 +229,17 @@ def test_synonyms_of_no_category_are_named(
     assert warnings == ["warning: names.json: no category of coco.json is named persn"]
 
 
+def test_names_of_several_images_are_named(
+    folder: Path, output: str, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = [{**image, "file_name": "same.jpg"} for image in COCO_OF_ALL["images"][:2]] + COCO_OF_ALL["images"][2:]
+    (folder / "coco.json").write_text(json.dumps({**COCO_OF_ALL, "images": images}))
+    assert run(calibrate, monkeypatch, output, "--known", "coco.json", "--any-phrase") == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("warning: coco.json: 2 names belong to several images and find none of them")
+
+
 def test_old_form_without_the_sample_speaks_about_the_scores_it_has(
     folder: Path, output: str, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
 ) -> None:
