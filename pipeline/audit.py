@@ -6,7 +6,8 @@
   3. python -m pipeline.audit OUTPUT --marks audit.csv  prints the precision with its interval, by score
 
 A box is right if it encloses what its phrase names, and IoU 0.5 with the best box is enough. The sample is random, so
-the precision holds for the whole output; 200 marks give an interval of about +-4 % at 0.9. For thresholds, sample with
+the precision holds for all boxes it was drawn from, which step 3 names: the kept ones, and with --min-score those of at
+least this score. 200 marks give an interval of about +-4 % at 0.9. For thresholds, sample with
 --of all --min-score 0.3 (lower scores are nearly always wrong and cost marks), and pass the marks to `python -m
 pipeline.calibrate OUTPUT --marks audit.csv`.
 """
@@ -22,6 +23,7 @@ from common.config_help import print_text
 from common.disk import atomic_write
 from common.errors import UserError
 from common.text import one_line
+from pipeline.quality.covered import Sample
 from pipeline.quality.curve import Judged, wilson
 from pipeline.quality.marks import judged, marked_boxes, read_marks, write_form
 from pipeline.quality.page import render
@@ -60,6 +62,7 @@ def main() -> int:
         found = marked_boxes(options.output, options.marks, read_marks(options.marks))
         kept = [box.removed is None for _, _, box in found]
         boxes = [judged(mark, box) for mark, _, box in found]
+        print_text(about([mark.sample for mark, _, _ in found]))
         print_text(summary(boxes, kept))
         return 0
     if options.boxes < 1:
@@ -91,6 +94,27 @@ def write(path: Path, text: str) -> None:
             draft.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path} cannot be written: {one_line(error)}; give another file") from error
+
+
+def about(samples: Sequence[Sample | None]) -> str:
+    """Return the boxes that the precision of marks is about, as one line: those from which they were drawn."""
+    distinct = sorted({sample for sample in samples if sample}, key=lambda sample: (sample.of_all, sample.min_score))
+    texts = [
+        ("kept and removed" if sample.of_all else "kept")
+        + " boxes"
+        + (f" with a grounding score of at least {sample.min_score:g}" if sample.min_score else "")
+        for sample in distinct
+    ]
+    if None in samples:
+        texts.append("unnamed, of a form before version 0.5")
+    text = f"drawn from: {'; '.join(texts)}"
+    if len(texts) > 1:
+        return (
+            f"{text}. The precision of marks of several samples is that of no set of boxes; read their forms one by one"
+        )
+    if distinct and distinct[0].min_score:
+        return f"{text}. The precision says nothing about boxes below"
+    return text
 
 
 def summary(boxes: Sequence[Judged], kept: Sequence[bool]) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from pipeline import audit, calibrate
 from pipeline.quality.boxes import read_rows
+from pipeline.quality.covered import Sample
 from pipeline.quality.marks import safe
 from tests.pipeline.report.make_output import make_tables, write_output
 
@@ -275,6 +276,38 @@ def recommendable(text: str) -> list[float]:
     advised = re.search(r"score\.min_score=([0-9.]+) score", text)
     assert advised is not None
     return [float(advised[1]), *(float(line.split()[0]) for line in first.splitlines()[2:])]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "drawn_from"),
+    [
+        ([], "kept boxes\n"),
+        (["--min-score", "0.8"], "kept boxes with a grounding score of at least 0.8. The precision says nothing about boxes below\n"),
+        (["--of", "all", "--boxes", 2], "kept and removed boxes\n"),
+    ],
+)  # fmt: skip
+def test_precision_names_the_boxes_it_is_about(
+    folder: Path,
+    output: str,
+    arguments: list[object],
+    drawn_from: str,
+    monkeypatch: CLI,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(audit, monkeypatch, output, "--boxes", 5, *arguments)
+    mark(folder / "audit.csv", ["right"] * 5)
+    capsys.readouterr()
+    run(audit, monkeypatch, output, "--marks", "audit.csv")
+    assert capsys.readouterr().out.startswith(f"drawn from: {drawn_from}")
+
+
+def test_marks_of_several_samples_and_of_old_forms_are_told_apart() -> None:
+    text = audit.about([Sample(False, 0.0), Sample(True, 0.3), None])
+    assert text.startswith(
+        "drawn from: kept boxes; kept and removed boxes with a grounding score of at least 0.3; "
+        "unnamed, of a form before version 0.5. The precision of marks of several samples is that of no set of boxes"
+    )
+    assert audit.about([None]) == "drawn from: unnamed, of a form before version 0.5"
 
 
 def test_malformed_sample_is_reported_with_its_line(
