@@ -69,12 +69,13 @@ def main() -> int:
         raise UserError(f"--boxes is {options.boxes}; give 1 or more")
     if not 0 <= options.min_score <= 1:
         raise UserError(f"--min-score is {options.min_score}; give a number from 0 to 1")
+    if options.page.resolve() == options.form.resolve():
+        raise UserError(f"--page and --form are both {options.form}; give two files")
     questions = choose(options.output, options.boxes, options.seed, options.of, options.min_score)
     form = write_form(question.candidate for question in questions)
-    if options.form.exists() and options.form.read_bytes() != form.encode():
+    if options.form.is_file() and options.form.read_bytes() != form.encode():
         raise UserError(f"{options.form} exists and may hold marks; remove it, or give another file with --form")
-    write(options.page, render(questions, options.output))
-    write(options.form, form)
+    write_both(options.page, render(questions, options.output), options.form, form)
     if options.of == "all" and not questions[0].candidate.sample.of_all:
         print_text(
             "warning: images of dropped rows are not stored, so their boxes are missing, and the marks speak only about "
@@ -87,11 +88,16 @@ def main() -> int:
     return 0
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file. Raises UserError if it cannot be written."""
+def write_both(page: Path, html: str, form: Path, csv: str) -> None:
+    """Write the page and the form. Raises UserError if one of them cannot be written; then neither is."""
+    path = page
     try:
-        with atomic_write(path) as draft:
-            draft.write_text(text, encoding="utf-8")
+        with atomic_write(page) as page_draft:
+            page_draft.write_text(html, encoding="utf-8")
+            path = form
+            with atomic_write(form) as form_draft:
+                form_draft.write_text(csv, encoding="utf-8")
+            path = page
     except OSError as error:
         raise UserError(f"{path} cannot be written: {one_line(error)}; give another file") from error
 

@@ -163,6 +163,24 @@ def test_form_with_marks_is_not_overwritten(
     assert (folder / "audit.csv").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--page", "same.csv", "--form", "./same.csv"], "--page and --form are both same.csv; give two files"),
+        (["--form", "none/form.csv"], "none/form.csv cannot be written"),
+        (["--page", "none/page.html"], "none/page.html cannot be written"),
+        (["--form", "folder"], "folder cannot be written"),
+    ],
+)
+def test_page_and_form_are_written_both_or_not_at_all(
+    folder: Path, output: str, arguments: list[str], message: str, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "folder").mkdir()
+    assert run(audit, monkeypatch, output, *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["folder"]
+
+
 def test_form_without_marks_is_written_again(folder: Path, output: str, monkeypatch: CLI) -> None:
     assert [run(audit, monkeypatch, output, "--boxes", 3) for _ in range(2)] == [0, 0]
 
