@@ -13,12 +13,16 @@ from spacy.tokens import Span
 from pipeline.parse.types import Token
 from pipeline.parse.word_lists import (
     ALWAYS_NOUNS,
+    ANIMATE,
     COLLECTIVES,
     DEPICTION_MODIFIERS,
     DEPICTIONS,
     ING_NOUNS,
+    NAME_VERBS,
     PARTITIVES,
+    PLURAL_MODIFIERS,
     PLURAL_WORDS,
+    QUANTITIES,
 )
 
 NOUNS: Final = frozenset({"NOUN", "PROPN"})
@@ -35,6 +39,8 @@ UNCHUNKED: Final = frozenset(
     {"npadvmod", "conj", "appos", "dep", "nmod", "compound", "acl", "advcl", "ccomp", "advmod"}
 )
 """Labels of nouns that spaCy leaves out of its noun chunks if it took them, or the word before "and", for adverbs."""
+DOERS: Final = ANIMATE - {"adult", "baby", "female", "infant", "male", "teen"}
+"""People and animals whose names are no adjectives."""
 ARTICLES: Final = frozenset({"a", "an", "the", "some", "two", "three", "four", "five", "six", "his", "her", "their"})
 MEASURES: Final = frozenset({"bit", "foot", "inch", "meter", "metre", "mile", "lot", "way", "side", "year", "time"})
 """Nouns whose phrases are adverbs indeed: "a bit higher", "two feet tall"."""
@@ -162,17 +168,35 @@ def _join_noun(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase
 
 
 def _divide(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase) -> list[NounPhrase]:
-    """Divide "a scarf and black boots", and "an apron grilling hamburgers" without its verb."""
+    """Divide "a scarf and black boots"; "an apron grilling hamburgers" and "a coat slices onions" without the verb."""
     first, end, root, top = phrase
+    if end < len(tokens) and words[root] in NAME_VERBS and tokens[root].head == end and tokens[end].pos in NOUNS:
+        end, root, top = end + 1, end, end  # "Obama greets" + "Merkel", which the parser takes for its subject
     for i in range(first + 1, root):
-        if tokens[i - 1].pos not in NOUNS:
+        if not _is_noun(words, tokens, i - 1):
             continue
-        is_verb = words[i].endswith("ing") and words[i] not in ING_NOUNS and tokens[root].tag in PLURAL_NOUNS
         if words[i] == "and" and tokens[i + 1].pos in ("ADJ", "DET") and words[first] in DETERMINERS:
             return [NounPhrase(first, i, i - 1, i - 1), NounPhrase(i + 1, end, root, top)]
-        if is_verb and words[first] in SINGULAR_DETERMINERS:
+        if _is_inner_verb(words, tokens, first, i, root):
             return [NounPhrase(first, i, i - 1, i - 1), NounPhrase(i + 1, end, root, root)]
     return [phrase]
+
+
+def _is_inner_verb(words: Sequence[str], tokens: Sequence[Token], first: int, i: int, root: int) -> bool:
+    """True if word `i` between two nouns of a phrase is their verb: "a coat" + "slices" + "onions"."""
+    word, is_singular = words[i], words[first] in SINGULAR_DETERMINERS
+    if word.endswith("ing"):
+        is_doer = words[i - 1] in DOERS or words[i - 1] in ALWAYS_NOUNS
+        return word not in ING_NOUNS and ((is_singular and tokens[root].tag in PLURAL_NOUNS) or is_doer)
+    if tokens[i - 1].pos == "PROPN" and word in NAME_VERBS:
+        return True
+    is_plural = tokens[i].tag == "NNS" and tokens[i - 1].tag == "NN" and word not in PLURAL_WORDS | PLURAL_MODIFIERS
+    return is_singular and is_plural and not any(words[k] in QUANTITIES for k in range(first + 1, i))
+
+
+def _is_noun(words: Sequence[str], tokens: Sequence[Token], i: int) -> bool:
+    """True for a noun, and for one that small models take for an adjective: "a young skateboarder" + "tricks"."""
+    return tokens[i].pos in NOUNS or words[i] in ALWAYS_NOUNS or (tokens[i].tag == "JJ" and words[i] in DOERS)
 
 
 def _without_verb(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase, starts: set[int]) -> NounPhrase:
@@ -186,13 +210,16 @@ def _without_verb(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhr
     is_direction = word in ("left", "right") and following == "of" and words[root - 1] not in POSITION_WORDS
     if is_direction and (tokens[root - 1].pos in NOUNS or (root - 1 > first and tokens[root - 1].pos == "ADJ")):
         return shorter
-    if tokens[root - 1].pos not in NOUNS:
+    if not _is_noun(words, tokens, root - 1):
         return phrase
     if word.endswith("ing") and tag in ("NN", "VBG", "NNP") and word not in ING_NOUNS and following != "of":
         return shorter
-    if tag in PLURAL_NOUNS and tokens[root - 1].tag in SINGULAR_NOUNS and word not in PLURAL_WORDS:
+    if word in NAME_VERBS and tokens[root - 1].pos == "PROPN":
+        return shorter._replace(top=root - 1)
+    is_singular = tokens[root - 1].tag in SINGULAR_NOUNS or tokens[root - 1].tag == "JJ"
+    if tag in PLURAL_NOUNS and is_singular and word not in PLURAL_WORDS:
         is_singular = words[first] in SINGULAR_DETERMINERS and not any(
-            tokens[i].pos == "NUM" or words[i] in PLURAL_WORDS for i in range(first + 1, root)
+            tokens[i].pos == "NUM" or words[i] in QUANTITIES for i in range(first + 1, root)
         )
         if is_singular or (end in starts and tokens[end].pos in ("DET", "PROPN", "PRON")):
             return shorter._replace(top=root - 1)

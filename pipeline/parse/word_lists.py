@@ -127,14 +127,31 @@ PARTITIVES: Final = _words(
     """
 )
 """Words that form one phrase with "of" and the phrase after it: "two of the dogs"."""
-PLURAL_WORDS: Final = _words(
+QUANTITIES: Final = _words(
+    "bunch children couple dozen few hundred lot many men million news pair people series thousand women"
+)
+"""Words that allow a plural after them although "a" or "an" is in front: "a few dogs"."""
+PLURAL_WORDS: Final = QUANTITIES | _words(
     """
-    binoculars boxers bunch bus chess children christmas clothes couple cross dozen dress few glass glasses goggles
-    grass headphones hundred jeans leggings lot men million news pair pajamas pants people pliers scissors series
-    shorts species sunglasses swiss tennis thousand tights trousers tweezers women
+    binoculars boxers bus chess christmas clothes cross dress glass glasses goggles grass headphones jeans leggings
+    pajamas pants pliers scissors shorts species sunglasses swiss tennis tights trousers tweezers
     """
 )
-"""Plurals after "a" or "an", and words that allow a plural after them."""
+"""Words after "a" or "an" and a noun that are no verbs: plurals of one thing, and singulars in "s"."""
+PLURAL_MODIFIERS: Final = _words(
+    """
+    accessories arts cards communications crafts games goods greens operations parts sales savings services sports
+    stairs supplies systems treats
+    """
+)
+"""Plurals that modify the noun after them: "a video games console"."""
+NAME_VERBS: Final = _words(
+    """
+    addresses attends beats celebrates congratulates defeats embraces greets hugs joins kisses meets performs scores
+    speaks thanks visits wears welcomes
+    """
+)
+"""Verbs that small models take for nouns after a name: "Modi hugs Trump". After other nouns they may be nouns."""
 ING_NOUNS: Final = _words(
     """
     awning bedding being blessing bowling boxing building camping carving ceiling clearing clothing coating cooking
