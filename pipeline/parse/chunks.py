@@ -247,15 +247,23 @@ def merge_collectives(words: Sequence[str], tokens: Sequence[Token], phrases: Se
         before = phrases[number - 1].end if number else 0
         is_quantity = singular(tokens[phrase.root]) in COLLECTIVES or words[phrase.root] in PARTITIVES
         if is_quantity and found and found[-1].first == phrase.end + 1 and words[phrase.end] == "of":
-            phrase = _with_conjunct(words, tokens, phrase, found)
+            if words[phrase.root] in PARTITIVES or not _is_part(words, phrase, found[-1]):
+                phrase = _with_conjunct(words, tokens, phrase, found)
         quantity = phrase.first - 2  # one that is no noun chunk
         is_quantity = quantity >= before and (
             words[quantity] in PARTITIVES or (words[quantity] in COLLECTIVES and quantity == before)
         )
         if is_quantity and words[quantity + 1] == "of":
-            phrase = phrase._replace(first=quantity, top=quantity)
+            has_article = quantity > before and words[quantity - 1] in ("a", "an", "the")
+            phrase = phrase._replace(first=quantity - has_article, top=quantity)
         found.append(phrase)
     return found[::-1]
+
+
+def _is_part(words: Sequence[str], phrase: NounPhrase, member: NounPhrase) -> bool:
+    """True if a noun of quantity names a part of one thing here: "the bed of a truck", but not "a bed of flowers"."""
+    is_definite = words[phrase.first] in DETERMINERS - SINGULAR_DETERMINERS
+    return words[member.first] in SINGULAR_DETERMINERS or (is_definite and words[member.first] in DETERMINERS)
 
 
 def _with_conjunct(

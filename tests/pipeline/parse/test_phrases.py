@@ -87,6 +87,23 @@ def test_head_of_a_collective_is_its_members() -> None:
     assert expressions("a group of people on a beach") == ["a group of people on a beach", "a beach"]
 
 
+@pytest.mark.parametrize(
+    ("caption", "phrases"),
+    [
+        ("A dog in the bed of a truck", ["A dog", "the bed", "a truck"]),
+        ("A cat on the tank of a toilet", ["A cat", "the tank", "a toilet"]),
+        ("Men on the deck of the ship", ["Men", "the deck", "the ship"]),
+        ("A vine on a wall of a house", ["A vine", "a wall", "a house"]),
+        ("A string of lights above a bed of flowers", ["A string of lights", "a bed of flowers"]),
+        ("A girl with a piece of the cake", ["A girl", "a piece of the cake"]),
+        ("the crowd of people near a tank of water", ["the crowd of people", "a tank of water"]),
+        ("A few of the animals drink", ["A few of the animals"]),
+    ],
+)
+def test_part_of_one_thing_is_no_collective(caption: str, phrases: list[str]) -> None:
+    assert kept(caption) == phrases
+
+
 def test_field_of_flowers_is_no_collective() -> None:
     assert kept("a dog in a field of flowers") == ["a dog", "a field", "flowers"]
 
