@@ -245,10 +245,11 @@ def merge_collectives(words: Sequence[str], tokens: Sequence[Token], phrases: Se
     for number in reversed(range(len(phrases))):
         phrase = phrases[number]
         before = phrases[number - 1].end if number else 0
-        is_quantity = singular(tokens[phrase.root]) in COLLECTIVES or words[phrase.root] in PARTITIVES
-        if is_quantity and found and found[-1].first == phrase.end + 1 and words[phrase.end] == "of":
-            if words[phrase.root] in PARTITIVES or not _is_part(words, phrase, found[-1]):
-                phrase = _with_conjunct(words, tokens, phrase, found)
+        is_partitive = words[phrase.root] in PARTITIVES
+        is_quantity = is_partitive or singular(tokens[phrase.root]) in COLLECTIVES
+        has_member = found and found[-1].first == phrase.end + 1 and words[phrase.end] == "of"
+        if is_quantity and has_member and (is_partitive or not _is_part(words, phrase, found[-1])):
+            phrase = _with_conjunct(words, tokens, phrase, found)
         quantity = phrase.first - 2  # one that is no noun chunk
         is_quantity = quantity >= before and (
             words[quantity] in PARTITIVES or (words[quantity] in COLLECTIVES and quantity == before)

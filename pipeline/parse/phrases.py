@@ -15,6 +15,7 @@ from pipeline.parse.word_lists import (
     ABSTRACT,
     AGENCIES,
     ANIMATE,
+    ATTACHED,
     BODY,
     CALENDAR,
     COMPOUND_OBJECTS,
@@ -24,9 +25,12 @@ from pipeline.parse.word_lists import (
     OBJECTS_BEFORE_OF,
     PARTS,
     PICTURES,
+    PLACES,
     POSITIONS,
     RELATIONAL,
     SIGNS,
+    STANDING,
+    SURFACES,
 )
 
 CONJUNCTS: Final = frozenset({"conj", "cc"})
@@ -113,6 +117,8 @@ def _is_object(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase
         return following != "of" and any(
             tokens[i].pos in ("ADJ", "NOUN", "PROPN") and words[i] not in POSITIONS for i in modifiers
         )
+    if names & PICTURES and _has_place(words, tokens, phrase):
+        return True
     if names & PICTURES and first > 0:
         before = words[tokens[root].head] if tokens[root].dep == "pobj" else ""
         return tokens[root].dep in ("dobj", "conj") or before in (
@@ -128,10 +134,33 @@ def _is_object(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase
     return False
 
 
+def _has_place(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase) -> bool:
+    """True if a picture hangs, is attached or stands somewhere: "a painting hangs", "a photo on the wall".
+
+    The picture itself, "a photo of a horse", has no place: what follows "of" may stand somewhere.
+    """
+    _, end, root, _ = phrase
+    if end == len(tokens):
+        return False
+    following, head = words[end], tokens[root].head
+    if tokens[end].head == root and tokens[end].lemma.lower() in ATTACHED:
+        return True
+    if tokens[root].dep in SUBJECTS:
+        verb = tokens[head].lemma.lower()
+        is_located = any(words[i] in PLACES for i in range(head + 1, len(tokens)) if tokens[i].head == head)
+        return verb in ATTACHED or (following != "of" and verb in STANDING and is_located)
+    return following in PLACES and any(
+        tokens[i].head == end and tokens[i].dep == "pobj" and singular(tokens[i]) in SURFACES
+        for i in range(end + 1, len(tokens))
+    )
+
+
 def _is_compound_object(tokens: Sequence[Token], phrase: NounPhrase, names: set[str], following: str) -> bool:
     """True if an abstract noun names an object with the noun before or after it: "a parking lot", "a game of chess"."""
     if following == "of":
         return bool(names & OBJECTS_BEFORE_OF)
+    if "number" in names and tokens[phrase.root].tag == "NNS":
+        return True  # "a bib with numbers"
     return bool(names & COMPOUND_OBJECTS and phrase.root > phrase.first and tokens[phrase.root - 1].pos in NOUNS)
 
 

@@ -102,6 +102,18 @@ DEPICTIONS: Final = _words(
 """Nouns that name the picture itself after the noun that it shows: "skyline photo"."""
 PICTURES: Final = DEPICTIONS | _words("drawing painting portrait sketch rendering")
 """Relational nouns that can also be objects within the picture: "a painting on the wall"."""
+ATTACHED: Final = _words("adorn attach decorate frame glue hang mount pin stick tape")
+"""Verbs of pictures that are objects: "a painting hangs above a fireplace"."""
+STANDING: Final = _words("be lean lie rest sit stand")
+"""Verbs of pictures that are objects if a place follows: "a framed picture is on the wall"."""
+PLACES: Final = frozenset({"on", "above", "over", "against", "behind", "beside", "near", "under", "next"})
+SURFACES: Final = _words(
+    """
+    bed board cabinet ceiling counter desk door dresser easel fireplace fridge mantel mantelpiece nightstand piano
+    refrigerator shelf sofa stand table wall windowsill
+    """
+)
+"""Nouns on which a picture is an object: "a photo on the wall", but not "a photo on a beach"."""
 DEPICTION_MODIFIERS: Final = _words(
     """
     aerial background clip cover credit desktop drone family file group hd nature news press product profile

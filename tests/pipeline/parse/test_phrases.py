@@ -168,6 +168,13 @@ def test_grapheme_cluster_is_never_cut() -> None:
         ("a boy takes a picture of a horse", "a picture"),
         ("a boat near the side of a ship", "the side"),
         ("a man named Odom holds a ball", "Odom"),
+        ("A large painting hangs above a fireplace", "A large painting"),
+        ("Two pictures hanging on a wall", "Two pictures"),
+        ("A framed picture is on the wall", "A framed picture"),
+        ("A family photo on the wall", "A family photo"),
+        ("Several photographs sit on a shelf", "Several photographs"),
+        ("A portrait of a woman in a gold frame hangs on a wall", "A portrait"),
+        ("a bib with numbers", "numbers"),
     ],
 )
 def test_groundable_phrase_is_not_removed(caption: str, phrase: str | None) -> None:
@@ -186,6 +193,9 @@ def test_groundable_phrase_is_not_removed(caption: str, phrase: str | None) -> N
         ("the top of a hill", None, None),
         ("a dog at the top", "the top", "relational"),
         ("a photo of a dog", "a photo", "relational"),
+        ("A photo of a cat sitting on a shelf", "A photo", "relational"),
+        ("A photo on a beach", "A photo", "relational"),
+        ("A photo shows a horse on a table", "A photo", "relational"),
         ("a dog (Photo by Jane Roe)", "Jane Roe", "credit"),
         ("a dog | Reuters", "Reuters", "credit"),
         ("a sign of hope over a dog", "a sign", "abstract"),
