@@ -65,6 +65,10 @@ MEASURES: Final = {
         title="marked phrases removed by the filter", part="lost", total="marked", aim=0.02, is_error=True
     ),
     "expressions": Measure(title="expressions found exactly", part="expression_found", total="expression_marked"),
+    "overlong": Measure(
+        title="expressions that take in a phrase of something else", part="overlong", total="expression_marked",
+        is_error=True,
+    ),
     "cut": Measure(
         title="expanded expressions cut at an inner conjunct", part="cut", total="expanded", aim=0.02, is_error=True
     ),
@@ -100,6 +104,9 @@ def count(row: Mapping[str, Any], parse: CaptionParse) -> Counter[str]:
     described = {s for s in marked.keys() & kept.keys() if marked[s]}
     counts["expression_marked"] = len(described)
     counts["expression_found"] = sum(marked[s] == expressions[kept[s]] for s in described)
+    counts["overlong"] = sum(
+        any(marked[s][1] <= other[0] and other[1] <= expressions[kept[s]][1] for other in marked) for s in described
+    )
     counts["separated"] = sum(bool(SEPARATOR.search(caption[a:b])) for a, b in kept)
     counts["letterless"] = sum(not LETTER.search(caption[a:b]) for a, b in kept)
     counts["malformed"] = sum(s not in marked and any(_overlap(s, m) for m in marked) for s in kept)

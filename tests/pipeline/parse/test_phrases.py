@@ -54,6 +54,11 @@ def test_expression_includes_conjuncts_that_describe_its_head(caption: str, expr
     [
         ("A dog with a ball and a cat under a table.", "A dog with a ball"),
         ("a man in a hat and a woman in a dress", "a man in a hat"),
+        ("A batter with a bat and a catcher on the grass", "A batter with a bat"),
+        ("A table with flowers and a waiter", "A table with flowers"),
+        ("A boy with a stick and a hamster", "A boy with a stick"),
+        ("A girl with a balloon and a grandmother", "A girl with a balloon"),
+        ("A dog with a ball and a seagull", "A dog with a ball"),
         ("a red car and a blue truck on a road", "a red car"),
     ],
 )
