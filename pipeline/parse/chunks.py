@@ -54,6 +54,8 @@ ALPHANUMERIC: Final = re.compile(r"[^\W_]")
 LETTER: Final = regex.compile(r"\p{L}")
 SEPARATOR: Final = re.compile(r"\||--|\s-\s|–|—|:\s")
 """Text that no phrase contains."""
+SEPARATOR_OR_QUOTE: Final = re.compile(SEPARATOR.pattern + r'|(?<![\d½¼¾])"')
+"""The same, and quotation marks that are not inches."""
 GRAPHEME: Final = regex.compile(r"\X")
 
 
@@ -288,7 +290,9 @@ def trim(text: str, tokens: Sequence[Token], phrase: NounPhrase) -> tuple[int, i
     """
     start, end = tokens[phrase.first].start, tokens[phrase.end - 1].end
     root = tokens[phrase.root]
-    for mark in SEPARATOR.finditer(text, start, end):  # inside a word, such as an emoticon
+    has_lone_quote = text.count('"', start, end) % 2 == 1
+    pattern = SEPARATOR_OR_QUOTE if has_lone_quote else SEPARATOR
+    for mark in pattern.finditer(text, start, end):  # inside a word, such as an emoticon
         if mark.end() <= root.start or mark.start() == start:
             start = mark.end()
         else:
