@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,9 @@ from typing import Any, Final
 import regex
 
 from benchmarks.bootstrap import intervals
+from benchmarks.labelled import read_labelled
+from common.cli import command
+from common.errors import UserError
 from pipeline.parse.config import ParseConfig
 from pipeline.parse.parser import CaptionParser
 from pipeline.parse.types import CaptionParse
@@ -61,6 +65,10 @@ MEASURES: Final = {
         title="marked phrases removed by the filter", part="lost", total="marked", aim=0.02, is_error=True
     ),
     "expressions": Measure(title="expressions found exactly", part="expression_found", total="expression_marked"),
+    "overlong": Measure(
+        title="expressions that take in a phrase of something else", part="overlong", total="expression_marked",
+        is_error=True,
+    ),
     "cut": Measure(
         title="expanded expressions cut at an inner conjunct", part="cut", total="expanded", aim=0.02, is_error=True
     ),
@@ -96,6 +104,9 @@ def count(row: Mapping[str, Any], parse: CaptionParse) -> Counter[str]:
     described = {s for s in marked.keys() & kept.keys() if marked[s]}
     counts["expression_marked"] = len(described)
     counts["expression_found"] = sum(marked[s] == expressions[kept[s]] for s in described)
+    counts["overlong"] = sum(
+        any(marked[s][1] <= other[0] and other[1] <= expressions[kept[s]][1] for other in marked) for s in described
+    )
     counts["separated"] = sum(bool(SEPARATOR.search(caption[a:b])) for a, b in kept)
     counts["letterless"] = sum(not LETTER.search(caption[a:b]) for a, b in kept)
     counts["malformed"] = sum(s not in marked and any(_overlap(s, m) for m in marked) for s in kept)
@@ -202,16 +213,18 @@ def aims(values: Mapping[str, float], names: Sequence[str]) -> list[float]:
     return quotients
 
 
-def main() -> None:
-    """Run the command line."""
+@command()
+def main() -> int:
+    """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--split", choices=("dev", "held-out", "all"), default="held-out")
-    parser.add_argument("--captions", type=Path, default=CAPTIONS, help="JSONL file with labelled captions")
+    parser.add_argument(
+        "--captions", type=Path, default=CAPTIONS, help="JSONL file with labelled captions (docs/phrases.md)"
+    )
     parser.add_argument("--ablation", action="store_true", help="also measure without each rule")
     parser.add_argument("--errors", action="store_true", help="print the captions with differences")
     arguments = parser.parse_args()
-    rows = [json.loads(line) for line in arguments.captions.read_text(encoding="utf-8").splitlines()]
-    rows = [row for row in rows if arguments.split in ("all", row["split"])]
+    rows = read_labelled(arguments.captions, arguments.split)
     config = ParseConfig()
     if arguments.errors:
         print_errors(rows, config)
@@ -231,10 +244,22 @@ def main() -> None:
                 table.setdefault(title, {})[kind] = rounded({name: values[name] for name in names})
                 print(f"{title:26}{kind:6}" + "".join(f"{cell(values[name]):>15}" for name in names), flush=True)
     quotients = aims(results["photo"], PHOTO_AIMS) + aims(results["web"], WEB_AIMS)
-    ratio = round(min(quotients), 3) if quotients else None
+    if not quotients:
+        raise UserError(f"{arguments.captions} has neither a marked phrase nor one that is kept; label other captions")
     figures = {kind: rounded(values) for kind, values in results.items()}
-    print(json.dumps({"name": "phrases", "split": arguments.split, **figures, "ablation": table, "ratio": ratio}))
+    print(
+        json.dumps(
+            {
+                "name": "phrases",
+                "split": arguments.split,
+                **figures,
+                "ablation": table,
+                "ratio": round(min(quotients), 3),
+            }
+        )
+    )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

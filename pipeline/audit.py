@@ -6,7 +6,8 @@
   3. python -m pipeline.audit OUTPUT --marks audit.csv  prints the precision with its interval, by score
 
 A box is right if it encloses what its phrase names, and IoU 0.5 with the best box is enough. The sample is random, so
-the precision holds for the whole output; 200 marks give an interval of about +-4 % at 0.9. For thresholds, sample with
+the precision holds for all boxes it was drawn from, which step 3 names: the kept ones, and with --min-score those of at
+least this score. 200 marks give an interval of about +-4 % at 0.9. For thresholds, sample with
 --of all --min-score 0.3 (lower scores are nearly always wrong and cost marks), and pass the marks to `python -m
 pipeline.calibrate OUTPUT --marks audit.csv`.
 """
@@ -22,6 +23,7 @@ from common.config_help import print_text
 from common.disk import atomic_write
 from common.errors import UserError
 from common.text import one_line
+from pipeline.quality.covered import Sample
 from pipeline.quality.curve import Judged, wilson
 from pipeline.quality.marks import judged, marked_boxes, read_marks, write_form
 from pipeline.quality.page import render
@@ -60,18 +62,20 @@ def main() -> int:
         found = marked_boxes(options.output, options.marks, read_marks(options.marks))
         kept = [box.removed is None for _, _, box in found]
         boxes = [judged(mark, box) for mark, _, box in found]
+        print_text(about([mark.sample for mark, _, _ in found]))
         print_text(summary(boxes, kept))
         return 0
     if options.boxes < 1:
         raise UserError(f"--boxes is {options.boxes}; give 1 or more")
     if not 0 <= options.min_score <= 1:
         raise UserError(f"--min-score is {options.min_score}; give a number from 0 to 1")
+    if options.page.resolve() == options.form.resolve():
+        raise UserError(f"--page and --form are both {options.form}; give two files")
     questions = choose(options.output, options.boxes, options.seed, options.of, options.min_score)
     form = write_form(question.candidate for question in questions)
-    if options.form.exists() and options.form.read_bytes() != form.encode():
+    if options.form.is_file() and options.form.read_bytes() != form.encode():
         raise UserError(f"{options.form} exists and may hold marks; remove it, or give another file with --form")
-    write(options.page, render(questions, options.output))
-    write(options.form, form)
+    write_both(options.page, render(questions, options.output), options.form, form)
     if options.of == "all" and not questions[0].candidate.sample.of_all:
         print_text(
             "warning: images of dropped rows are not stored, so their boxes are missing, and the marks speak only about "
@@ -84,13 +88,39 @@ def main() -> int:
     return 0
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file. Raises UserError if it cannot be written."""
+def write_both(page: Path, html: str, form: Path, csv: str) -> None:
+    """Write the page and the form. Raises UserError if one of them cannot be written; then neither is."""
+    path = page
     try:
-        with atomic_write(path) as draft:
-            draft.write_text(text, encoding="utf-8")
+        with atomic_write(page) as page_draft:
+            page_draft.write_text(html, encoding="utf-8")
+            path = form
+            with atomic_write(form) as form_draft:
+                form_draft.write_text(csv, encoding="utf-8")
+            path = page
     except OSError as error:
         raise UserError(f"{path} cannot be written: {one_line(error)}; give another file") from error
+
+
+def about(samples: Sequence[Sample | None]) -> str:
+    """Return the boxes that the precision of marks is about, as one line: those from which they were drawn."""
+    distinct = sorted({sample for sample in samples if sample}, key=lambda sample: (sample.of_all, sample.min_score))
+    texts = [
+        ("kept and removed" if sample.of_all else "kept")
+        + " boxes"
+        + (f" with a grounding score of at least {sample.min_score:g}" if sample.min_score else "")
+        for sample in distinct
+    ]
+    if None in samples:
+        texts.append("unnamed, of a form before version 0.5")
+    text = f"drawn from: {'; '.join(texts)}"
+    if len(texts) > 1:
+        return (
+            f"{text}. The precision of marks of several samples is that of no set of boxes; read their forms one by one"
+        )
+    if distinct and distinct[0].min_score:
+        return f"{text}. The precision says nothing about boxes below"
+    return text
 
 
 def summary(boxes: Sequence[Judged], kept: Sequence[bool]) -> str:

@@ -3,9 +3,9 @@
 The known boxes come from one of two sources:
 
   --known FILE   COCO's JSON (images, annotations, categories), whose images are found by the rows' `id`, or by the file
-                 name in the URL; or phrases with boxes, {"ROW ID": {"caption": "a dog", "phrases": [{"start": 0,
-                 "end": 5, "boxes": [[0.1, 0.2, 0.5, 0.9]]}]}}, with boxes in fractions of width and height (the demo's
-                 truth.json)
+                 name in the URL, with or without extension (a name of several images finds none); or phrases with
+                 boxes, {"ROW ID": {"caption": "a dog", "phrases": [{"start": 0, "end": 5, "boxes": [[0.1, 0.2, 0.5,
+                 0.9]]}]}}, with boxes in fractions of width and height (the demo's truth.json)
   --marks FILE   the marks of people, from `python -m pipeline.audit`; the recall is then that among the marked boxes
 
 Boxes that the job removed by a threshold are in arrow/ too, but those below its score.min_score have no CLIPScore, and
@@ -88,6 +88,8 @@ def known(options: argparse.Namespace) -> tuple[Judges, Covered]:
     source = read_known(options.known, synonyms, any_phrase=options.any_phrase)
     if unknown := sorted(synonyms.keys() - source.categories):
         print_text(f"warning: {options.synonyms}: no category of {options.known} is named {', '.join(unknown)[:200]}")
+    for warning in source.warnings():
+        print_text(f"warning: {warning}")
     pairs = [(row, found) for _, row in read_rows(options.output) if (found := source.of(row)) is not None]
     n_true = sum(n_expected(row, objects) for row, objects in pairs)
     if not n_true:

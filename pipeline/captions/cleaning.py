@@ -17,32 +17,42 @@ MAX_NESTING: Final = 32  # levels of brackets that `clean_as_redcaps` removes; e
 FTFY: Final = ftfy.TextFixerConfig(unescape_html=False, explain=False)
 
 
-NESTED_ENTITY: Final = re.compile(r"&(?:amp;)+", re.IGNORECASE)
+NESTED_ENTITY: Final = re.compile(r"&(?:(?:amp|#0*38|#x0*26);)++", re.IGNORECASE)
 TAG_NAMES: Final = (
-    "a|abbr|article|aside|audio|b|big|blockquote|body|br|button|canvas|center|cite|code|dd|del|div|dl|dt|em|figcaption"
-    "|figure|font|footer|form|h[1-6]|header|hr|html|i|iframe|img|input|ins|label|li|link|main|meta|nav|noscript|ol"
-    "|option|p|picture|pre|q|s|script|section|select|small|source|span|strike|strong|style|sub|sup|svg|table|tbody|td"
-    "|textarea|tfoot|th|thead|tr|tt|u|ul|video|wbr"
+    "a|abbr|acronym|area|article|aside|audio|b|bdi|bdo|big|blockquote|body|br|button|canvas|caption|center|cite|code|col"
+    "|colgroup|dd|del|details|div|dl|dt|em|embed|fieldset|figcaption|figure|font|footer|form|h[1-6]|head|header|hr|html"
+    "|i|iframe|img|input|ins|kbd|label|legend|li|link|main|map|mark|meta|nav|nobr|noscript|o:p|object|ol|option|p|param"
+    "|picture|pre|q|s|samp|script|section|select|small|source|span|strike|strong|style|sub|summary|sup|svg|table|tbody"
+    "|td|textarea|tfoot|th|thead|time|title|tr|track|tt|u|ul|video|wbr"
 )
 BOOLEAN: Final = (
     "allowfullscreen|alt|async|autofocus|autoplay|checked|controls|defer|disabled|download|hidden|ismap|itemscope|loop"
-    "|multiple|muted|noshade|novalidate|nowrap|on[a-z]{4,}|playsinline|readonly|required|reversed|selected"
+    "|multiple|muted|noshade|novalidate|nowrap|on[a-z]{4,}|playsinline|readonly|rel|required|reversed|selected"
     r"|(?:aria|data)-[\w-]+"
 )
 """Attributes without a value. Other words are none, so that "<a and b>" in a formula stays."""
 TAG: Final = re.compile(
     rf"</?(?:{TAG_NAMES})"
     r"(?:\s++(?:[\w:.@-]++\s*+=\s*+(?:\"(?:[^\"<>]*+|[^\"]{0,500}+)\"|'(?:[^'<>]*+|[^']{0,500}+)'|[^\s\"'<>]++)"
-    rf"|(?:{BOOLEAN})(?![\w-])))*+\s*+/?+>|<!--[^<>]*-->",
+    rf"|(?:{BOOLEAN})(?![\w-])))*+\s*+(?:/\s*+)?+>|<!DOCTYPE(?:\s[^<>]{{0,500}}+)?>|<!--[^<>]*-->",
     re.IGNORECASE,
 )
 """Tags of HTML. Other words in angle brackets stay, such as <person> in place of names (CC12M).
 
 A quoted value may contain angle brackets up to a limit, which keeps the time linear.
 """
+IMAGE_TAG: Final = re.compile(r"<img\s[^<>]{0,500}?\bsrc\s*=[^<>]{0,500}>", re.IGNORECASE)
+"""A tag of an image whose attributes are malformed: `<img src=foo.jpg alt=a dog>`."""
+COMMENT_LIMIT: Final = 500
+"""Characters of a comment with angle brackets; the limit keeps the time linear."""
+COMMENT: Final = re.compile(rf"<!--.{{0,{COMMENT_LIMIT}}}?-->", re.DOTALL)
+CODE: Final = re.compile(r"<(script|style)(?:\s[^<>]{0,500})?>[^<]*+</\1\s*+>", re.IGNORECASE)
+"""A script or style sheet with its contents."""
 DOUBLED_QUOTES: Final = re.compile(r'"{2,}')
 INVISIBLE: Final = re.compile(
-    r"[\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\u00ad]"
+    r"[\u00ad\u034f\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0]"
+    # tag characters, except in the emoji of a flag such as Scotland's
+    r"|(?<![\U0001f3f4\U000e0020-\U000e007f])[\U000e0000-\U000e007f]++"
     r"|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"
 )
 """Zero-width and bidirectional characters; joiners only where they join nothing (emoji and Persian need them)."""
@@ -68,7 +78,7 @@ def _clean_once(text: str) -> str:
     if "&" in text:
         text = html.unescape(LONG_REFERENCE.sub(_shorten, NESTED_ENTITY.sub("&", text)))
     if "<" in text:
-        text = TAG.sub(" ", text)
+        text = IMAGE_TAG.sub(" ", TAG.sub(" ", COMMENT.sub(" ", CODE.sub(" ", text))))
     if not (text.isascii() and text.isprintable()):
         text = INVISIBLE.sub("", ftfy.fix_text(text, FTFY))
     if "@" in text or "%40" in text:

@@ -13,12 +13,16 @@ from spacy.tokens import Span
 from pipeline.parse.types import Token
 from pipeline.parse.word_lists import (
     ALWAYS_NOUNS,
+    ANIMATE,
     COLLECTIVES,
     DEPICTION_MODIFIERS,
     DEPICTIONS,
     ING_NOUNS,
+    NAME_VERBS,
     PARTITIVES,
+    PLURAL_MODIFIERS,
     PLURAL_WORDS,
+    QUANTITIES,
 )
 
 NOUNS: Final = frozenset({"NOUN", "PROPN"})
@@ -35,6 +39,8 @@ UNCHUNKED: Final = frozenset(
     {"npadvmod", "conj", "appos", "dep", "nmod", "compound", "acl", "advcl", "ccomp", "advmod"}
 )
 """Labels of nouns that spaCy leaves out of its noun chunks if it took them, or the word before "and", for adverbs."""
+DOERS: Final = ANIMATE - {"adult", "baby", "female", "infant", "male", "teen"}
+"""People and animals whose names are no adjectives."""
 ARTICLES: Final = frozenset({"a", "an", "the", "some", "two", "three", "four", "five", "six", "his", "her", "their"})
 MEASURES: Final = frozenset({"bit", "foot", "inch", "meter", "metre", "mile", "lot", "way", "side", "year", "time"})
 """Nouns whose phrases are adverbs indeed: "a bit higher", "two feet tall"."""
@@ -48,6 +54,8 @@ ALPHANUMERIC: Final = re.compile(r"[^\W_]")
 LETTER: Final = regex.compile(r"\p{L}")
 SEPARATOR: Final = re.compile(r"\||--|\s-\s|–|—|:\s")
 """Text that no phrase contains."""
+SEPARATOR_OR_QUOTE: Final = re.compile(SEPARATOR.pattern + r'|(?<![\d½¼¾])"')
+"""The same, and quotation marks that are not inches."""
 GRAPHEME: Final = regex.compile(r"\X")
 
 
@@ -162,17 +170,35 @@ def _join_noun(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase
 
 
 def _divide(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase) -> list[NounPhrase]:
-    """Divide "a scarf and black boots", and "an apron grilling hamburgers" without its verb."""
+    """Divide "a scarf and black boots"; "an apron grilling hamburgers" and "a coat slices onions" without the verb."""
     first, end, root, top = phrase
+    if end < len(tokens) and words[root] in NAME_VERBS and tokens[root].head == end and tokens[end].pos in NOUNS:
+        end, root, top = end + 1, end, end  # "Obama greets" + "Merkel", which the parser takes for its subject
     for i in range(first + 1, root):
-        if tokens[i - 1].pos not in NOUNS:
+        if not _is_noun(words, tokens, i - 1):
             continue
-        is_verb = words[i].endswith("ing") and words[i] not in ING_NOUNS and tokens[root].tag in PLURAL_NOUNS
         if words[i] == "and" and tokens[i + 1].pos in ("ADJ", "DET") and words[first] in DETERMINERS:
             return [NounPhrase(first, i, i - 1, i - 1), NounPhrase(i + 1, end, root, top)]
-        if is_verb and words[first] in SINGULAR_DETERMINERS:
+        if _is_inner_verb(words, tokens, first, i, root):
             return [NounPhrase(first, i, i - 1, i - 1), NounPhrase(i + 1, end, root, root)]
     return [phrase]
+
+
+def _is_inner_verb(words: Sequence[str], tokens: Sequence[Token], first: int, i: int, root: int) -> bool:
+    """True if word `i` between two nouns of a phrase is their verb: "a coat" + "slices" + "onions"."""
+    word, is_singular = words[i], words[first] in SINGULAR_DETERMINERS
+    if word.endswith("ing"):
+        is_doer = words[i - 1] in DOERS or words[i - 1] in ALWAYS_NOUNS
+        return word not in ING_NOUNS and ((is_singular and tokens[root].tag in PLURAL_NOUNS) or is_doer)
+    if tokens[i - 1].pos == "PROPN" and word in NAME_VERBS:
+        return True
+    is_plural = tokens[i].tag == "NNS" and tokens[i - 1].tag == "NN" and word not in PLURAL_WORDS | PLURAL_MODIFIERS
+    return is_singular and is_plural and not any(words[k] in QUANTITIES for k in range(first + 1, i))
+
+
+def _is_noun(words: Sequence[str], tokens: Sequence[Token], i: int) -> bool:
+    """True for a noun, and for one that small models take for an adjective: "a young skateboarder" + "tricks"."""
+    return tokens[i].pos in NOUNS or words[i] in ALWAYS_NOUNS or (tokens[i].tag == "JJ" and words[i] in DOERS)
 
 
 def _without_verb(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase, starts: set[int]) -> NounPhrase:
@@ -186,13 +212,16 @@ def _without_verb(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhr
     is_direction = word in ("left", "right") and following == "of" and words[root - 1] not in POSITION_WORDS
     if is_direction and (tokens[root - 1].pos in NOUNS or (root - 1 > first and tokens[root - 1].pos == "ADJ")):
         return shorter
-    if tokens[root - 1].pos not in NOUNS:
+    if not _is_noun(words, tokens, root - 1):
         return phrase
     if word.endswith("ing") and tag in ("NN", "VBG", "NNP") and word not in ING_NOUNS and following != "of":
         return shorter
-    if tag in PLURAL_NOUNS and tokens[root - 1].tag in SINGULAR_NOUNS and word not in PLURAL_WORDS:
+    if word in NAME_VERBS and tokens[root - 1].pos == "PROPN":
+        return shorter._replace(top=root - 1)
+    is_singular = tokens[root - 1].tag in SINGULAR_NOUNS or tokens[root - 1].tag == "JJ"
+    if tag in PLURAL_NOUNS and is_singular and word not in PLURAL_WORDS:
         is_singular = words[first] in SINGULAR_DETERMINERS and not any(
-            tokens[i].pos == "NUM" or words[i] in PLURAL_WORDS for i in range(first + 1, root)
+            tokens[i].pos == "NUM" or words[i] in QUANTITIES for i in range(first + 1, root)
         )
         if is_singular or (end in starts and tokens[end].pos in ("DET", "PROPN", "PRON")):
             return shorter._replace(top=root - 1)
@@ -218,17 +247,26 @@ def merge_collectives(words: Sequence[str], tokens: Sequence[Token], phrases: Se
     for number in reversed(range(len(phrases))):
         phrase = phrases[number]
         before = phrases[number - 1].end if number else 0
-        is_quantity = singular(tokens[phrase.root]) in COLLECTIVES or words[phrase.root] in PARTITIVES
-        if is_quantity and found and found[-1].first == phrase.end + 1 and words[phrase.end] == "of":
+        is_partitive = words[phrase.root] in PARTITIVES
+        is_quantity = is_partitive or singular(tokens[phrase.root]) in COLLECTIVES
+        has_member = found and found[-1].first == phrase.end + 1 and words[phrase.end] == "of"
+        if is_quantity and has_member and (is_partitive or not _is_part(words, phrase, found[-1])):
             phrase = _with_conjunct(words, tokens, phrase, found)
         quantity = phrase.first - 2  # one that is no noun chunk
         is_quantity = quantity >= before and (
             words[quantity] in PARTITIVES or (words[quantity] in COLLECTIVES and quantity == before)
         )
         if is_quantity and words[quantity + 1] == "of":
-            phrase = phrase._replace(first=quantity, top=quantity)
+            has_article = quantity > before and words[quantity - 1] in ("a", "an", "the")
+            phrase = phrase._replace(first=quantity - has_article, top=quantity)
         found.append(phrase)
     return found[::-1]
+
+
+def _is_part(words: Sequence[str], phrase: NounPhrase, member: NounPhrase) -> bool:
+    """True if a noun of quantity names a part of one thing here: "the bed of a truck", but not "a bed of flowers"."""
+    is_definite = words[phrase.first] in DETERMINERS - SINGULAR_DETERMINERS
+    return words[member.first] in SINGULAR_DETERMINERS or (is_definite and words[member.first] in DETERMINERS)
 
 
 def _with_conjunct(
@@ -252,7 +290,9 @@ def trim(text: str, tokens: Sequence[Token], phrase: NounPhrase) -> tuple[int, i
     """
     start, end = tokens[phrase.first].start, tokens[phrase.end - 1].end
     root = tokens[phrase.root]
-    for mark in SEPARATOR.finditer(text, start, end):  # inside a word, such as an emoticon
+    has_lone_quote = text.count('"', start, end) % 2 == 1
+    pattern = SEPARATOR_OR_QUOTE if has_lone_quote else SEPARATOR
+    for mark in pattern.finditer(text, start, end):  # inside a word, such as an emoticon
         if mark.end() <= root.start or mark.start() == start:
             start = mark.end()
         else:

@@ -20,6 +20,7 @@ from pipeline.parse.segments import segments, split_glued_separators
 from pipeline.parse.spacy_model import load_spacy
 from pipeline.parse.token_table import COMPONENTS, TokenTable, read_annotations
 from pipeline.parse.types import CaptionParse, Chunk, Token
+from pipeline.parse.word_lists import ANIMATE
 
 
 class CaptionParser:
@@ -39,7 +40,7 @@ class CaptionParser:
         if config.split_at_separators:
             split_glued_separators(self.nlp)
         self.is_english = self.nlp.lang == "en"
-        self.rules = PhraseRules.from_config(config)
+        self.rules = PhraseRules.from_config(config, self.is_english)
 
     def parse(self, captions: Sequence[str]) -> Iterator[CaptionParse]:
         """Yield the parse of each caption, in order."""
@@ -83,7 +84,8 @@ class CaptionParser:
             has_letter = LETTER.search(text, start, end)
             removed = self.rules.removal(words, tokens, phrase) if has_letter else "no_letter"
             chunks.append(Chunk(start, end, phrase.root, removed))
-        ref_exps = referring_expressions(words, tokens, chunks, phrases, self.config.inner_conjuncts)
+        animate = ANIMATE if self.is_english else frozenset()
+        ref_exps = referring_expressions(words, tokens, chunks, phrases, self.config.inner_conjuncts, animate)
         return CaptionParse(tokens=tokens, chunks=chunks, ref_exps=ref_exps)
 
     def _span(self, text: str, tokens: list[Token], phrase: NounPhrase) -> tuple[int, int]:

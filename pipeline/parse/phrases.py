@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipeline.parse.chunks import ALPHANUMERIC, NOUNS, NounPhrase, singular
-from pipeline.parse.config import ParseConfig
+from pipeline.parse.config import SUFFIXES, ParseConfig
 from pipeline.parse.types import Chunk, RefExp, Token
 from pipeline.parse.word_lists import (
     ABSTRACT,
     AGENCIES,
     ANIMATE,
+    ATTACHED,
     BODY,
     CALENDAR,
     COMPOUND_OBJECTS,
@@ -24,9 +25,12 @@ from pipeline.parse.word_lists import (
     OBJECTS_BEFORE_OF,
     PARTS,
     PICTURES,
+    PLACES,
     POSITIONS,
     RELATIONAL,
     SIGNS,
+    STANDING,
+    SURFACES,
 )
 
 CONJUNCTS: Final = frozenset({"conj", "cc"})
@@ -43,22 +47,26 @@ class PhraseRules:
     """Rules that decide which noun phrases are removed.
 
     `keep` overrides all other word lists; a phrase without a noun is removed in any case. `uses_context`
-    enables the rules that look at other words than the head noun.
+    enables the rules that look at other words than the head noun. Without `is_english`, the English lists do not apply,
+    only those of the fields.
     """
 
     abstract: frozenset[str]
     suffixes: tuple[str, ...]
     keep: frozenset[str]
     uses_context: bool = True
+    is_english: bool = True
 
     @classmethod
-    def from_config(cls, config: ParseConfig) -> "PhraseRules":
-        """Combine the word lists of this project with the additions and exceptions of `config`."""
+    def from_config(cls, config: ParseConfig, is_english: bool = True) -> "PhraseRules":
+        """Combine the word lists of this project, which are English, with the additions and exceptions of `config`."""
+        suffixes = tuple(config.abstract_suffixes)
         return cls(
-            abstract=ABSTRACT | {word.lower() for word in config.extra_abstract},
-            suffixes=tuple(config.abstract_suffixes),
+            abstract=(ABSTRACT if is_english else frozenset()) | {word.lower() for word in config.extra_abstract},
+            suffixes=() if suffixes == SUFFIXES and not is_english else suffixes,
             keep=frozenset(word.lower() for word in config.keep),
             uses_context=config.filter_by_context,
+            is_english=is_english,
         )
 
     def removal(self, words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase) -> str | None:
@@ -69,6 +77,8 @@ class PhraseRules:
         first, end, root, _ = phrase
         if all(token.pos not in NOUNS for token in tokens[first:end]) and tokens[root].pos != "ADJ":
             return "pronoun"
+        if not self.is_english:
+            return self._removal_by_fields(tokens[root].lemma.lower())
         names = {tokens[root].lemma.lower(), singular(tokens[root])}
         following = tokens[end].lemma.lower() if end < len(tokens) else ""
         if names & self.keep:
@@ -86,6 +96,11 @@ class PhraseRules:
             return "abstract" if any(name.endswith(self.suffixes) for name in names) else None
         return None
 
+    def _removal_by_fields(self, lemma: str) -> str | None:
+        """Return "abstract" for a head that the lists of the fields name, else None."""
+        is_abstract = lemma in self.abstract or lemma.endswith(self.suffixes)
+        return "abstract" if is_abstract and lemma not in self.keep else None
+
 
 def _is_object(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase, names: set[str]) -> bool:
     """True if a relational noun names an object or a part of one, rather than a position or the picture itself."""
@@ -102,6 +117,8 @@ def _is_object(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase
         return following != "of" and any(
             tokens[i].pos in ("ADJ", "NOUN", "PROPN") and words[i] not in POSITIONS for i in modifiers
         )
+    if names & PICTURES and _has_place(words, tokens, phrase):
+        return True
     if names & PICTURES and first > 0:
         before = words[tokens[root].head] if tokens[root].dep == "pobj" else ""
         return tokens[root].dep in ("dobj", "conj") or before in (
@@ -117,10 +134,33 @@ def _is_object(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase
     return False
 
 
+def _has_place(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase) -> bool:
+    """True if a picture hangs, is attached or stands somewhere: "a painting hangs", "a photo on the wall".
+
+    The picture itself, "a photo of a horse", has no place: what follows "of" may stand somewhere.
+    """
+    _, end, root, _ = phrase
+    if end == len(tokens):
+        return False
+    following, head = words[end], tokens[root].head
+    if tokens[end].head == root and tokens[end].lemma.lower() in ATTACHED:
+        return True
+    if tokens[root].dep in SUBJECTS:
+        verb = tokens[head].lemma.lower()
+        is_located = any(words[i] in PLACES for i in range(head + 1, len(tokens)) if tokens[i].head == head)
+        return verb in ATTACHED or (following != "of" and verb in STANDING and is_located)
+    return following in PLACES and any(
+        tokens[i].head == end and tokens[i].dep == "pobj" and singular(tokens[i]) in SURFACES
+        for i in range(end + 1, len(tokens))
+    )
+
+
 def _is_compound_object(tokens: Sequence[Token], phrase: NounPhrase, names: set[str], following: str) -> bool:
     """True if an abstract noun names an object with the noun before or after it: "a parking lot", "a game of chess"."""
     if following == "of":
         return bool(names & OBJECTS_BEFORE_OF)
+    if "number" in names and tokens[phrase.root].tag == "NNS":
+        return True  # "a bib with numbers"
     return bool(names & COMPOUND_OBJECTS and phrase.root > phrase.first and tokens[phrase.root - 1].pos in NOUNS)
 
 
@@ -143,13 +183,14 @@ def referring_expressions(
     chunks: Sequence[Chunk],
     phrases: Sequence[NounPhrase],
     inner_conjuncts: bool = True,
+    animate: frozenset[str] = ANIMATE,
 ) -> list[RefExp]:
     """Return the referring expression of each noun phrase that is not removed.
 
     The expression is the phrase together with the adjacent tokens after it that descend from its top in the dependency
     tree, without punctuation at its end. Conjuncts (`conj`, `cc`) of the head are not followed, as in GRIT; those of its
     descendants are followed if `inner_conjuncts` is set and they describe the head (`_describes`). `words` are the
-    lower-case texts of `tokens`.
+    lower-case texts of `tokens`; `animate` are lemmas of people and animals, none for another language.
     """
     children: list[list[int]] = [[] for _ in tokens]
     for index, token in enumerate(tokens):
@@ -158,7 +199,7 @@ def referring_expressions(
     found: list[tuple[int, int, int]] = []
     for number, (chunk, phrase) in enumerate(zip(chunks, phrases, strict=True)):
         if chunk.removed is None:
-            end = _expand(words, tokens, children, phrase, inner_conjuncts)
+            end = _expand(words, tokens, children, phrase, inner_conjuncts, animate)
             found.append((number, chunk.start, chunk.end if end == phrase.end else tokens[end - 1].end))
     return mark_maximal(found)
 
@@ -169,6 +210,7 @@ def _expand(
     children: Sequence[Sequence[int]],
     phrase: NounPhrase,
     inner_conjuncts: bool,
+    animate: frozenset[str],
 ) -> int:
     """Return the end of the tokens of a phrase and the adjacent descendants of its top."""
     first, end, root, top = phrase
@@ -178,8 +220,10 @@ def _expand(
         followed = [child for child in children[node] if tokens[child].dep not in CONJUNCTS]
         if inner_conjuncts:
             describes = _describes_head if node in (root, top) else _describes
-            conjuncts = [c for c in children[node] if tokens[c].dep == "conj" and describes(words, tokens, children, c)]
-            last = max(conjuncts, default=-1)
+            conjuncts = [c for c in children[node] if tokens[c].dep == "conj"]
+            conjuncts = [c for c in conjuncts if describes(words, tokens, children, c, animate)]
+            # A conjunction is a child of the word before it, or of the conjunct (Universal Dependencies).
+            last = max(conjuncts, default=node if tokens[node].dep == "conj" else -1)
             followed += conjuncts
             followed += [child for child in children[node] if tokens[child].dep == "cc" and child < last]
         inside.update(followed)
@@ -192,7 +236,13 @@ def _expand(
     return high
 
 
-def _describes(words: Sequence[str], tokens: Sequence[Token], children: Sequence[Sequence[int]], conjunct: int) -> bool:
+def _describes(
+    words: Sequence[str],
+    tokens: Sequence[Token],
+    children: Sequence[Sequence[int]],
+    conjunct: int,
+    animate: frozenset[str],
+) -> bool:
     """True if a conjunct inside an expression describes its head noun.
 
     Someone after "and" rarely describes it after a thing: "a dog with a ball and a cat". A conjunct with a subject of
@@ -201,12 +251,16 @@ def _describes(words: Sequence[str], tokens: Sequence[Token], children: Sequence
     token = tokens[conjunct]
     if any(tokens[child].dep in SUBJECTS for child in children[conjunct]):
         return False
-    is_someone = token.pos in NOUNS and token.lemma.lower() in ANIMATE
-    return not is_someone or tokens[token.head].lemma.lower() in ANIMATE
+    is_someone = token.pos in NOUNS and token.lemma.lower() in animate
+    return not is_someone or tokens[token.head].lemma.lower() in animate
 
 
 def _describes_head(
-    words: Sequence[str], tokens: Sequence[Token], children: Sequence[Sequence[int]], conjunct: int
+    words: Sequence[str],
+    tokens: Sequence[Token],
+    children: Sequence[Sequence[int]],
+    conjunct: int,
+    animate: frozenset[str],
 ) -> bool:
     """True if the parser took a thing on someone for a conjunct of that person: "a woman with glasses and a scarf".
 
@@ -214,8 +268,8 @@ def _describes_head(
     """
     head = tokens[conjunct].head
     has = any(words[i] in ("with", "in", "wearing", "holding") for i in children[head] if head < i < conjunct)
-    is_thing = tokens[conjunct].pos == "NOUN" and tokens[conjunct].lemma.lower() not in ANIMATE
-    return has and is_thing and tokens[head].lemma.lower() in ANIMATE
+    is_thing = tokens[conjunct].pos == "NOUN" and tokens[conjunct].lemma.lower() not in animate
+    return has and is_thing and tokens[head].lemma.lower() in animate
 
 
 def mark_maximal(expressions: Sequence[tuple[int, int, int]]) -> list[RefExp]:

@@ -14,11 +14,11 @@ from spacy.util import compile_infix_regex, compile_prefix_regex, compile_suffix
 
 SEPARATORS: Final = frozenset({"|", "||", "–", "—", "--", "---", "——", "•", "·", "»", "«", "::", "►", "▶", "★"})
 """Tokens that end a segment wherever they are."""
-FREE_SEPARATORS: Final = frozenset({"-", "/", "~", "\\"})
+FREE_SEPARATORS: Final = frozenset({"-", "/", "~", "\\", "+", "vs", "vs."})
 """Tokens that end a segment if white space surrounds them: "Paris - Hotel", but not "t-shirt"."""
 GLUED: Final = r"(?:\||–|—|--+)"
 """Separators that spaCy's tokenizer leaves inside a word."""
-MARK: Final = re.compile(r"[|–—•·»«►▶★~\\]|--|::|(?:^|\s)[-/](?:\s|$)|:(?:\s|$)")
+MARK: Final = re.compile(r"[|–—•·»«►▶★~\\]|--|::|(?:^|\s)(?:[-/+]|vs\.?)(?:\s|$)|:(?:\s|$)")
 """Text of a caption that may have a separator."""
 MIN_WORDS: Final = 3
 """Words with four letters or more that a caption in Title Case or capitals has at least."""

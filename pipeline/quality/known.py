@@ -27,17 +27,22 @@ class KnownObject:
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """The true boxes of the images by row id, file name, or file name without extension."""
+    """The true boxes of the images by row id, file name, or file name without extension.
+
+    `shadowed` names belong to a second image too and are compared with row ids only; `ambiguous` ones are left out.
+    """
 
     source: str
     images: Mapping[str, Sequence[KnownObject]]
     captions: Mapping[str, str]
     categories: frozenset[str] = frozenset()  # names of COCO's categories
+    shadowed: frozenset[str] = frozenset()
+    ambiguous: frozenset[str] = frozenset()
 
     def of(self, row: FoundRow) -> Sequence[KnownObject] | None:
         """Return the true boxes of a row; None if the file has no such image."""
         for name in names_of(row):
-            if name in self.images:
+            if name in self.images and (name == row.id or name not in self.shadowed):
                 expected = self.captions.get(name)
                 if expected is not None and expected != row.caption:
                     raise UserError(
@@ -46,6 +51,17 @@ class Known:
                     )
                 return self.images[name]
         return None
+
+    def warnings(self) -> list[str]:
+        """Return a line for each kind of names that belong to several images."""
+        return [
+            f"{self.source}: {len(names)} names belong to several images and {use}: {', '.join(sorted(names)[:5])[:200]}"
+            for names, use in (
+                (self.shadowed, "are compared with the rows' `id` only"),
+                (self.ambiguous, "find none of them; set the rows' `id` to the id of the image"),
+            )
+            if names
+        ]
 
 
 def names_of(row: FoundRow) -> list[str]:

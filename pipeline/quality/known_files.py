@@ -10,6 +10,7 @@ from common.errors import UserError
 from common.files import check_file
 from common.text import one_line
 from pipeline.quality.boxes import Corners
+from pipeline.quality.image_names import image_names
 from pipeline.quality.known import Known, KnownObject
 
 BAD_ENTRY: Final = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
@@ -59,7 +60,7 @@ def read_coco(path: Path, data: dict[str, Any], synonyms: Mapping[str, Sequence[
             categories[identity(entry["id"])] = name_of(entry["name"])
         except BAD_ENTRY as error:
             raise UserError(f"{path}: categories[{number}] needs an id and a name") from error
-    images: dict[str, list[KnownObject]] = {}
+    images: dict[str, tuple[str, str, list[KnownObject]]] = {}
     sizes: dict[int | str, tuple[float, float]] = {}
     lists: dict[int | str, list[KnownObject]] = {}
     for number, image in enumerate(entries(path, data, "images")):
@@ -67,12 +68,13 @@ def read_coco(path: Path, data: dict[str, Any], synonyms: Mapping[str, Sequence[
             key, width, height = identity(image["id"]), finite(image["width"]), finite(image["height"])
             if not (width > 0 and height > 0):
                 raise ValueError
-            file = PurePosixPath(image.get("file_name") or "")
+            file = str(PurePosixPath(image.get("file_name") or ""))
         except BAD_ENTRY as error:
             raise UserError(f"{path}: images[{number}] needs id, width and height above 0") from error
-        found: list[KnownObject] = []
-        sizes[key], lists[key] = (width, height), found
-        images.update({name: found for name in (str(key), file.name, file.stem) if name})
+        if str(key) in images:
+            raise UserError(f"{path}: images[{number}] has the id {short(key)} of another image; give each its own")
+        sizes[key], lists[key] = (width, height), []
+        images[str(key)] = (str(key), file, lists[key])
     for number, annotation in enumerate(entries(path, data, "annotations")):
         try:
             key = identity(annotation["image_id"])
@@ -96,7 +98,15 @@ def read_coco(path: Path, data: dict[str, Any], synonyms: Mapping[str, Sequence[
         names = () if any_phrase else (category, *synonyms.get(category, ()))
         corners = (x / width, y / height, (x + w) / width, (y + h) / height)
         lists[key].append(KnownObject(corners=corners, names=names, is_crowd=bool(annotation.get("iscrowd"))))
-    return Known(source=str(path), images=images, captions={}, categories=frozenset(categories.values()))
+    index = image_names(list(images.values()))
+    return Known(
+        source=str(path),
+        images=index.images,
+        captions={},
+        categories=frozenset(categories.values()),
+        shadowed=index.shadowed,
+        ambiguous=index.ambiguous,
+    )
 
 
 def read_phrases(path: Path, data: dict[str, Any]) -> Known:

@@ -128,7 +128,44 @@ def test_user_names_and_passwords_are_removed_from_urls_only(original: str, expe
     assert clean(original) == expected
 
 
-@pytest.mark.parametrize("piece", ['<a x="', '<a x="<a y=" ', '<a x="" ', "<a \t", "<a disabled "])
+@pytest.mark.parametrize(
+    ("original", "expected"),
+    [
+        ("<mark>a dog</mark>", "a dog"),
+        ("<title>a dog</title> <o:p>on grass</o:p>", "a dog on grass"),
+        ("<!DOCTYPE html><head>a dog", "a dog"),
+        ("a<br / >dog <!-- a > b --> on grass", "a dog on grass"),
+        ("a dog <img src=foo.jpg alt=a dog>", "a dog"),
+        ('<a href="x" target=_blank rel>dog</a>', "dog"),
+        ("<style>p{color:red}</style>a <SCRIPT type='x'>alert(1)</script>dog", "a dog"),
+        ("a\u180e \u034fd\u2065o\U000e0041g\u3164", "a dog"),
+        (
+            "flag \U0001f3f4\U000e0067\U000e0062\U000e0073\U000e007f",
+            "flag \U0001f3f4\U000e0067\U000e0062\U000e0073\U000e007f",
+        ),
+        ("&" + "#38;" * 60 + "lt;b&gt;dog", "dog"),
+        ("a <person> x <a and b>", "a <person> x <a and b>"),
+    ],
+)
+def test_further_tags_and_invisible_characters_are_removed(original: str, expected: str) -> None:
+    assert clean(original) == expected == clean(expected)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "<!--",
+        "<img src=",
+        "<img  src",
+        "<script ",
+        "<style>",
+        '<a x="',
+        '<a x="<a y=" ',
+        '<a x="" ',
+        "<a \t",
+        "<a disabled ",
+    ],
+)
 def test_unfinished_tags_take_linear_time(piece: str) -> None:
     started = time.process_time()
     clean(piece * 20_000)

@@ -47,6 +47,21 @@ def test_grits_form_finds_fewer_phrases() -> None:
     assert ours["cut"] < theirs["cut"] - 0.05
 
 
+def test_expression_that_takes_in_another_phrase_is_overlong() -> None:
+    caption = "A man on a bike and a bus."
+    spans = {"A man": "A man on a bike", "a bike": "a bike", "a bus": "a bus"}
+    phrases = []
+    for phrase, expression in spans.items():
+        start = caption.index(phrase)
+        phrases.append(
+            {"start": start, "end": start + len(phrase), "head": [start + 2, start + len(phrase)],
+             "expression": [start, start + len(expression)]}
+        )  # fmt: skip
+    row = {"caption": caption, "phrases": phrases}
+    assert shares(measure([row], ParseConfig()))["overlong"] == pytest.approx(1 / 3)
+    assert shares(measure([row], without(ParseConfig(), "inner_conjuncts")))["overlong"] == 0
+
+
 def test_share_of_nothing_is_null_and_no_error() -> None:
     values = shares([])
     assert all(map(math.isnan, values.values()))

@@ -1,48 +1,17 @@
-"""Tests of pipelines other than the default: a transformer, another language, and one without noun chunks."""
+"""Tests of pipelines for another language, and without noun chunks."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import spacy
 from spacy.language import Language
+from spacy.tokens import Doc
 
 from common.errors import UserError
 from pipeline.parse.config import ParseConfig
 from pipeline.parse.parser import CaptionParser
-from pipeline.parse.spacy_model import spacy_package
-from pipeline.parse.token_table import TokenTable
-
-TEXTS = ["a dog with a ball and a cat", "a group of people - a red bus", "Men's shoes can't be here"]
-
-
-def transformer_like(folder: Path) -> Language:
-    """Save a pipeline with the components of en_core_web_trf; its `transformer` is the tok2vec of the small model.
-
-    A real one needs the package spacy-curated-transformers; the other components listen to it in the same way.
-    """
-    nlp = spacy.load(spacy_package("en_core_web_sm"), exclude=["ner", "senter"])
-    config: dict[str, Any] = nlp.config.interpolate()
-    config["components"]["transformer"] = config["components"].pop("tok2vec")
-    config["nlp"]["pipeline"] = ["transformer", *config["nlp"]["pipeline"][1:]]
-    for name in ("tagger", "parser"):
-        config["components"][name]["model"]["tok2vec"]["upstream"] = "transformer"
-    renamed = spacy.util.load_model_from_config(config, auto_fill=True)
-    renamed.vocab.from_bytes(nlp.vocab.to_bytes())
-    renamed.tokenizer.from_bytes(nlp.tokenizer.to_bytes())
-    for old, new in zip(nlp.pipe_names, renamed.pipe_names, strict=True):
-        renamed.get_pipe(new).from_bytes(nlp.get_pipe(old).to_bytes())
-    renamed.to_disk(folder)
-    return nlp
-
-
-def test_pipeline_with_a_transformer_uses_the_token_table_and_gives_the_same_parse(tmp_path: Path) -> None:
-    original = transformer_like(tmp_path / "trf")
-    parser = CaptionParser(ParseConfig(model=str(tmp_path / "trf")))
-    assert parser.nlp.component_names[0] == "transformer"
-    assert parser.token_table is not None
-    assert TokenTable.fits(original)
-    assert list(parser.parse(TEXTS)) == list(CaptionParser(ParseConfig()).parse(TEXTS))
+from pipeline.parse.stage import Parse
+from tests.pipeline.rows import table_after
 
 
 def french(folder: Path) -> str:
@@ -84,6 +53,66 @@ def test_pipeline_of_another_language_gives_chunks_whose_root_is_the_noun(tmp_pa
     assert [caption[c.start : c.end] for c in parse.chunks] == ["un chien", "une balle rouge"]
     assert [caption[slice(*parse.tokens[c.root][:2])] for c in parse.chunks] == ["chien", "balle"]
     assert [caption[e.start : e.end] for e in parse.ref_exps] == [caption, "une balle rouge"]
+
+
+@Language.component("parse_by_hand")
+def parse_by_hand(doc: Doc) -> Doc:
+    """Label words after a determiner as nouns; all other nouns describe the first one, or are conjuncts before "et"."""
+    words = [token.lower_ for token in doc]
+    nouns = [i for i in range(len(doc)) if i and words[i - 1] in ("un", "une", "du", "des")]
+    for token in doc:
+        i, word = token.i, words[token.i]
+        noun = next((n for n in nouns if n >= i), nouns[-1])
+        token.head, token.pos_, token.dep_ = doc[noun], "ADP", "case"
+        if i in nouns:
+            before = nouns[nouns.index(i) - 1] if i != nouns[0] else i
+            is_conjunct = words[before + 1 : i].count("et") > 0
+            token.head, token.pos_ = doc[before], "NOUN"
+            token.dep_ = "ROOT" if before == i else "conj" if is_conjunct else "nmod"
+        elif i + 1 in nouns:
+            token.pos_, token.dep_ = "DET", "det"
+        elif word == "et":
+            token.pos_, token.dep_ = "CCONJ", "cc"
+        token.lemma_ = word
+    return doc
+
+
+@pytest.fixture(scope="module")
+def parsed_by_hand(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A French pipeline without statistics, whose labels `parse_by_hand` gives."""
+    folder = tmp_path_factory.mktemp("model") / "fr"
+    nlp = spacy.blank("fr")
+    nlp.add_pipe("parse_by_hand", name="parser")
+    nlp.to_disk(folder)
+    return str(folder)
+
+
+FRENCH = ["un bâtiment avec du pain", "un médicament", "une place", "un front avec des appartements"]
+
+
+def test_english_lists_and_endings_remove_nothing_in_another_language(parsed_by_hand: str) -> None:
+    parses = list(CaptionParser(ParseConfig(model=parsed_by_hand)).parse(FRENCH))
+    assert [chunk.removed for parse in parses for chunk in parse.chunks] == [None] * 6
+    table = Parse(ParseConfig(model=parsed_by_hand))(table_after("captions", [{"caption": text} for text in FRENCH]))
+    assert table["status"].to_pylist() == ["kept"] * 4
+
+
+def test_own_words_and_endings_remove_phrases_in_another_language(parsed_by_hand: str) -> None:
+    config = ParseConfig(
+        model=parsed_by_hand, extra_abstract=("Pain", "front"), abstract_suffixes=("ment",), keep=("bâtiment", "front")
+    )
+    parses = zip(FRENCH, CaptionParser(config).parse(FRENCH), strict=True)
+    removed = {text[c.start : c.end]: c.removed for text, parse in parses for c in parse.chunks}
+    assert removed == {
+        "un bâtiment": None, "du pain": "abstract", "un médicament": "abstract", "une place": None,
+        "un front": None, "des appartements": None,
+    }  # fmt: skip
+
+
+def test_english_names_of_animals_do_not_end_expressions_in_another_language(parsed_by_hand: str) -> None:
+    caption = "un camion avec un mur et un lion"
+    (parse,) = CaptionParser(ParseConfig(model=parsed_by_hand)).parse([caption])
+    assert caption in [caption[e.start : e.end] for e in parse.ref_exps]
 
 
 def test_language_without_noun_chunks_is_an_error(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from pipeline import audit, calibrate
 from pipeline.quality.boxes import read_rows
+from pipeline.quality.covered import Sample
 from pipeline.quality.marks import safe
 from tests.pipeline.report.make_output import make_tables, write_output
 
@@ -162,6 +163,24 @@ def test_form_with_marks_is_not_overwritten(
     assert (folder / "audit.csv").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--page", "same.csv", "--form", "./same.csv"], "--page and --form are both same.csv; give two files"),
+        (["--form", "none/form.csv"], "none/form.csv cannot be written"),
+        (["--page", "none/page.html"], "none/page.html cannot be written"),
+        (["--form", "folder"], "folder cannot be written"),
+    ],
+)
+def test_page_and_form_are_written_both_or_not_at_all(
+    folder: Path, output: str, arguments: list[str], message: str, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "folder").mkdir()
+    assert run(audit, monkeypatch, output, *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["folder"]
+
+
 def test_form_without_marks_is_written_again(folder: Path, output: str, monkeypatch: CLI) -> None:
     assert [run(audit, monkeypatch, output, "--boxes", 3) for _ in range(2)] == [0, 0]
 
@@ -229,6 +248,17 @@ def test_synonyms_of_no_category_are_named(
     assert warnings == ["warning: names.json: no category of coco.json is named persn"]
 
 
+def test_names_of_several_images_are_named(
+    folder: Path, output: str, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = [{**image, "file_name": "same.jpg"} for image in COCO_OF_ALL["images"][:2]] + COCO_OF_ALL["images"][2:]
+    (folder / "coco.json").write_text(json.dumps({**COCO_OF_ALL, "images": images}))
+    assert run(calibrate, monkeypatch, output, "--known", "coco.json", "--any-phrase") == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("warning: coco.json: 2 names belong to several images and find none of them")
+
+
 def test_old_form_without_the_sample_speaks_about_the_scores_it_has(
     folder: Path, output: str, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,6 +294,38 @@ def recommendable(text: str) -> list[float]:
     advised = re.search(r"score\.min_score=([0-9.]+) score", text)
     assert advised is not None
     return [float(advised[1]), *(float(line.split()[0]) for line in first.splitlines()[2:])]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "drawn_from"),
+    [
+        ([], "kept boxes\n"),
+        (["--min-score", "0.8"], "kept boxes with a grounding score of at least 0.8. The precision says nothing about boxes below\n"),
+        (["--of", "all", "--boxes", 2], "kept and removed boxes\n"),
+    ],
+)  # fmt: skip
+def test_precision_names_the_boxes_it_is_about(
+    folder: Path,
+    output: str,
+    arguments: list[object],
+    drawn_from: str,
+    monkeypatch: CLI,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(audit, monkeypatch, output, "--boxes", 5, *arguments)
+    mark(folder / "audit.csv", ["right"] * 5)
+    capsys.readouterr()
+    run(audit, monkeypatch, output, "--marks", "audit.csv")
+    assert capsys.readouterr().out.startswith(f"drawn from: {drawn_from}")
+
+
+def test_marks_of_several_samples_and_of_old_forms_are_told_apart() -> None:
+    text = audit.about([Sample(False, 0.0), Sample(True, 0.3), None])
+    assert text.startswith(
+        "drawn from: kept boxes; kept and removed boxes with a grounding score of at least 0.3; "
+        "unnamed, of a form before version 0.5. The precision of marks of several samples is that of no set of boxes"
+    )
+    assert audit.about([None]) == "drawn from: unnamed, of a form before version 0.5"
 
 
 def test_malformed_sample_is_reported_with_its_line(

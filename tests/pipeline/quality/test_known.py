@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import UserError
 from pipeline.quality.boxes import FoundRow
-from pipeline.quality.known import contains
+from pipeline.quality.known import Known, contains
 from pipeline.quality.known_files import read_known
 
 COCO = {
@@ -38,6 +38,53 @@ def write(folder: Path, data: Any) -> Path:
     path = folder / "known.json"
     path.write_text(data if isinstance(data, str) else json.dumps(data))
     return path
+
+
+def coco_images(*images: tuple[int | str, str]) -> dict[str, Any]:
+    """COCO's JSON of images with (id, file name); the n-th one has a box of n tenths of its width."""
+    return {
+        "images": [{"id": id_, "file_name": file, "width": 10, "height": 10} for id_, file in images],
+        "annotations": [
+            {"image_id": id_, "category_id": 1, "bbox": [0, 0, number + 1, 1]} for number, (id_, _) in enumerate(images)
+        ],
+        "categories": [{"id": 1, "name": "dog"}],
+    }
+
+
+def image_of(known: Known, found: FoundRow) -> int | None:
+    """Return the index of the image of a row in `coco_images`."""
+    objects = known.of(found)
+    return None if objects is None else round(objects[0].corners[2] * 10) - 1
+
+
+def test_row_id_precedes_file_name_and_stem(tmp_path: Path) -> None:
+    known = read_known(write(tmp_path, coco_images((12, "5.jpg"), (5, "dogs/12.jpg"), (7, "12"))), {})
+    assert [image_of(known, row(name)) for name in ("12", "5", "7")] == [0, 1, 2]
+    assert image_of(known, row(None, "http://x.org/12.jpg")) == 1
+    assert image_of(known, row("12", "http://x.org/12.jpg")) == 0
+    # By its stem, this could be image 0, 1 or 2.
+    assert image_of(known, row(None, "http://x.org/12.png")) is None
+    assert [line.partition(": ")[2] for line in known.warnings()] == [
+        "2 names belong to several images and are compared with the rows' `id` only: 12, 5"
+    ]
+
+
+def test_name_of_several_images_finds_none(tmp_path: Path) -> None:
+    known = read_known(
+        write(tmp_path, coco_images((1, "a/dog.jpg"), (2, "b/dog.jpg"), (3, "cat.jpg"), (4, "cat.png"))), {}
+    )
+    assert [image_of(known, row(None, f"http://x.org/{file}")) for file in ("dog.jpg", "cat.jpg", "cat.png", "cat.gif")] == [
+        None, 2, 3, None,
+    ]  # fmt: skip
+    assert [image_of(known, row(str(id_))) for id_ in (1, 2, 3, 4)] == [0, 1, 2, 3]
+    assert len(known.warnings()) == 1
+    assert "3 names belong to several images and find none of them; set the rows' `id`" in known.warnings()[0]
+
+
+@pytest.mark.parametrize("second", [1, "1"])
+def test_id_of_two_images_is_an_error(tmp_path: Path, second: int | str) -> None:
+    with pytest.raises(UserError, match=r"known.json: images\[1\] has the id '?1'? of another image"):
+        read_known(write(tmp_path, coco_images((1, "a.jpg"), (second, "b.jpg"))), {})
 
 
 @pytest.mark.parametrize(
