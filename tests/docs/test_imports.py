@@ -56,6 +56,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"config"},
         {"lease", "paths", "provenance", "run"},
         {"resume", "rescue"},
+        {"verify"},
         {"local"},
         {"on_ray"},
         {"compute"},
