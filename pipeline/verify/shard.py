@@ -99,7 +99,7 @@ class Content:
             found = indexed.get(kind, [])
             if found != places:
                 pairs = zip_longest(found, places)
-                key = next((b or a).key for a, b in pairs if a != b and (a or b))  # type: ignore[union-attr]
+                key = next((b or a).key for a, b in pairs if a != b and (a or b))
                 self.finding.add(self.file, f"it does not name the members of {kind}/; the first sample: {key}")
 
     def check_rows(self) -> None:

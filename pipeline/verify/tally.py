@@ -27,8 +27,9 @@ class Tally:
         check_row({**row, "image": row["image"] or b"elsewhere"})  # the image may be in grit/ alone
         self.totals["read"] += 1
         self.totals["asked"] += sum(chunk["removed"] is None for chunk in row["noun_chunks"] or ())
-        for kind, counts in count_removed([row]).items():
-            self.removed[kind].update(counts)  # type: ignore[arg-type]
+        removed = count_removed([row])
+        self.removed["phrases"].update(removed["phrases"])
+        self.removed["boxes"].update(removed["boxes"])
         if row["status"] != KEPT:
             self.dropped.setdefault(row["stage"], Counter())[row["reason"]] += 1
             return
