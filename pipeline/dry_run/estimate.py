@@ -1,0 +1,168 @@
+"""Predict a job from a sample of its rows.
+
+An estimate is the value of the sample, scaled to all rows. Its interval of 95 % is a bootstrap (Efron 1979): the rows of
+the sample are drawn again with replacement, and for times, the sample shards too; the interval holds the middle 95 % of
+the results. What depends on the rows alone is narrowed by the finite population correction, sqrt(1 - n / N): a sample of
+all rows leaves no doubt. The share of kept rows has Wilson's interval, which also holds if all rows are kept, or none.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.capacity import MODEL_STAGES, WAITING, Capacity
+from pipeline.dry_run.steps import Measured
+from pipeline.quality.curve import wilson
+from schemas.status import KEPT, STAGES
+
+N_DRAWS: Final = 1000
+QUANTILES: Final = (0.025, 0.975)
+
+Floats = NDArray[np.float64]
+
+
+class Estimate(NamedTuple):
+    """A prediction with its interval of 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+    def __mul__(self, factor: float) -> "Estimate":  # type: ignore[override]
+        """Scale the prediction."""
+        return Estimate(self.value * factor, self.low * factor, self.high * factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is known of the job to predict: rows and shards to compute, and its workers.
+
+    `concurrency` is the number of rows that a worker downloads at a time, `read_rates` are seconds per row of reading
+    whole shards.
+    """
+
+    n_rows: int
+    n_shards: int
+    capacity: Capacity
+    concurrency: int
+    read_rates: Sequence[float]
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The predictions for a job. `n_bytes` is by file pattern, `drops` counts rows of the sample by stage and reason."""
+
+    n_sampled: int
+    kept: Estimate
+    n_bytes: dict[str, Estimate]
+    hours: Estimate
+    model_hours: Estimate
+    requests: Estimate
+    drops: dict[tuple[str, str], int]
+    stage_seconds: dict[str, float]
+
+
+def predict(samples: Sequence[Measured], job: Job) -> Prediction:
+    """Predict a job from its sample shards, of which there is at least one with a row."""
+    rows = pa.concat_tables([sample.rows for sample in samples])
+    n, scale = rows.num_rows, job.n_rows / rows.num_rows
+    rng = np.random.default_rng(job.seed)
+    draws = [rng.integers(0, n, n) for _ in range(N_DRAWS)]
+    of_shards = [rng.integers(0, len(samples), len(samples)) for _ in range(N_DRAWS)]
+    correction = math.sqrt(max(1 - n / job.n_rows, 0.0))
+
+    def total(values: Floats) -> Estimate:
+        sums = [float(values[draw].sum()) for draw in draws]
+        return interval(float(values.sum()), sums, correction) * scale
+
+    n_kept = int(np.sum(strings(rows, "status") == KEPT))
+    low, high = (n_kept / n + correction * (bound - n_kept / n) for bound in wilson(n_kept, n))
+    fixed: Mapping[str, int] = samples[0].fixed
+    clocks = [times(samples, rows, job, draw, shards) for draw, shards in zip(draws, of_shards, strict=True)]
+    found = times(samples, rows, job, np.arange(n), np.arange(len(samples)))
+
+    def spent(value: Callable[[Mapping[str, float]], float]) -> Estimate:
+        return interval(value(found), [value(clock) for clock in clocks])
+
+    return Prediction(
+        n_sampled=n,
+        kept=Estimate(n_kept / n, low, high) * job.n_rows,
+        n_bytes={
+            name.removeprefix("bytes "): shifted(total(floats(rows, name)), fixed, name, job.n_shards)
+            for name in rows.column_names
+            if name.startswith("bytes ")
+        },
+        hours=spent(lambda clock: job.capacity.wall_seconds(clock, job.n_shards)) * (1 / 3600),
+        model_hours=spent(lambda clock: sum(clock.get(name, 0.0) for name in MODEL_STAGES)) * (1 / 3600),
+        requests=total(floats(rows, "requests")),
+        drops=count_drops(rows),
+        stage_seconds=found,
+    )
+
+
+def times(samples: Sequence[Measured], rows: pa.Table, job: Job, draw: Any, shards: Any) -> dict[str, float]:
+    """Return the seconds of each stage, summed over all shards of the job, for a draw of rows and of sample shards.
+
+    The rate of a stage is its time in the drawn shards by the rows that entered it there; the number of rows that enter
+    it is that of the drawn rows. A shard whose images are downloaded takes as long as its slowest row, or as all its
+    rows with `concurrency` of them at a time.
+    """
+    n, entering = len(draw), rows_entering(rows, draw)
+    seconds = {"read": float(np.mean([job.read_rates[i % len(job.read_rates)] for i in shards])) * job.n_rows}
+    for stage in STAGES[1:]:
+        timings = [samples[i].timings[stage] for i in shards if stage in samples[i].timings]
+        n_rows = sum(timing["rows"] for timing in timings)
+        rate = sum(timing["seconds"] for timing in timings) / n_rows if n_rows else 0.0
+        seconds[stage] = rate * entering[stage] * job.n_rows / n
+    if float(floats(rows, "requests").sum()):
+        waits = floats(rows, "seconds")[draw]
+        per_shard = float(waits.sum()) / n * (job.n_rows / job.n_shards) / job.concurrency
+        seconds[WAITING] = max(float(waits.max()), per_shard) * job.n_shards
+    return seconds
+
+
+def rows_entering(rows: pa.Table, draw: Any) -> dict[str, int]:
+    """Return the number of drawn rows that enter each stage."""
+    last = strings(rows, "stage")[draw]
+    left, entering = len(draw), dict[str, int]()
+    for stage in STAGES:
+        entering[stage] = left
+        left -= int(np.sum(last == stage))
+    return entering
+
+
+def interval(value: float, draws: Sequence[float], correction: float = 1.0) -> Estimate:
+    """Return an estimate with the quantiles of its draws, moved towards it by `correction`."""
+    low, high = (float(bound) for bound in np.quantile(draws, QUANTILES))
+    return Estimate(
+        value, value + correction * (min(low, value) - value), value + correction * (max(high, value) - value)
+    )
+
+
+def shifted(estimate: Estimate, fixed: Mapping[str, int], name: str, n_shards: int) -> Estimate:
+    """Add the bytes that each file has besides its rows."""
+    more = fixed.get(name.removeprefix("bytes "), 0) * n_shards
+    return Estimate(*(bound + more for bound in estimate))
+
+
+def count_drops(rows: pa.Table) -> dict[tuple[str, str], int]:
+    """Count the dropped rows by stage and reason: stages in their order, the most frequent reasons first."""
+    pairs = [pair for pair in zip(strings(rows, "stage"), strings(rows, "reason"), strict=True) if pair[0] is not None]
+    counts = {pair: pairs.count(pair) for pair in set(pairs)}
+    return dict(sorted(counts.items(), key=lambda item: (STAGES.index(item[0][0]), -item[1], item[0][1])))
+
+
+def strings(rows: pa.Table, name: str) -> NDArray[Any]:
+    """Return a column of texts [n]; null is None."""
+    return np.array(rows[name].to_pylist(), dtype=object)
+
+
+def floats(rows: pa.Table, name: str) -> Floats:
+    """Return a column of numbers [n]."""
+    return np.asarray(rows[name].to_numpy(), np.float64)
