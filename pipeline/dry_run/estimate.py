@@ -24,6 +24,8 @@ N_DRAWS: Final = 1000
 QUANTILES: Final = (0.025, 0.975)
 
 Floats = NDArray[np.float64]
+Columns = Mapping[str, NDArray[Any]]
+"""The rows of the sample: name -> values [n]."""
 
 
 class Estimate(NamedTuple):
@@ -70,8 +72,8 @@ class Prediction:
 
 def predict(samples: Sequence[Measured], job: Job) -> Prediction:
     """Predict a job from its sample shards, of which there is at least one with a row."""
-    rows = pa.concat_tables([sample.rows for sample in samples])
-    n, scale = rows.num_rows, job.n_rows / rows.num_rows
+    rows = columns(pa.concat_tables([sample.rows for sample in samples]))
+    n, scale = len(rows["status"]), job.n_rows / len(rows["status"])
     rng = np.random.default_rng(job.seed)
     draws = [rng.integers(0, n, n) for _ in range(N_DRAWS)]
     of_shards = [rng.integers(0, len(samples), len(samples)) for _ in range(N_DRAWS)]
@@ -81,7 +83,7 @@ def predict(samples: Sequence[Measured], job: Job) -> Prediction:
         sums = [float(values[draw].sum()) for draw in draws]
         return interval(float(values.sum()), sums, correction) * scale
 
-    n_kept = int(np.sum(strings(rows, "status") == KEPT))
+    n_kept = int(np.sum(rows["status"] == KEPT))
     low, high = (n_kept / n + correction * (bound - n_kept / n) for bound in wilson(n_kept, n))
     fixed: Mapping[str, int] = samples[0].fixed
     clocks = [times(samples, rows, job, draw, shards) for draw, shards in zip(draws, of_shards, strict=True)]
@@ -94,19 +96,19 @@ def predict(samples: Sequence[Measured], job: Job) -> Prediction:
         n_sampled=n,
         kept=Estimate(n_kept / n, low, high) * job.n_rows,
         n_bytes={
-            name.removeprefix("bytes "): shifted(total(floats(rows, name)), fixed, name, job.n_shards)
-            for name in rows.column_names
+            name.removeprefix("bytes "): shifted(total(rows[name]), fixed, name, job.n_shards)
+            for name in rows
             if name.startswith("bytes ")
         },
         hours=spent(lambda clock: job.capacity.wall_seconds(clock, job.n_shards)) * (1 / 3600),
         model_hours=spent(lambda clock: sum(clock.get(name, 0.0) for name in MODEL_STAGES)) * (1 / 3600),
-        requests=total(floats(rows, "requests")),
+        requests=total(rows["requests"]),
         drops=count_drops(rows),
         stage_seconds=found,
     )
 
 
-def times(samples: Sequence[Measured], rows: pa.Table, job: Job, draw: Any, shards: Any) -> dict[str, float]:
+def times(samples: Sequence[Measured], rows: Columns, job: Job, draw: Any, shards: Any) -> dict[str, float]:
     """Return the seconds of each stage, summed over all shards of the job, for a draw of rows and of sample shards.
 
     The rate of a stage is its time in the drawn shards by the rows that entered it there; the number of rows that enter
@@ -120,16 +122,16 @@ def times(samples: Sequence[Measured], rows: pa.Table, job: Job, draw: Any, shar
         n_rows = sum(timing["rows"] for timing in timings)
         rate = sum(timing["seconds"] for timing in timings) / n_rows if n_rows else 0.0
         seconds[stage] = rate * entering[stage] * job.n_rows / n
-    if float(floats(rows, "requests").sum()):
-        waits = floats(rows, "seconds")[draw]
+    if rows["requests"].any():
+        waits = rows["seconds"][draw]
         per_shard = float(waits.sum()) / n * (job.n_rows / job.n_shards) / job.concurrency
         seconds[WAITING] = max(float(waits.max()), per_shard) * job.n_shards
     return seconds
 
 
-def rows_entering(rows: pa.Table, draw: Any) -> dict[str, int]:
+def rows_entering(rows: Columns, draw: Any) -> dict[str, int]:
     """Return the number of drawn rows that enter each stage."""
-    last = strings(rows, "stage")[draw]
+    last = rows["stage"][draw]
     left, entering = len(draw), dict[str, int]()
     for stage in STAGES:
         entering[stage] = left
@@ -151,18 +153,16 @@ def shifted(estimate: Estimate, fixed: Mapping[str, int], name: str, n_shards: i
     return Estimate(*(bound + more for bound in estimate))
 
 
-def count_drops(rows: pa.Table) -> dict[tuple[str, str], int]:
+def count_drops(rows: Columns) -> dict[tuple[str, str], int]:
     """Count the dropped rows by stage and reason: stages in their order, the most frequent reasons first."""
-    pairs = [pair for pair in zip(strings(rows, "stage"), strings(rows, "reason"), strict=True) if pair[0] is not None]
+    pairs = [pair for pair in zip(rows["stage"], rows["reason"], strict=True) if pair[0] is not None]
     counts = {pair: pairs.count(pair) for pair in set(pairs)}
     return dict(sorted(counts.items(), key=lambda item: (STAGES.index(item[0][0]), -item[1], item[0][1])))
 
 
-def strings(rows: pa.Table, name: str) -> NDArray[Any]:
-    """Return a column of texts [n]; null is None."""
-    return np.array(rows[name].to_pylist(), dtype=object)
-
-
-def floats(rows: pa.Table, name: str) -> Floats:
-    """Return a column of numbers [n]."""
-    return np.asarray(rows[name].to_numpy(), np.float64)
+def columns(rows: pa.Table) -> Columns:
+    """Return the columns of a table as arrays [n]: texts, of which a null is None, and float64."""
+    return {
+        name: np.array(rows[name].to_pylist(), object if pa.types.is_string(rows[name].type) else np.float64)
+        for name in rows.column_names
+    }

@@ -97,14 +97,16 @@ def run_sample(
     measured: list[Measured] = []
     n_failed = 0
     results = pick_runner(config)(shards, config, partial(SampleSteps, config, provenance, samples))
-    for result in progress(results, sum(shard.n_rows for shard in shards)):
-        if isinstance(result, Measured):
-            record_faults(faults, result.faults, config)
-            measured.append(result)
-        elif isinstance(result, dict):
-            n_failed += 1
-            logger.warning("a sample shard failed in %s: %s", result["step"], result["error"])
-    remove_abandoned_folders(tempfile.gettempdir())
+    try:
+        for result in progress(results, sum(shard.n_rows for shard in shards)):
+            if isinstance(result, Measured):
+                record_faults(faults, result.faults, config)
+                measured.append(result)
+            elif isinstance(result, dict):
+                n_failed += 1
+                logger.warning("a sample shard failed in %s: %s", result["step"], result["error"])
+    finally:
+        remove_abandoned_folders(tempfile.gettempdir())  # of workers that were killed
     return sorted(measured, key=lambda shard: shard.manifest["shard"]), n_failed
 
 
