@@ -19,9 +19,8 @@ from pathlib import Path
 
 from common.cli import EXIT_CODES, command
 from common.config_help import print_text
-from common.disk import atomic_write
+from common.disk import write_text
 from common.errors import UserError
-from common.text import one_line
 from pipeline.quality.curve import Judged, wilson
 from pipeline.quality.marks import judged, marked_boxes, read_marks, write_form
 from pipeline.quality.page import render
@@ -70,8 +69,8 @@ def main() -> int:
     form = write_form(question.candidate for question in questions)
     if options.form.exists() and options.form.read_bytes() != form.encode():
         raise UserError(f"{options.form} exists and may hold marks; remove it, or give another file with --form")
-    write(options.page, render(questions, options.output))
-    write(options.form, form)
+    write_text(options.page, render(questions, options.output))
+    write_text(options.form, form)
     if options.of == "all" and not questions[0].candidate.sample.of_all:
         print_text(
             "warning: images of dropped rows are not stored, so their boxes are missing, and the marks speak only about "
@@ -82,15 +81,6 @@ def main() -> int:
         f"  python -m pipeline.audit {options.output} --marks {options.form}"
     )
     return 0
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file. Raises UserError if it cannot be written."""
-    try:
-        with atomic_write(path) as draft:
-            draft.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {one_line(error)}; give another file") from error
 
 
 def summary(boxes: Sequence[Judged], kept: Sequence[bool]) -> str:

@@ -56,7 +56,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"config"},
         {"capacity", "lease", "paths", "provenance", "run"},
         {"resume", "rescue"},
-        {"verify"},
+        {"compare", "verify"},
         {"local"},
         {"on_ray"},
         {"compute"},
