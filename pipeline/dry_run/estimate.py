@@ -42,7 +42,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is known of the job to predict: rows and shards to compute, and its workers.
+    """The job to predict: its rows and shards to compute, and its workers.
 
     `concurrency` is the number of rows that a worker downloads at a time, `read_rates` are seconds per row of reading
     whole shards.
@@ -161,7 +161,7 @@ def count_drops(rows: Columns) -> dict[tuple[str, str], int]:
 
 
 def columns(rows: pa.Table) -> Columns:
-    """Return the columns of a table as arrays [n]: texts, of which a null is None, and float64."""
+    """Return the columns of a table as arrays [n]: objects for texts (null: None), else float64."""
     return {
         name: np.array(rows[name].to_pylist(), object if pa.types.is_string(rows[name].type) else np.float64)
         for name in rows.column_names

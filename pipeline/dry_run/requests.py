@@ -56,7 +56,7 @@ class CountedStore(MemoryFileSystem):
 
     def _count(self, method: Callable[..., Any], name: str, *arguments: Any, **options: Any) -> Any:
         is_within = getattr(self.thread, "is_within", False)
-        if not is_within:  # a request that another one makes is none
+        if not is_within:  # not for a call within another one
             self.calls.append(name)
         self.thread.is_within = True
         try:

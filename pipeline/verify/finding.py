@@ -22,7 +22,7 @@ class Problem(NamedTuple):
 
 @dataclass
 class Finding:
-    """The defects of a shard, and what was checked. `counts` is None if the manifest is damaged."""
+    """The defects of a shard, and the amount that was checked. `counts`: None for a damaged manifest."""
 
     shard: int
     problems: list[Problem] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Finding:
 
     @property
     def cause(self) -> str:
-        """The file to remove so that the next run of the job mends the shard: its index if nothing else is broken."""
+        """The file to remove so that the next run of the job mends the shard: its index if only that is broken."""
         index = INDEX_FILE.format(self.shard)
         return index if {problem.file for problem in self.problems} == {index} else MANIFEST_FILE.format(self.shard)
 

@@ -59,7 +59,7 @@ class Sums:
             self.rows.update({f"{stage}: {reason}": n for reason, n in reasons.items()})
 
     def problem(self, store: Store) -> Problem | None:
-        """Return the difference of stats.json and these sums; None if it is about other shards, or there is none."""
+        """Return the difference of stats.json and these sums; None without a difference, or for a file about other shards."""
         content = store.read(STATS_FILE)
         if content is None:
             return None
