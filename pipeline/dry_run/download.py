@@ -17,14 +17,30 @@ from schemas.manifest import StageTiming, Timings
 
 ROW: Final[ContextVar["Effort | None"]] = ContextVar("row", default=None)
 """The row for which the present task sends requests."""
-PREFIX: Final = "row "
+ROW_TIME: Final = "row "
+BUSY_TIME: Final = "busy "
+"""Prefixes of the names of timings: of a row in all, and of its requests alone."""
 
 
 class Effort:
-    """The requests that a row needed, redirects and retries included, and its time in seconds."""
+    """The requests that a row needed, redirects and retries included, and its time in seconds.
+
+    `busy_seconds` is the part in which a request was under way, without the waits for turns, names and retries.
+    """
 
     def __init__(self) -> None:
-        self.n_requests, self.seconds = 0, 0.0
+        self.n_requests, self.seconds, self.busy_seconds = 0, 0.0, 0.0
+        self._since = 0.0
+
+    def begin_request(self) -> None:
+        """Count a request, and start its time."""
+        self.n_requests += 1
+        self._since = time.monotonic()
+
+    def go_on(self) -> None:
+        """Add the time since the last event of the request."""
+        now = time.monotonic()
+        self.busy_seconds, self._since = self.busy_seconds + now - self._since, now
 
 
 class CountedDownload(Download):
@@ -34,16 +50,26 @@ class CountedDownload(Download):
     _watched: Client | None = None
 
     def take(self) -> Timings:
-        """Return and forget the efforts as timings, `row KEY` -> seconds and requests: notes carry timings along."""
+        """Return and forget the efforts as timings, `row KEY` and `busy KEY`, which the notes on a shard carry along.
+
+        The number of requests is in the place of the number of rows.
+        """
         found, self._efforts = getattr(self, "_efforts", {}), {}
-        return {f"{PREFIX}{key}": StageTiming(seconds=e.seconds, rows=float(e.n_requests)) for key, e in found.items()}
+        timings: Timings = {}
+        for key, effort in found.items():
+            n = float(effort.n_requests)
+            timings[f"{ROW_TIME}{key}"] = StageTiming(seconds=effort.seconds, rows=n)
+            timings[f"{BUSY_TIME}{key}"] = StageTiming(seconds=effort.busy_seconds, rows=n)
+        return timings
 
     async def _prepare_all(self, rows: Sequence[tuple[str, str | None, bytes | None]], client: Client) -> list[Outcome]:
         self._efforts = getattr(self, "_efforts", {})
         if client is not self._watched:  # after an exception, there is a new one
             self._watched = client
             tracing = aiohttp.TraceConfig()
-            tracing.on_request_start.append(count_request)
+            tracing.on_request_start.append(begin_request)
+            for event in (tracing.on_response_chunk_received, tracing.on_request_end, tracing.on_request_exception):
+                event.append(continue_request)
             tracing.freeze()
             client.session.trace_configs.append(tracing)
         return await super()._prepare_all(rows, client)
@@ -59,8 +85,13 @@ class CountedDownload(Download):
             effort.seconds += time.monotonic() - start
 
 
-async def count_request(_: aiohttp.ClientSession, __: SimpleNamespace, ___: aiohttp.TraceRequestStartParams) -> None:
+async def begin_request(_: aiohttp.ClientSession, __: SimpleNamespace, ___: aiohttp.TraceRequestStartParams) -> None:
     """Count a request for the row of this task."""
-    effort = ROW.get()
-    if effort is not None:
-        effort.n_requests += 1
+    if (effort := ROW.get()) is not None:
+        effort.begin_request()
+
+
+async def continue_request(_: aiohttp.ClientSession, __: SimpleNamespace, ___: object) -> None:
+    """Note that a request of the row of this task is still under way, or has ended."""
+    if (effort := ROW.get()) is not None:
+        effort.go_on()

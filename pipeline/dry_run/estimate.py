@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.capacity import MODEL_STAGES, WAITING, Capacity
+from pipeline.capacity import DOWNLOAD_CPU, MODEL_STAGES, WAITING, Capacity
 from pipeline.dry_run.steps import Measured
 from pipeline.quality.curve import wilson
 from schemas.status import KEPT, STAGES
@@ -44,16 +44,28 @@ class Estimate(NamedTuple):
 class Job:
     """The job to predict: its rows and shards to compute, and its workers.
 
-    `concurrency` is the number of rows that a worker downloads at a time, `read_rates` are seconds per row of reading
-    whole shards.
+    `concurrency` is the number of requests that a worker has under way, `host_concurrency` that of the whole job to the
+    same host, `read_rates` are seconds per row of reading whole shards.
     """
 
     n_rows: int
     n_shards: int
     capacity: Capacity
     concurrency: int
+    host_concurrency: int
     read_rates: Sequence[float]
     seed: int = 0
+
+
+class Clock(NamedTuple):
+    """The seconds of each stage, summed over the shards of a job, and of the busiest host.
+
+    Images are downloaded for as long as the slowest row of each shard takes, or all requests with `concurrency` of them
+    at a time, or the work of the CPU on them. The requests to one host take their time however many workers there are.
+    """
+
+    stages: dict[str, float]
+    busiest_host: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +101,10 @@ def predict(samples: Sequence[Measured], job: Job) -> Prediction:
     clocks = [times(samples, rows, job, draw, shards) for draw, shards in zip(draws, of_shards, strict=True)]
     found = times(samples, rows, job, np.arange(n), np.arange(len(samples)))
 
-    def spent(value: Callable[[Mapping[str, float]], float]) -> Estimate:
+    def hours(clock: Clock) -> float:
+        return max(job.capacity.wall_seconds(clock.stages, job.n_shards), clock.busiest_host) / 3600
+
+    def spent(value: Callable[[Clock], float]) -> Estimate:
         return interval(value(found), [value(clock) for clock in clocks])
 
     return Prediction(
@@ -100,43 +115,41 @@ def predict(samples: Sequence[Measured], job: Job) -> Prediction:
             for name in rows
             if name.startswith("bytes ")
         },
-        hours=spent(lambda clock: job.capacity.wall_seconds(clock, job.n_shards)) * (1 / 3600),
-        model_hours=spent(lambda clock: sum(clock.get(name, 0.0) for name in MODEL_STAGES)) * (1 / 3600),
+        hours=spent(hours),
+        model_hours=spent(lambda clock: sum(clock.stages.get(name, 0.0) for name in MODEL_STAGES) / 3600),
         requests=total(rows["requests"]),
         drops=count_drops(rows),
-        stage_seconds=found,
+        stage_seconds=found.stages,
     )
 
 
-def times(samples: Sequence[Measured], rows: Columns, job: Job, draw: Any, shards: Any) -> dict[str, float]:
-    """Return the seconds of each stage, summed over all shards of the job, for a draw of rows and of sample shards.
+def times(samples: Sequence[Measured], rows: Columns, job: Job, draw: Any, shards: Any) -> Clock:
+    """Return the times of a job for a draw of rows and of sample shards.
 
     The rate of a stage is its time in the drawn shards by the rows that entered it there; the number of rows that enter
-    it is that of the drawn rows. A shard whose images are downloaded takes as long as its slowest row, or as all its
-    rows with `concurrency` of them at a time.
+    it is that of the drawn rows.
     """
     n, entering = len(draw), rows_entering(rows, draw)
     seconds = {"read": float(np.mean([job.read_rates[i % len(job.read_rates)] for i in shards])) * job.n_rows}
-    for stage in STAGES[1:]:
+    for stage in (*STAGES[1:], DOWNLOAD_CPU):
         timings = [samples[i].timings[stage] for i in shards if stage in samples[i].timings]
         n_rows = sum(timing["rows"] for timing in timings)
         rate = sum(timing["seconds"] for timing in timings) / n_rows if n_rows else 0.0
-        seconds[stage] = rate * entering[stage] * job.n_rows / n
-    if rows["requests"].any():
-        waits = rows["seconds"][draw]
-        per_shard = float(waits.sum()) / n * (job.n_rows / job.n_shards) / job.concurrency
-        seconds[WAITING] = max(float(waits.max()), per_shard) * job.n_shards
-    return seconds
+        seconds[stage] = rate * entering.get(stage, n) * job.n_rows / n
+    if not rows["requests"].any():
+        return Clock(seconds, 0.0)
+    busy = rows["busy"][draw] * job.n_rows / n
+    busiest = float(np.bincount(rows["host code"][draw], busy).max()) / job.host_concurrency
+    slowest = float(rows["seconds"][draw].max()) * job.n_shards
+    waiting = max(slowest, float(busy.sum()) / job.concurrency, seconds[DOWNLOAD_CPU])
+    return Clock(seconds | {WAITING: max(waiting, busiest) if job.capacity.is_sequential else waiting}, busiest)
 
 
 def rows_entering(rows: Columns, draw: Any) -> dict[str, int]:
     """Return the number of drawn rows that enter each stage."""
-    last = rows["stage"][draw]
-    left, entering = len(draw), dict[str, int]()
-    for stage in STAGES:
-        entering[stage] = left
-        left -= int(np.sum(last == stage))
-    return entering
+    dropped = np.bincount(rows["stage code"][draw], minlength=len(STAGES) + 1)
+    left = len(draw) - np.cumsum(dropped)
+    return {stage: int(left[i] + dropped[i]) for i, stage in enumerate(STAGES)}
 
 
 def interval(value: float, draws: Sequence[float], correction: float = 1.0) -> Estimate:
@@ -161,8 +174,14 @@ def count_drops(rows: Columns) -> dict[tuple[str, str], int]:
 
 
 def columns(rows: pa.Table) -> Columns:
-    """Return the columns of a table as arrays [n]: objects for texts (null: None), else float64."""
-    return {
+    """Return the columns of a table as arrays [n]: objects for texts (null: None), else float64.
+
+    Hosts and stages also have whole numbers, which can be counted fast: the index of the stage, one more for kept rows.
+    """
+    found: dict[str, NDArray[Any]] = {
         name: np.array(rows[name].to_pylist(), object if pa.types.is_string(rows[name].type) else np.float64)
         for name in rows.column_names
     }
+    found["host code"] = np.unique(found["host"].astype(str), return_inverse=True)[1]
+    found["stage code"] = np.array([len(STAGES) if s is None else STAGES.index(s) for s in found["stage"]], np.int64)
+    return found

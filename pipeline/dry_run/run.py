@@ -73,6 +73,7 @@ def dry_run(config: PipelineConfig) -> int:
         n_shards=len(work.unfinished),
         capacity=capacity,
         concurrency=config.download.concurrency,
+        host_concurrency=config.download.concurrency_per_host,
         read_rates=read_rates(work.unfinished, config),
         seed=config.dry_run_seed,
     )

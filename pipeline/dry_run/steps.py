@@ -11,19 +11,21 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.capacity import DOWNLOAD_CPU
 from pipeline.config import PipelineConfig
 from pipeline.download.permits import PermitAddress
-from pipeline.dry_run.download import PREFIX, CountedDownload
+from pipeline.dry_run.download import BUSY_TIME, ROW_TIME, CountedDownload
 from pipeline.dry_run.sample import Samples
 from pipeline.faults.stage import Stage
 from pipeline.read.sizes import batch_sizes
 from pipeline.read.stage import PART_BYTES, planned_rows
 from pipeline.read.types import ShardPlan
+from pipeline.report.totals import host_of
 from pipeline.run import Done, Notes, Part, Steps, join
 from pipeline.write.stage import write_shard
 from pipeline.write.temporary import remove_abandoned_folders, temporary_folder_prefix
 from schemas.files import FILES, INDEX_FILE, MANIFEST_FILE
-from schemas.manifest import Provenance, Timings
+from schemas.manifest import Provenance, StageTiming, Timings
 from schemas.rows import SCORED
 from schemas.status import DROPPED, KEPT
 from schemas.table import set_column
@@ -35,10 +37,11 @@ COLUMNAR: Final = (FILES["arrow"][0], FILES["grit"][1])
 
 @dataclass(frozen=True)
 class Measured(Done):
-    """A sample shard. `rows` has COLUMNS, `requests` and `seconds` of the download, the bytes of the `image`, the size
-    before compression (`weight`), and `bytes FILE` for the patterns of tars, index and manifest.
+    """A sample shard.
 
-    `table` holds the rows without images, `fixed` the bytes of the files of a shard without rows, by file pattern.
+    `rows` has COLUMNS, `host`, `requests`, `seconds` and `busy` seconds of the download, the bytes of the `image`, the
+    size before compression (`weight`), and `bytes FILE` for the patterns of tars, index and manifest. `table` holds the
+    rows without images, `fixed` the bytes of the files of a shard without rows, by file pattern.
     """
 
     rows: pa.Table
@@ -83,8 +86,10 @@ class SampleSteps(Steps):
 
     def download(self, plan: ShardPlan, parts: Iterable[Part]) -> Part:
         """Download as the job does, and add the effort of each row to the notes."""
+        start = time.process_time()
         table, notes = super().download(plan, parts)
-        return table, Notes({**notes.timings, **self.counted.take()}, notes.faults)
+        on_cpu: Timings = {DOWNLOAD_CPU: {"seconds": time.process_time() - start, "rows": float(table.num_rows)}}
+        return table, Notes({**notes.timings, **on_cpu, **self.counted.take()}, notes.faults)
 
     def write(self, plan: ShardPlan, table: pa.Table, notes: Notes) -> Measured:
         """Write the files of the sample shard to a temporary folder, measure them and remove them."""
@@ -100,15 +105,24 @@ class SampleSteps(Steps):
             seconds = time.perf_counter() - start
             sizes = file_bytes(folder, done.manifest["files"], plan.index)
             rows = measure_rows(table, folder, plan.index, sizes, fixed)
-        efforts = {name.removeprefix(PREFIX): t for name, t in notes.timings.items() if name.startswith(PREFIX)}
-        keys = rows["key"].to_pylist()
-        for name, field in (("requests", "rows"), ("seconds", "seconds")):
-            values = [float(efforts[key][field]) if key in efforts else 0.0 for key in keys]  # type: ignore[literal-required]
-            rows = rows.append_column(name, pa.array(values))
-        timings: Timings = {name: t for name, t in notes.timings.items() if not name.startswith(PREFIX)}
+        rows = with_efforts(rows, notes.timings)
+        rows = rows.append_column("host", pa.array([host_of(url) for url in table["url"].to_pylist()], pa.string()))
+        timings: Timings = {
+            name: timing for name, timing in notes.timings.items() if not name.startswith((ROW_TIME, BUSY_TIME))
+        }
         timings["write"] = {"seconds": seconds, "rows": float(done.manifest["counts"]["kept"])}
         light = set_column(table, "image", pa.nulls(table.num_rows, pa.binary()))
         return Measured(done.manifest, done.faults, rows, light, timings, fixed)
+
+
+def with_efforts(rows: pa.Table, timings: Timings) -> pa.Table:
+    """Add the requests of each row, its time in the download stage, and the part of its requests."""
+    nothing: StageTiming = {"seconds": 0.0, "rows": 0.0}
+    keys = rows["key"].to_pylist()
+    whole, busy = ([timings.get(f"{prefix}{key}", nothing) for key in keys] for prefix in (ROW_TIME, BUSY_TIME))
+    rows = rows.append_column("requests", pa.array([timing["rows"] for timing in whole], pa.float64()))
+    rows = rows.append_column("seconds", pa.array([timing["seconds"] for timing in whole], pa.float64()))
+    return rows.append_column("busy", pa.array([timing["seconds"] for timing in busy], pa.float64()))
 
 
 def patterns(index: int) -> dict[str, str]:

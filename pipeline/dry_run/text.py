@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from pipeline.capacity import DOWNLOAD_CPU
 from pipeline.dry_run.estimate import Estimate, Job, Prediction
 from schemas.files import FILES
 
@@ -35,8 +36,9 @@ def prediction_lines(found: Prediction, job: Job, n_planned: int, store_requests
     yield f"  on {job.capacity.description}, without the start of its workers"
     unit = "GPU hours (ground, score)" if job.capacity.gpus_per_model else "model hours (ground, score)"
     yield line(unit, found.model_hours * (job.capacity.gpus_per_model or 1.0), "{:,.3g}")
-    busiest = ", ".join(f"{stage} {share(seconds, found)}" for stage, seconds in found.stage_seconds.items() if seconds)
-    yield f"  time by stage: {busiest}"
+    stages = [(stage, seconds) for stage, seconds in found.stage_seconds.items() if seconds and stage != DOWNLOAD_CPU]
+    total = sum(seconds for _, seconds in stages)
+    yield "  time by stage: " + ", ".join(f"{stage} {seconds / total:.0%}" for stage, seconds in stages)
     yield line("requests to hosts", found.requests, "{:,.0f}")
     yield f"{'requests to object stores':32}{store_requests:>14,.0f}  (counted for a shard without rows, and by file sizes)"
     yield ""
@@ -52,11 +54,6 @@ def line(name: str, estimate: Estimate, number: str = "", bytes_format: bool = F
 def added(parts: list[Estimate]) -> Estimate:
     """Add estimates that depend on the same rows: the sums of their bounds are bounds."""
     return Estimate(*(sum(bounds) for bounds in zip(*parts, strict=True))) if parts else Estimate(0.0, 0.0, 0.0)
-
-
-def share(seconds: float, found: Prediction) -> str:
-    """Return the part of a stage in the time of all stages."""
-    return f"{seconds / sum(found.stage_seconds.values()):.0%}"
 
 
 def human_bytes(n: float) -> str:
