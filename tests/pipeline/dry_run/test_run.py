@@ -127,7 +127,6 @@ def test_an_object_store_is_not_written_to_and_its_requests_are_predicted(
         (["output=file"], "file is a file; choose another output="),
         (["output=file/below"], "file is a file; choose another output="),
         (["input=missing.csv"], "does not exist"),
-        (["grounder=missing"], "missing"),
         (["output=https://ann:secret@example.org/out"], "a user name or a password"),
     ],
 )
