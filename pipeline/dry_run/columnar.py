@@ -13,6 +13,7 @@ from pipeline.write.grit import grit_columns, similarity_column, write_grit_parq
 from pipeline.write.index import file_metadata
 from pipeline.write.secrets import remove_url_secrets
 from schemas.manifest import Provenance
+from schemas.status import KEPT
 
 
 def pooled(samples: Sequence[Measured], config: PipelineConfig, provenance: Provenance) -> list[Measured]:
@@ -30,12 +31,18 @@ def pooled(samples: Sequence[Measured], config: PipelineConfig, provenance: Prov
             if pattern not in sample.fixed:  # a format that is not written
                 continue
             values = shared(max(n_bytes - sample.fixed[pattern], 0), weights)[first:last]
-            if config.write.image_bytes and pattern == COLUMNAR[0]:
-                values = [value + n for value, n in zip(values, rows["image"].to_pylist(), strict=True)]
+            if pattern == COLUMNAR[0]:
+                values = [value + n for value, n in zip(values, stored_images(rows, config), strict=True)]
             rows = rows.append_column(f"bytes {pattern}", pa.array(values, pa.float64()))
         found.append(dataclasses.replace(sample, rows=rows))
         first = last
     return found
+
+
+def stored_images(rows: pa.Table, config: PipelineConfig) -> list[float]:
+    """Return the bytes of the image of each row in arrow/: of kept rows with `write.image_bytes`, of others if any."""
+    pairs = zip(rows["image"].to_pylist(), rows["status"].to_pylist(), strict=True)
+    return [n if config.write.image_bytes or status != KEPT else 0.0 for n, status in pairs]
 
 
 def pooled_bytes(table: pa.Table, config: PipelineConfig, provenance: Provenance) -> Mapping[str, int]:
