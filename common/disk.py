@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from common.errors import UserError
+from common.text import one_line
+
 
 def sync(path: str | Path) -> None:
     """Flush the contents of a file, or the renames in a folder, to the disk. Raises OSError."""
@@ -30,3 +33,12 @@ def atomic_write(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that the user named, atomically. Raises UserError if it cannot be written."""
+    try:
+        with atomic_write(path) as draft:
+            draft.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {one_line(error)}; give another file") from error

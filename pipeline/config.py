@@ -30,6 +30,9 @@ KEYS: Final = Keys(
 )
 """Key names of the pipeline; `renamed` and `renamed_values` refer to version 0.1."""
 
+NOT_RECORDED: Final = ("overwrite", "max_internal_errors", "dry_run", "dry_run_rows", "dry_run_seed", "report", "ray")
+"""Runtime settings that say nothing about the content of a shard, so that manifests do not record them."""
+
 MAX_STEP_S: Final = 2_000_000
 """Longest time limit of a step, 23 days: a process can wait for at most 2**31 ms."""
 
@@ -81,6 +84,12 @@ class PipelineConfig:
     overwrite: bool = runtime(False)
     # number of rows dropped as internal_error above which the job stops; null: the larger of 1 % of the rows and 100
     max_internal_errors: int | None = runtime(None)
+    # check models, inputs and cluster, run a sample of the rows, and predict the job; nothing is written to the output
+    dry_run: bool = runtime(False)
+    # rows in the sample of a dry run, spread over the input
+    dry_run_rows: int = runtime(200)
+    # random seed of the sample of a dry run
+    dry_run_seed: int = runtime(0)
     read: ReadConfig = field(default_factory=ReadConfig)
     download: DownloadConfig = field(default_factory=DownloadConfig)
     captions: CaptionsConfig = field(default_factory=CaptionsConfig)
@@ -92,7 +101,7 @@ class PipelineConfig:
     ray: RayConfig = runtime(factory=RayConfig)
 
     def __post_init__(self) -> None:
-        check_range(self, "rows_per_shard", "limit", least=1)
+        check_range(self, "rows_per_shard", "limit", "dry_run_rows", least=1)
         check_range(self, "max_internal_errors", least=0)
         for key in ("input", "output"):
             if not getattr(self, key):
@@ -127,13 +136,9 @@ def content_hash(config: PipelineConfig) -> str:
 
 
 def runtime_settings(config: PipelineConfig) -> dict[str, Any]:
-    """The `runtime` settings of the stages, which manifests record; those of Ray and the report are not included."""
+    """The `runtime` settings of the stages, which manifests record, without those of NOT_RECORDED."""
     _, settings = split_runtime(config)
-    return {
-        group: values
-        for group, values in settings.items()
-        if group not in ("overwrite", "max_internal_errors", "report", "ray")
-    }
+    return {group: values for group, values in settings.items() if group not in NOT_RECORDED}
 
 
 def with_formats(config: PipelineConfig, formats: Sequence[str]) -> PipelineConfig:

@@ -24,6 +24,7 @@ to boxes, filters the boxes, and writes shards and a report. Finished shards are
 stopped, run the same command again.
 
   python pipeline/grit.py jobs/demo.yaml input=pairs.parquet output=out/mine limit=1000
+  python pipeline/grit.py jobs/demo.yaml input=pairs.parquet output=out/mine dry_run=true
   ray job submit --working-dir . -- python pipeline/grit.py jobs/demo.yaml input=/data/pairs output=/data/shards
 
 {EXIT_CODES}
@@ -45,7 +46,12 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     set_up_logging()
     config = load_config(arguments)
-    from pipeline.job import run  # imports torch and spaCy, which take seconds; --help and wrong keys do not need them
+    # What follows imports torch and spaCy, which takes seconds; --help and wrong keys do not need them.
+    if config.dry_run:
+        from pipeline.dry_run.run import dry_run
+
+        return FAILED_SHARDS if dry_run(config) else 0
+    from pipeline.job import run
 
     return FAILED_SHARDS if run(config) else 0
 

@@ -4,6 +4,7 @@ import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import ray
@@ -27,13 +28,23 @@ def compute_on_ray(
 
     Raises UserError if the cluster does not exist, and like `Driver.run`.
     """
-    connect(config.ray)
-    try:
+    with joined(config.ray):
         # One server counts the requests to each host, because no worker knows those of the others.
         host = ray.util.get_node_ip_address()
         with PermitServer(config.download.concurrency_per_host, host=host) as permits:
             make_worker_steps = partial(make_steps, permits=permits.address)
             yield from Driver(plans, config, pickle.dumps(make_worker_steps)).run()
+
+
+@contextmanager
+def joined(config: RayConfig) -> Iterator[None]:
+    """Be part of the cluster for the `with` block; within another such block, nothing changes. Raises like `connect`."""
+    if ray.is_initialized():
+        yield
+        return
+    connect(config)
+    try:
+        yield
     finally:
         ray.shutdown()
 

@@ -2,20 +2,21 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from omegaconf import OmegaConf
 
 from common.config import RESOLVED_FILE
 from common.errors import UserError
-from common.remote import map_concurrently
+from common.remote import map_concurrently, one_line
+from common.yaml_text import check_yaml
 from pipeline.report.shards import read_batches, read_manifests
 from pipeline.report.totals import COLUMNS, Totals
 from pipeline.write.failed import read_failed
 from pipeline.write.store import Store
 from schemas.files import JOB_FILE, RUN_TIMINGS_FILE, STATS_FILE, TIMINGS_FILE
-from schemas.manifest import Counts, FailedShard, Manifest, Timings
+from schemas.manifest import Counts, FailedShard, Manifest, RunTimings, Timings
 from schemas.rows import VERSION
 from schemas.stats import DamagedFile, HostFailures, RowStatistics, StageSpeed, Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, STAGES
@@ -46,30 +47,58 @@ def build_stats(output: str, truth: dict[str, Any] | None = None, shards: Collec
     failed = read_failed(store, [manifest["shard"] for manifest in manifests], shards)
     if not manifests and not failed:
         raise UserError(f"no finished shard in {store.root}; run the job with this output first")
-    job = json.loads(store.read(JOB_FILE) or b"{}")
-    stats: Statistics = {
-        "schema": VERSION,
-        "shards": [manifest["shard"] for manifest in manifests],
-        "without_rows": sum("arrow" not in manifest["formats"] for manifest in manifests),
-        "rows": sum_rows(manifests, failed),
-        **row_statistics(count_shards(store, manifests)),
-        "stages": sum_timings(store, manifests),
-        "run": json.loads(store.read(RUN_TIMINGS_FILE) or b"{}"),
-        "provenance": manifests[0]["provenance"] if manifests else job.get("provenance", {}),
-        "config": read_job_config(store),
-    }
-    if damaged := damaged_files(job):
-        stats["damaged"] = damaged
+    stats = collect_stats(store, manifests, sum_rows(manifests, failed), count_shards(store, manifests))
     if truth is not None:
         stats["truth"] = truth
     store.write(STATS_FILE, json.dumps(stats, ensure_ascii=False, indent=1))  # not sorted: stages keep their order
     return stats
 
 
+def collect_stats(store: Store, manifests: Sequence[Manifest], rows: Counts, totals: Totals) -> Statistics:
+    """Return the statistics of an output, of which `rows` and `totals` are counted already; nothing is written."""
+    job = read_object(store, JOB_FILE)
+    stats: Statistics = {
+        "schema": VERSION,
+        "shards": [manifest["shard"] for manifest in manifests],
+        "without_rows": sum("arrow" not in manifest["formats"] for manifest in manifests),
+        "rows": rows,
+        **row_statistics(totals),
+        "stages": sum_timings(store, manifests),
+        "run": cast(RunTimings, read_object(store, RUN_TIMINGS_FILE)),
+        "provenance": manifests[0]["provenance"] if manifests else job.get("provenance", {}),
+        "config": read_job_config(store),
+    }
+    if damaged := damaged_files(job):
+        stats["damaged"] = damaged
+    return stats
+
+
 def read_job_config(store: Store) -> dict[str, Any]:
-    """Return the resolved configuration of the job, {} if its file does not exist."""
-    text = (store.read(RESOLVED_FILE) or b"{}").decode()
-    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(text)))
+    """Return the resolved configuration of the job, {} if its file does not exist. Raises UserError if it is damaged."""
+    try:
+        text = (store.read(RESOLVED_FILE) or b"{}").decode()
+        check_yaml(text)
+        return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(text)))
+    except UserError:
+        raise
+    except Exception as error:  # PyYAML and OmegaConf raise many types for text that they cannot convert
+        raise damaged_error(store, RESOLVED_FILE, error) from error
+
+
+def read_object(store: Store, file: str) -> dict[str, Any]:
+    """Return the object in a JSON file, {} if it does not exist. Raises UserError if it is damaged."""
+    try:
+        value = json.loads(store.read(file) or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise damaged_error(store, file, error) from error
+    if not isinstance(value, dict):
+        raise damaged_error(store, file, ValueError("it holds no object"))
+    return value
+
+
+def damaged_error(store: Store, file: str, error: Exception) -> UserError:
+    """Return the error for a damaged file besides the shards."""
+    return UserError(f"{store.url(file)} is damaged ({one_line(error)}); remove it: the shards do not need it")
 
 
 def damaged_files(job: Mapping[str, Any]) -> list[DamagedFile]:
@@ -106,7 +135,7 @@ def row_statistics(totals: Totals) -> RowStatistics:
     }
 
 
-def sum_rows(manifests: list[Manifest], failed: Sequence[FailedShard] = ()) -> Counts:
+def sum_rows(manifests: Sequence[Manifest], failed: Sequence[FailedShard] = ()) -> Counts:
     """Add up the row counts of all shards; stages are in pipeline order, reasons are sorted.
 
     The rows of failed shards are unfinished: read = kept + dropped + unfinished.
@@ -135,7 +164,7 @@ def sum_rows(manifests: list[Manifest], failed: Sequence[FailedShard] = ()) -> C
     }
 
 
-def count_shards(store: Store, manifests: list[Manifest]) -> Totals:
+def count_shards(store: Store, manifests: Iterable[Manifest]) -> Totals:
     """Count the rows of all shards; a shard without arrow/ contributes only the counts of its manifest.
 
     Raises ValueError if the rows of a shard and its manifest disagree.
@@ -162,11 +191,11 @@ def count_shards(store: Store, manifests: list[Manifest]) -> Totals:
     return totals
 
 
-def sum_timings(store: Store, manifests: list[Manifest]) -> dict[str, StageSpeed]:
+def sum_timings(store: Store, manifests: Sequence[Manifest]) -> dict[str, StageSpeed]:
     """Add up the time of each stage over the shards that have a timings file."""
     stages: dict[str, StageSpeed] = {}
-    for content in map_concurrently(store.read, [TIMINGS_FILE.format(manifest["shard"]) for manifest in manifests]):
-        timings: Timings = json.loads(content or b"{}")
+    files = [TIMINGS_FILE.format(manifest["shard"]) for manifest in manifests]
+    for timings in map_concurrently(lambda file: cast(Timings, read_object(store, file)), files):
         for stage, timing in timings.items():
             total = stages.setdefault(stage, {"seconds": 0.0, "rows": 0.0, "rows_per_second": 0.0})
             total["seconds"] += timing["seconds"]

@@ -44,7 +44,7 @@ def parse_manifest(content: bytes) -> Manifest | None:
         is_manifest = all(isinstance(value[name], kind) for name, kind in FIELDS.items())
         for facts in value["files"].values():
             is_manifest &= isinstance(facts["bytes"], int) and isinstance(facts["sha256"], str)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return cast(Manifest, value) if is_manifest else None
 

@@ -1,0 +1,1 @@
+"""Compare the statistics of two outputs."""

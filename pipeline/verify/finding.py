@@ -1,0 +1,47 @@
+"""The result of checking a shard."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from schemas.files import INDEX_FILE, MANIFEST_FILE
+from schemas.manifest import Counts
+
+MAX_PROBLEMS = 20
+"""Problems of a shard after which its rows are not compared further."""
+
+
+class Problem(NamedTuple):
+    """A defect of a file; `file` is relative to the output."""
+
+    file: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.text}"
+
+
+@dataclass
+class Finding:
+    """The defects of a shard, and the amount that was checked. `counts`: None for a damaged manifest."""
+
+    shard: int
+    problems: list[Problem] = field(default_factory=list)
+    counts: Counts | None = None
+    formats: tuple[str, ...] = ()
+    n_bytes: int = 0
+    n_images: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """True if further problems would tell nothing new."""
+        return len(self.problems) >= MAX_PROBLEMS
+
+    @property
+    def cause(self) -> str:
+        """The file whose removal lets the next run of the job mend the shard: the index, or for other defects the manifest."""
+        index = INDEX_FILE.format(self.shard)
+        return index if {problem.file for problem in self.problems} == {index} else MANIFEST_FILE.format(self.shard)
+
+    def add(self, file: str, text: str) -> None:
+        """Add a problem."""
+        self.problems.append(Problem(file, text))

@@ -1,0 +1,67 @@
+"""Check a manifest by itself: its sums, its files, and its rows in the plan of the job."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from schemas.files import FILES, INDEX_FILE
+from schemas.manifest import Manifest, PlanJson
+from schemas.rows import VERSION
+from schemas.status import check_reason
+
+DAMAGE: Final = (ValueError, LookupError, TypeError, AttributeError)
+"""Exceptions of reading a manifest with missing fields or wrong types."""
+TARS: Final = {kind: names[0] for kind, names in FILES.items() if names[0].endswith(".tar")}
+"""Format -> path of its tar, with the place of the index."""
+
+
+def manifest_problems(manifest: Manifest, index: int, plan: PlanJson | None) -> Iterator[str]:
+    """Describe what is wrong with the manifest of shard `index`; `plan` is its plan in the record of the job, if any."""
+    try:
+        yield from _problems(manifest, index, plan)
+    except DAMAGE as error:
+        yield f"a field is missing or damaged ({type(error).__name__}: {error})"
+
+
+def _problems(manifest: Manifest, index: int, plan: PlanJson | None) -> Iterator[str]:
+    if manifest["schema"].partition(".")[0] != VERSION.partition(".")[0]:
+        yield f"it has schema {manifest['schema']}, but this version of HyperGRIT reads {VERSION}"
+    if manifest["shard"] != index:
+        yield f"it is the manifest of shard {manifest['shard']}"
+    counts = manifest["counts"]
+    n_dropped = sum(sum(reasons.values()) for reasons in counts["dropped"].values())
+    if counts["read"] != counts["kept"] + n_dropped:
+        yield f"{counts['read']} rows read are not {counts['kept']} kept and {n_dropped} dropped"
+    for stage, reasons in counts["dropped"].items():
+        for reason in reasons:
+            check_reason(stage, reason)
+    if manifest["plan"]["n_rows"] != counts["read"]:
+        yield f"{counts['read']} rows read, but {manifest['plan']['n_rows']} planned"
+    if plan is not None and manifest["plan"] != plan:
+        yield "its input rows are not those that _job.json plans for this shard"
+    yield from _file_problems(manifest, index)
+
+
+def _file_problems(manifest: Manifest, index: int) -> Iterator[str]:
+    """Describe the files that are missing, unknown, or have another number of rows than the counts."""
+    expected = expected_rows(manifest, index)
+    optional = {INDEX_FILE.format(index)}  # earlier versions wrote none
+    files: dict[str, Any] = dict(manifest["files"])
+    for name in sorted(expected.keys() - optional - files.keys()):
+        yield f"it does not list {name}, although it lists its format"
+    for name in sorted(files.keys() - expected.keys()):
+        yield f"it lists {name}, which is no file of its formats {', '.join(manifest['formats'])}"
+    for name in sorted(files.keys() & expected.keys()):
+        if files[name]["rows"] != expected[name]:
+            yield f"{name} has {files[name]['rows']} rows by its entry, but {expected[name]} by the counts"
+
+
+def expected_rows(manifest: Manifest, index: int) -> dict[str, int]:
+    """Return the files of a shard by the formats of its manifest, each with its number of rows or samples."""
+    counts, formats = manifest["counts"], manifest["formats"]
+    rows = {
+        name.format(index): counts["kept"] if name.endswith(".tar") else counts["read"]
+        for kind in formats
+        for name in FILES[kind]
+    }
+    n_tars = len(TARS.keys() & set(formats))
+    return rows | ({INDEX_FILE.format(index): n_tars * counts["kept"]} if n_tars else {})

@@ -1,0 +1,87 @@
+"""Check an output as a whole, and put its broken shards back into the queue."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from common.errors import UserError
+from pipeline.lease import Lease
+from pipeline.resume.finished import list_output
+from pipeline.resume.record import read_record, recorded_plans
+from pipeline.verify.finding import Finding, Problem
+from pipeline.write.manifest import plan_json
+from pipeline.write.store import Store
+from schemas.files import JOB_FILE, STATS_FILE
+from schemas.manifest import PlanJson
+
+
+@dataclass
+class Contents:
+    """The finished shards of an output, each with its plan if `_job.json` has it, and the problems of other files."""
+
+    plans: dict[int, PlanJson | None]
+    n_planned: int
+    problems: list[Problem] = field(default_factory=list)
+
+
+def list_contents(store: Store) -> Contents:
+    """List an output. Raises UserError if it has no finished shard."""
+    committed = list_output(store).committed()
+    if not committed:
+        raise UserError(f"no finished shard in {store.root}; check the path, or run the job with this output first")
+    problems: list[Problem] = []
+    planned: dict[int, PlanJson] = {}
+    try:
+        record = read_record(store)
+        planned = {plan.index: plan_json(plan) for plan in recorded_plans(record)} if record else {}
+    except UserError:
+        problems.append(
+            Problem(JOB_FILE, "damaged; remove it, and the job compares the manifests of the shards instead")
+        )
+    return Contents({index: planned.get(index) for index in committed}, len(planned), problems)
+
+
+class Sums:
+    """The rows of all intact manifests, to compare them with stats.json."""
+
+    def __init__(self) -> None:
+        self.rows: Counter[str] = Counter()
+        self.shards: set[int] = set()
+
+    def add(self, finding: Finding) -> None:
+        """Add the counts of a shard."""
+        if finding.counts is None:
+            return
+        self.shards.add(finding.shard)
+        self.rows.update(read=finding.counts["read"], kept=finding.counts["kept"])
+        for stage, reasons in finding.counts["dropped"].items():
+            self.rows.update({f"{stage}: {reason}": n for reason, n in reasons.items()})
+
+    def problem(self, store: Store) -> Problem | None:
+        """Return the difference of stats.json and these sums; None without a difference, or for a file about other shards."""
+        content = store.read(STATS_FILE)
+        if content is None:
+            return None
+        fix = f"write it again with `python -m pipeline.report {store.root}`"
+        try:
+            stats = json.loads(content)
+            rows, shards = stats["rows"], set(stats["shards"])
+            found = Counter({"read": rows["read"] - rows.get("unfinished", 0), "kept": rows["kept"]})
+            found.update({f"{s}: {r}": n for s, reasons in rows["dropped"].items() for r, n in reasons.items()})
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return Problem(STATS_FILE, f"damaged; {fix}")
+        if shards != self.shards or +found == +self.rows:  # the job goes on, or the sums agree
+            return None
+        name = next(name for name in (*found, *self.rows) if found[name] != self.rows[name])
+        return Problem(STATS_FILE, f"{found[name]} rows {name}, but {self.rows[name]} in the manifests; {fix}")
+
+
+def requeue(store: Store, findings: Sequence[Finding], lease: Lease) -> None:
+    """Let the next run of the job compute broken shards again, or restore their index if nothing else is broken.
+
+    Only the manifest (or the index) is removed: readers ignore a shard without one, and its files are replaced when the
+    job commits it again. Raises UserError if the lease is lost or a file cannot be removed.
+    """
+    lease.check()
+    store.remove_many(finding.cause for finding in findings)

@@ -1,0 +1,32 @@
+"""The page of a comparison in a browser; skipped if no browser is installed."""
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.compare.contents import read_contents
+from pipeline.compare.figures import differences, sections
+from pipeline.compare.page import render
+from tests.pipeline.compare.outputs import write_a, write_b
+from tests.pipeline.report.test_browser import browser, pytestmark  # noqa: F401 (fixture and marks)
+
+
+def test_the_page_fits_the_window_and_sends_no_requests(browser: Any, tmp_path: Path) -> None:  # noqa: F811
+    a, b = (read_contents(str(write(tmp_path / name))) for name, write in (("a", write_a), ("b", write_b)))
+    page_file = tmp_path / "compare.html"
+    page_file.write_text(render(a, b, sections(a, b), *differences((a.stats, b.stats))))
+    for width in (1200, 390):
+        messages, requests = [], []
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.on("console", lambda message: messages.append(message.text))  # noqa: B023
+        page.on("request", lambda request: requests.append(request.url))  # noqa: B023
+        page.goto(f"file://{page_file}")
+        assert messages == []
+        assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        sizes = page.eval_on_selector_all(
+            "svg path.a, svg path.b", "all => all.map(p => [p.getBBox().width, p.getBBox().height])"
+        )
+        assert len(sizes) >= 8
+        assert all(w > 100 and h > 10 for w, h in sizes)
+        assert page.eval_on_selector_all("script", "all => all.length") == 0
+        page.close()
