@@ -45,17 +45,34 @@ def runtime(default: T | None = None, *, factory: Callable[[], T] | None = None)
     return dataclasses.field(default=default, metadata={"runtime": True})  # type: ignore[return-value]
 
 
+def added(default: T | None = None, *, factory: Callable[[], T] | None = None) -> T:
+    """Declare a field that earlier versions lacked: hashes and records leave it out while it has its default."""
+    if factory is not None:
+        empty: T = dataclasses.field(default_factory=factory, metadata={"added": True})
+        return empty
+    return dataclasses.field(default=default, metadata={"added": True})  # type: ignore[return-value]
+
+
+def secret(*, factory: Callable[[], T]) -> T:
+    """Declare a `runtime` field whose value is never saved, recorded or printed: passwords, tokens."""
+    metadata = {"runtime": True, "secret": True}
+    value: T = dataclasses.field(default_factory=factory, metadata=metadata, repr=False)
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Keys:
     """The key names of one command.
 
     `short` maps short names to full keys, `renamed` maps keys of earlier versions to their present names, and
-    `renamed_values` maps present keys to {value of an earlier version: present value}.
+    `renamed_values` maps present keys to {value of an earlier version: present value}. `secret` are the full keys of
+    `secret` fields, whose values no message repeats.
     """
 
     short: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renamed_values: Mapping[str, Mapping[Any, Any]] = dataclasses.field(default_factory=dict)
+    secret: tuple[str, ...] = ()
 
     def check(self, layer: DictConfig, source: str) -> None:
         """Raise UserError for a key or a value of an earlier version, naming its replacement."""
@@ -229,11 +246,16 @@ def runtime_keys(cls: type, kinds: Mapping[str, type] | None = None, prefix: str
 
 
 def split_runtime(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split the values of a configuration into nested dictionaries: (all but `runtime` fields, `runtime` fields)."""
+    """Split the values of a configuration into nested dictionaries: (all but `runtime` fields, `runtime` fields).
+
+    Without `secret` fields, and without `added` fields that have their defaults.
+    """
     fixed: dict[str, Any] = {}
     free: dict[str, Any] = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
+        if item.metadata.get("secret") or (item.metadata.get("added") and value == _default(item)):
+            continue
         if item.metadata.get("runtime"):
             free[item.name] = dataclasses.asdict(value) if is_dataclass(value) else value  # type: ignore[arg-type]
         elif is_dataclass(value):
@@ -242,6 +264,10 @@ def split_runtime(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         else:
             fixed[item.name] = value
     return fixed, free
+
+
+def _default(item: "dataclasses.Field[Any]") -> Any:
+    return item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
 
 
 def check_positive(config: object, *names: str) -> None:

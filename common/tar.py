@@ -119,8 +119,10 @@ def check_padding(read_at: ReadAt, offset: int, end: int) -> None:
 
     A hole in a file, as a crash or an interrupted download leaves it, looks like the mark.
     """
-    if end - offset > MAX_PADDING or any(read_at(offset, end - offset)):
-        raise TarError(f"zeros at byte {offset} of {end}, which end an archive, so the tar may have a hole")
+    data = read_at(offset, min(end - offset, MAX_PADDING + 1))
+    if len(data) > MAX_PADDING or any(data):
+        size = f" of {end}" if end < MAX_SIZE else ""
+        raise TarError(f"zeros at byte {offset}{size}, which end an archive, so the tar may have a hole")
 
 
 def read_extension(read_at: ReadAt, offset: int, size: int) -> bytes:

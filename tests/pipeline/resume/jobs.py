@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipeline.config import PipelineConfig, content_hash, load_config
 from pipeline.paths import with_absolute_paths
-from pipeline.read.plan import list_files
+from pipeline.read.listing import list_files
 from pipeline.read.stage import read_shard
 from pipeline.read.types import ShardPlan
 from pipeline.resume.plan import Work, plan_work
