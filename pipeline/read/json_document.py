@@ -207,11 +207,12 @@ class Keys:
                 raise JsonDamageError(f"no key at byte {values.offset}")
             text = values.value()
             try:
-                yield str(json.loads(text)) if isinstance(text, bytes) else "?"
+                name = str(json.loads(text)) if isinstance(text, bytes) else "?"
             except ValueError:
                 raise JsonDamageError(f"no key before byte {values.offset}") from None
             if not values.peek():
                 raise JsonDamageError(f"the object does not end, so the file may be truncated at byte {values.offset}")
+            yield name
         raise JsonDamageError(f"the object has more than {MAX_KEYS} keys")
 
 
