@@ -67,7 +67,7 @@ def tls_context() -> ssl.SSLContext:
 
 
 def new_session(config: DownloadConfig, resolver: Resolver) -> aiohttp.ClientSession:
-    """Open an HTTP session: persistent connections, no cookies, no proxies from the environment, no decompression."""
+    """Open an HTTP session: persistent connections, no cookies, no proxy but that of `config`, no decompression."""
     tracing = aiohttp.TraceConfig()
     tracing.on_connection_create_end.append(_on_connected)
     contact = f"; +{config.contact}" if config.contact else ""
@@ -88,6 +88,7 @@ def new_session(config: DownloadConfig, resolver: Resolver) -> aiohttp.ClientSes
         },
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
+        proxy=config.proxy,
         trace_configs=[tracing],
     )
 
