@@ -37,12 +37,18 @@ def find_column(names: Iterable[str], configured: str | None, known: Sequence[st
     return next((by_lower_case[name] for name in known if name in by_lower_case), None)
 
 
-def find_columns(names: Iterable[str], config: ReadConfig) -> Columns:
-    """Find the columns among `names`. Columns with images and paths need no setting in files without a URL column."""
+def find_columns(names: Iterable[str], config: ReadConfig, source: str) -> Columns:
+    """Find the columns among the `names` of a row of the file `source`.
+
+    In rows without a URL column, those with an image or its path are recognised by their names if images may be read
+    from files, and that with an image in every parquet file.
+    """
     names = list(names)
     url = find_column(names, config.url_column, URL_NAMES)
-    image = find_column(names, config.image_column, () if url else IMAGE_NAMES)
-    path = find_column(names, config.image_path_column, () if url or image else PATH_NAMES)
+    has_images = bool(config.image_roots) or format_of(source) == "parquet"
+    image = find_column(names, config.image_column, IMAGE_NAMES if has_images and url is None else ())
+    is_path = config.image_roots and url is None and image is None
+    path = find_column(names, config.image_path_column, PATH_NAMES if is_path else ())
     caption = find_column(names, config.caption_column, CAPTION_NAMES)
     more = (name for name in config.more_caption_columns if name in names)
     captions = dict.fromkeys((*([caption] if caption is not None else []), *more))
@@ -56,7 +62,14 @@ def check_columns(path: str, names: list[str] | None, config: ReadConfig) -> Non
     """
     if names is None:
         return
-    found = find_columns(names, config)
+    found = find_columns(names, config, path)
+    if not any((found.url, found.image, found.path, config.url_column, config.image_column, config.image_roots)) and (
+        name := find_column(names, config.image_path_column, (*PATH_NAMES, *IMAGE_NAMES))
+    ):
+        raise UserError(
+            f"{path} has paths of images in its column {name}, which are read only from folders that "
+            "read.image_roots=[FOLDER, ...] names; or set read.url_column=NAME"
+        )
     in_object = "; or, if the rows are in a list within an object, read.json_key=NAME" if is_json(path) else ""
     for role, configured, known in (
         ("url", config.url_column, URL_NAMES),
@@ -76,10 +89,7 @@ def check_columns(path: str, names: list[str] | None, config: ReadConfig) -> Non
                 f"{path} has no column {name}, which read.more_caption_columns names (it has {', '.join(names)})"
             )
     if found.path and not config.image_roots:
-        raise UserError(
-            f"{path} has paths of images in its column {found.path}, which are read only from folders that "
-            "read.image_roots=[FOLDER, ...] names"
-        )
+        raise UserError("image_path_column is set, but no folder; set read.image_roots=[FOLDER, ...] too")
     if config.selection is not None:
         config.selection.check(path, names)
 

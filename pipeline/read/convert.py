@@ -39,7 +39,7 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
     image = record.pop(IMAGE, None)
     if not isinstance(image, bytes | Location):  # the value of a JSON key with the same name
         image = None
-    columns = find_columns(record, config)
+    columns = find_columns(record, config, context.source)
     is_selected = _is_selected(record, config)
     url = _text(_value(record, columns.url), "the URL", config.max_url_characters, "max_url_characters") or None
     found, path = _image(record, columns, config)

@@ -40,7 +40,7 @@ def parquet_rows(
     parquet = pq.ParquetFile(file)
     metadata = parquet.metadata
     parquet = pq.ParquetFile(file, metadata=metadata, read_dictionary=_coded_columns(metadata))
-    columns = find_columns(parquet.schema_arrow.names, config)
+    columns = find_columns(parquet.schema_arrow.names, config, ".parquet")
     binary = {columns.url, columns.id, columns.path, columns.image, *columns.captions}
     binary |= config.selection.columns.keys() if config.selection else set()
     names = [item.name for item in parquet.schema_arrow if item.name in binary or not has_bytes(item.type)]
