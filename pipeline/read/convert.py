@@ -119,6 +119,8 @@ def _extra(record: Record, columns: Columns, config: ReadConfig) -> str | None:
     value = _value(record, columns.image)
     if columns.image is not None and isinstance(value, dict) and value.get("path"):
         others[columns.image] = {"path": value["path"]}
+    elif columns.image is not None and isinstance(value, str):
+        others[columns.image] = value
     try:
         text = json.dumps(_json_value(others), sort_keys=True) if others else None
     except RecursionError:

@@ -1,4 +1,4 @@
-"""What a store must do: rows, images and folders are read from it, and a job writes shards to it and resumes."""
+"""Checks of a store: rows, images and folders are read from it, and a job writes shards to it and resumes."""
 
 import json
 
