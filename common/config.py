@@ -47,12 +47,10 @@ def runtime(default: T | None = None, *, factory: Callable[[], T] | None = None)
     return dataclasses.field(default=default, metadata={"runtime": True})  # type: ignore[return-value]
 
 
-def added(default: T | None = None, *, factory: Callable[[], T] | None = None) -> T:
+def added(default: T | None = None, *, is_runtime: bool = False) -> T:
     """Declare a field that earlier versions lacked: hashes and records leave it out while it has its default."""
-    if factory is not None:
-        empty: T = dataclasses.field(default_factory=factory, metadata={"added": True})
-        return empty
-    return dataclasses.field(default=default, metadata={"added": True})  # type: ignore[return-value]
+    metadata = {"added": True, "runtime": is_runtime}
+    return dataclasses.field(default=default, metadata=metadata)  # type: ignore[return-value]
 
 
 def secret(*, factory: Callable[[], T]) -> T:
@@ -279,7 +277,7 @@ def split_runtime(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     free: dict[str, Any] = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
-        if item.metadata.get("secret") or (item.metadata.get("added") and value == _default(item)):
+        if item.metadata.get("secret") or (item.metadata.get("added") and value == item.default):
             continue
         if item.metadata.get("runtime"):
             free[item.name] = dataclasses.asdict(value) if is_dataclass(value) else value  # type: ignore[arg-type]
@@ -289,10 +287,6 @@ def split_runtime(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         else:
             fixed[item.name] = value
     return fixed, free
-
-
-def _default(item: "dataclasses.Field[Any]") -> Any:
-    return item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
 
 
 def check_positive(config: object, *names: str) -> None:

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from yarl import URL
 
-from common.config import check_positive, check_range, runtime, secret
+from common.config import added, check_positive, check_range, runtime, secret
 from common.errors import UserError
 from common.images import ImageLimits
 from pipeline.download.addresses import canonical_hosts
@@ -60,7 +60,7 @@ class DownloadConfig:
     # saved, recorded or printed
     proxy: str | None = secret(factory=lambda: None)
     # leave the look-up of host names to the proxy, which must then refuse those of its own network
-    proxy_resolves: bool = runtime(False)
+    proxy_resolves: bool = added(False, is_runtime=True)
     # decoding threads of one worker
     decode_threads: int = runtime(1)
     limits: ImageLimits = field(default_factory=ImageLimits)
