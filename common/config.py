@@ -12,11 +12,13 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+import yaml
 from omegaconf import Container, DictConfig, ListConfig, OmegaConf, ValueNode
 from omegaconf.errors import OmegaConfBaseException
 
@@ -45,17 +47,32 @@ def runtime(default: T | None = None, *, factory: Callable[[], T] | None = None)
     return dataclasses.field(default=default, metadata={"runtime": True})  # type: ignore[return-value]
 
 
+def added(default: T | None = None, *, is_runtime: bool = False) -> T:
+    """Declare a field that earlier versions lacked: hashes and records leave it out while it has its default."""
+    metadata = {"added": True, "runtime": is_runtime}
+    return dataclasses.field(default=default, metadata=metadata)  # type: ignore[return-value]
+
+
+def secret(*, factory: Callable[[], T]) -> T:
+    """Declare a `runtime` field whose value is never saved, recorded or printed: passwords, tokens."""
+    metadata = {"runtime": True, "secret": True}
+    value: T = dataclasses.field(default_factory=factory, metadata=metadata, repr=False)
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Keys:
     """The key names of one command.
 
     `short` maps short names to full keys, `renamed` maps keys of earlier versions to their present names, and
-    `renamed_values` maps present keys to {value of an earlier version: present value}.
+    `renamed_values` maps present keys to {value of an earlier version: present value}. `secret` are the full keys of
+    `secret` fields, whose values no message repeats.
     """
 
     short: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renamed_values: Mapping[str, Mapping[Any, Any]] = dataclasses.field(default_factory=dict)
+    secret: tuple[str, ...] = ()
 
     def check(self, layer: DictConfig, source: str) -> None:
         """Raise UserError for a key or a value of an earlier version, naming its replacement."""
@@ -91,6 +108,10 @@ class Keys:
     def is_of_earlier_version(self, layer: DictConfig) -> bool:
         """True for a resolved configuration of an earlier version: it contains every renamed key."""
         return bool(self.renamed) and all(_has(layer, old) for old in self.renamed)
+
+    def is_secret(self, key: str) -> bool:
+        """Return True for the key of a secret, of one within it, and of its group, whose value holds it."""
+        return any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in self.secret)
 
     def shortest(self, key: str) -> str:
         """Return the short name of `key`, or `key` itself if it has none."""
@@ -133,9 +154,12 @@ def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
             check_yaml(value)
             layer = OmegaConf.from_dotlist([item])
         except Exception as error:  # PyYAML and OmegaConf raise many types for values that they cannot convert
+            if keys.is_secret(key):
+                raise UserError(f"the value of {key}= cannot be read; see --help for its form") from None
             raise UserError(f"{item:.200} cannot be read: {one_line(error)}") from None
-        keys.check(layer, item)
-        layers.append((_long_keys(layer, keys.short), item))
+        source = f"{key}=..." if keys.is_secret(key) else item
+        keys.check(layer, source)
+        layers.append((_long_keys(layer, keys.short), source))
     return layers
 
 
@@ -158,6 +182,8 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
                 raise UserError(f"{source}: a number is too large ({error}); --help lists the ranges") from None
             if not isinstance(error, OmegaConfBaseException):
                 raise
+            if key := next((name for name in secret_keys(cls) if _is_within(str(error.full_key), name)), ""):
+                raise UserError(f"{source}: the value of {key} has another form than in --help") from None
             where = f"key {error.full_key}" if error.full_key else "a value is given where a group of keys is expected"
             raise UserError(f"{source}: {str(error).splitlines()[0]} ({where}; --help lists all keys)") from None
     return _build(merged, "")
@@ -215,6 +241,20 @@ def _build(node: DictConfig, prefix: str) -> Any:
         raise UserError(f"{str(error).splitlines()[0]} (key {error.full_key})") from None
 
 
+def _is_within(key: str, group: str) -> bool:
+    return key == group or key.startswith((f"{group}.", f"{group}["))
+
+
+def secret_keys(cls: type, prefix: str = "") -> Iterator[str]:
+    """Yield the keys of `cls` that are marked with `secret`."""
+    hints = get_type_hints(cls)
+    for item in dataclasses.fields(cls):
+        if item.metadata.get("secret"):
+            yield prefix + item.name
+        elif is_dataclass(kind := hints[item.name]) and isinstance(kind, type):
+            yield from secret_keys(kind, f"{prefix}{item.name}.")
+
+
 def runtime_keys(cls: type, kinds: Mapping[str, type] | None = None, prefix: str = "") -> set[str]:
     """Return the keys and groups of `cls` that are marked with `runtime`; `kinds` as in `merge`."""
     found: set[str] = set()
@@ -229,11 +269,16 @@ def runtime_keys(cls: type, kinds: Mapping[str, type] | None = None, prefix: str
 
 
 def split_runtime(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split the values of a configuration into nested dictionaries: (all but `runtime` fields, `runtime` fields)."""
+    """Split the values of a configuration into nested dictionaries: (all but `runtime` fields, `runtime` fields).
+
+    Without `secret` fields, and without `added` fields that have their defaults.
+    """
     fixed: dict[str, Any] = {}
     free: dict[str, Any] = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
+        if item.metadata.get("secret") or (item.metadata.get("added") and value == item.default):
+            continue
         if item.metadata.get("runtime"):
             free[item.name] = dataclasses.asdict(value) if is_dataclass(value) else value  # type: ignore[arg-type]
         elif is_dataclass(value):
@@ -268,8 +313,14 @@ def check_range(config: object, *names: str, least: float, most: float = math.in
 
 
 def to_yaml(config: Any) -> str:
-    """Return the resolved configuration as YAML: every key with its value, URLs without user names and passwords."""
-    values = OmegaConf.to_container(OmegaConf.structured(config))
+    """Return the resolved configuration as YAML: every key with its value, URLs without user names and passwords.
+
+    Keys of `secret` fields are left out.
+    """
+    values: Any = OmegaConf.to_container(OmegaConf.structured(config))
+    for key in secret_keys(type(config)):
+        *groups, name = key.split(".")
+        reduce(lambda group, name: group[name], groups, values).pop(name)
     return OmegaConf.to_yaml(OmegaConf.create(clean(values, strip_query=False)))
 
 
@@ -282,7 +333,7 @@ def _load_yaml(path: str, keys: Keys) -> DictConfig:
     except FileNotFoundError:
         raise UserError(f"config file {path!r} does not exist; jobs/ holds examples") from None
     except Exception as error:  # PyYAML and OmegaConf raise many types for values that they cannot convert
-        raise UserError(f"config file {path!r} cannot be read: {one_line(error)}") from None
+        raise UserError(f"config file {path!r} cannot be read: {_problem(error)}") from None
     if not isinstance(loaded, DictConfig):
         raise UserError(f"config file {path!r} must hold `key: value` lines")
     if Path(path).name in RESOLVED_FILES and keys.is_of_earlier_version(loaded):
@@ -291,6 +342,14 @@ def _load_yaml(path: str, keys: Keys) -> DictConfig:
         loaded = translated
     keys.check(loaded, path)
     return _long_keys(loaded, keys.short)
+
+
+def _problem(error: Exception) -> str:
+    """Describe an error; for YAML without the line of the file that its message quotes, which may hold a secret."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem:
+        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        return f"{error.problem}{line}"
+    return one_line(error)
 
 
 def _long_keys(layer: DictConfig, short: Mapping[str, str]) -> DictConfig:

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import Final
 
 MACHINE_ERRORS: Final = frozenset(
-    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EADDRNOTAVAIL}
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EADDRNOTAVAIL, errno.ENETDOWN}
     | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 )
-"""Lack of open files, memory, processes, ports or disk space (EFBIG: above the file-size limit)."""
+"""Lack of open files, memory, processes, ports, network or disk space (EFBIG: above the file-size limit)."""
 
 
 NO_THREAD: Final = "can't start new thread"

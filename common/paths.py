@@ -35,16 +35,16 @@ def check_output_is_absolute(output: str, instead: str) -> None:
         )
 
 
-def check_input_is_absolute(input: str) -> None:
-    """Raise UserError if `input` is relative and this process is a Ray job.
+def check_input_is_absolute(input: str, key: str = "input") -> None:
+    """Raise UserError if `input`, the value of `key`, is relative and this process is a Ray job.
 
     This includes files of the submitted working directory: the workers run in other copies of it, so that the recorded
     paths would differ between runs.
     """
     if is_relative_in_ray_job(input):
         raise UserError(
-            f"input={input} is relative, but a Ray job runs in a temporary copy of the working directory. Give an "
-            f"absolute path that all machines can read, such as input={made_absolute(input)}, or a URL"
+            f"{key}={input} is relative, but a Ray job runs in a temporary copy of the working directory. Give an "
+            f"absolute path that all machines can read, such as {key}={made_absolute(input)}, or a URL"
         )
 
 

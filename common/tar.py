@@ -153,7 +153,8 @@ def check_padding(read_at: ReadAt, offset: int, end: int) -> None:
             position = max(position, found)
         block = read_at(position, min(PADDING_BLOCK, end - position))
         if block.count(0) != len(block):
-            raise TarError(f"zeros at byte {offset} of {end}, but no end of the archive: the tar has a hole")
+            size = f" of {end}" if end < MAX_SIZE else ""
+            raise TarError(f"zeros at byte {offset}{size}, but no end of the archive: the tar has a hole")
         if not block:
             return
         position += len(block)

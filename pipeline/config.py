@@ -27,6 +27,7 @@ KEYS: Final = Keys(
         "ground.precision": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"},
         "score.device": {None: "auto"},
     },
+    secret=("download.headers", "download.proxy"),
 )
 """Key names of the pipeline; `renamed` and `renamed_values` refer to version 0.1."""
 

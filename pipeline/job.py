@@ -15,7 +15,7 @@ from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.lease import Lease, hold_lease
 from pipeline.paths import check_no_query, check_output_outside_input, check_writable, with_absolute_paths
 from pipeline.provenance import make_provenance
-from pipeline.read.plan import list_files
+from pipeline.read.listing import list_files
 from pipeline.read.types import ShardPlan
 from pipeline.report.html import write_report
 from pipeline.report.stats import build_stats

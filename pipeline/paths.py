@@ -19,17 +19,22 @@ HTTP_QUERY: Final = re.compile(r"(https?://[^?#]*)\?", re.IGNORECASE)
 
 
 def with_absolute_paths(config: PipelineConfig) -> PipelineConfig:
-    """Make input and output absolute, since workers run in other folders.
+    """Make input, output and image roots absolute, since workers run in other folders.
 
-    Raises UserError for a relative input or output of a Ray job, for a URL with a user name or a password, and like
+    Raises UserError for one of them that is relative in a Ray job, for a URL with a user name or a password, and like
     `check_no_query`.
     """
     check_no_user("input", config.input)
     check_no_user("output", config.output)
     check_no_query(config, [config.input])
     check_output_is_absolute(config.output, "an absolute path or a URL")
+    roots = config.read.image_roots
+    for root in roots:
+        check_no_user("read.image_roots", root)
+        check_input_is_absolute(root, "read.image_roots")
     check_input_is_absolute(config.input)
-    return dataclasses.replace(config, input=absolute(config.input), output=absolute(config.output))
+    read = dataclasses.replace(config.read, image_roots=tuple(map(absolute, roots))) if roots else config.read
+    return dataclasses.replace(config, input=absolute(config.input), output=absolute(config.output), read=read)
 
 
 def check_no_query(config: PipelineConfig, files: Iterable[str]) -> None:

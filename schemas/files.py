@@ -107,6 +107,7 @@ class TrainAnnotations(TypedDict):
     width: Annotated[int, "width in pixels of the stored image, to which the box fractions refer"]
     height: Annotated[int, "height in pixels of the stored image"]
     provenance: Annotated[SampleProvenance, "origin of the sample"]
+    extra: NotRequired[Annotated[dict[str, Any], "the columns of the input that `write.train_columns` names"]]
     subreddit: NotRequired[
         Annotated[
             str, "column `subreddit` of the input, if it has one (RedCaps); the trainer puts it in front of captions"

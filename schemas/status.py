@@ -22,6 +22,9 @@ REASONS: Final = MappingProxyType(
             **_INTERNAL,
             "bad_row": "the row cannot be read: invalid JSON, or a value of the wrong type",
             "missing_url": "the row has neither a URL nor image bytes",
+            "not_selected": "the row does not meet the condition `read.where`",
+            "image_refused": "the image is a file or an object that `read.image_roots` does not allow to read",
+            "image_not_found": "the image is a file or an object that does not exist or may not be read",
         },
         "download": {
             **_INTERNAL,

@@ -5,9 +5,10 @@ import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from pipeline.download.addresses import PrivateAddressError, check_addresses, parse_address
+from pipeline.download.addresses import PrivateAddressError, canonical_host, check_addresses, parse_address
 from pipeline.download.budget import BudgetError, ByteBudget, Lease
 from pipeline.download.config import DownloadConfig
+from pipeline.download.extra import is_local_name, proxy_hosts
 from pipeline.download.failures import FetchError
 from pipeline.download.fetch import Request, attempt_fetch
 from pipeline.download.hosts import Host, HostDeadError, Hosts
@@ -28,9 +29,8 @@ class Client:
         self.config = config
         shares = share_files(config, raise_file_limit() - count_open_files())
         self.shortage = Shortage(asyncio.get_running_loop().time)
-        self.resolver = Resolver(
-            config.private_hosts, config.dns_concurrency, config.dns_timeout_s, shares.lookups, self.shortage
-        )
+        allowed = config.private_hosts | proxy_hosts(config.proxy)  # rows whose host is the proxy are refused before
+        self.resolver = Resolver(allowed, config.dns_concurrency, config.dns_timeout_s, shares.lookups, self.shortage)
         self.budget = ByteBudget(max(config.max_bytes_in_flight, 2 * config.max_bytes))
         # Timers may fire a little early, so a time-out must count as a failure of its whole time.
         patience_s = 0.9 * min(config.connect_timeout_s, config.timeout_s)
@@ -102,7 +102,10 @@ class Client:
         """Check the host, and look it up if it is a name. Raises FetchError."""
         try:
             check_url(request.url, self.config.private_hosts)
-            if parse_address(request.host) is None:
+            if parse_address(request.host) is None and self.config.proxy_resolves:
+                if is_local_name(request.host) and canonical_host(request.host) not in self.config.private_hosts:
+                    raise PrivateAddressError(f"{request.host} is a name of the proxy's own network")
+            elif parse_address(request.host) is None:
                 addresses = await self.resolver.lookup(request.host)
                 check_addresses(request.host, addresses, self.config.private_hosts)
         except PrivateAddressError as error:

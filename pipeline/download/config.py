@@ -3,10 +3,13 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from common.config import check_positive, check_range, runtime
+from yarl import URL
+
+from common.config import added, check_positive, check_range, runtime, secret
 from common.errors import UserError
 from common.images import ImageLimits
 from pipeline.download.addresses import canonical_hosts
+from pipeline.download.extra import check_headers, check_proxy, headers_by_origin
 from pipeline.images import ResizeConfig
 
 
@@ -50,6 +53,14 @@ class DownloadConfig:
     disallowed_header_directives: tuple[str, ...] = ("noai", "noimageai", "noindex", "noimageindex")
     # private host names or addresses from which images may be fetched, without port
     allowed_private_hosts: tuple[str, ...] = ()
+    # headers to send, by the origin of the URL: {"https://images.example.org": {Authorization: "Bearer ..."}}; "*" is every
+    # origin. Never saved, recorded or printed
+    headers: dict[str, dict[str, str]] = secret(factory=dict)
+    # proxy of all requests, such as http://proxy.example.org:3128, with a user name and password if it needs them. Never
+    # saved, recorded or printed
+    proxy: str | None = secret(factory=lambda: None)
+    # leave the look-up of host names to the proxy, which must then refuse those of its own network
+    proxy_resolves: bool = added(False, is_runtime=True)
     # decoding threads of one worker
     decode_threads: int = runtime(1)
     limits: ImageLimits = field(default_factory=ImageLimits)
@@ -63,6 +74,20 @@ class DownloadConfig:
         check_positive(self, "dns_timeout_s", "connect_timeout_s", "timeout_s", "deadline_s")
         if not f"{self.user_agent_token}{self.contact}".isprintable() or not self.user_agent_token:
             raise UserError("user_agent_token and contact are sent in a header; give one line of printable characters")
+
+        check_headers(self.headers)
+        check_proxy(self.proxy)
+        if self.proxy_resolves and not self.proxy:
+            raise UserError("proxy_resolves is true, but there is no proxy; set proxy too")
+
+    def headers_for(self, url: URL) -> dict[str, str]:
+        """Return the extra headers of a request."""
+        found = self._headers_by_origin
+        return found.get(url.origin(), found[None])
+
+    @cached_property
+    def _headers_by_origin(self) -> dict[URL | None, dict[str, str]]:
+        return headers_by_origin(self.headers)
 
     @cached_property
     def private_hosts(self) -> frozenset[str]:

@@ -90,7 +90,15 @@ async def attempt_fetch(
     except PrivateAddressError as error:
         raise FetchError("private_address", str(error)) from error
     except NameLookupError as error:
+        if config.proxy:
+            raise proxy_error("its name cannot be resolved") from error
         raise FetchError("dns_error", f"{request.host}: {error}") from error
+    except aiohttp.ClientHttpProxyError as error:
+        is_host = error.status >= 500  # the proxy cannot reach the host; other codes are between us and the proxy
+        detail = f"the proxy answered {error.status}"
+        raise FetchError("connection_error", detail, is_transient=is_host, is_silence=is_host) from error
+    except aiohttp.ClientProxyConnectionError as error:
+        raise proxy_error("no connection") from error
     except (aiohttp.ClientSSLError, ssl.SSLError) as error:
         detail = str(getattr(error, "certificate_error", None) or error)
         raise FetchError("tls_error", detail, is_silence=True) from error
@@ -134,7 +142,8 @@ async def follow(
         if (url.raw_host, url.port) != (request.url.raw_host, request.url.port):
             return Request(url, request.deadline, n)
         check_url(url, config.private_hosts)
-        async with session.get(url, allow_redirects=False, trace_request_ctx=attempt) as response:
+        headers = config.headers_for(url)
+        async with session.get(url, headers=headers, allow_redirects=False, trace_request_ctx=attempt) as response:
             if response.status in REDIRECTS and "Location" in response.headers:
                 url = parse_url(response.headers["Location"], base=url)
                 continue
@@ -148,6 +157,12 @@ async def follow(
                 raise FetchError("opted_out", directive)
             return await read_body(response, config.max_bytes, lease)
     raise FetchError("too_many_redirects", f"more than {config.max_redirects}")
+
+
+def proxy_error(reason: str) -> FetchError:
+    """Return the error for a proxy that cannot be reached, for which no row is to blame."""
+    lack = OSError(errno.ENETDOWN, f"the proxy cannot be reached ({reason})")
+    return FetchError("connection_error", f"proxy: {reason}", is_transient=True, lack=lack)
 
 
 def too_many_bytes(limit: int) -> FetchError:

@@ -72,7 +72,7 @@ def tls_context() -> ssl.SSLContext:
 
 
 def new_session(config: DownloadConfig, resolver: Resolver, max_idle: int) -> aiohttp.ClientSession:
-    """Open an HTTP session: persistent connections, no cookies, no proxies from the environment, no decompression.
+    """Open an HTTP session: persistent connections, no cookies, no proxy but that of `config`, no decompression.
 
     At most `max_idle` connections are kept idle.
     """
@@ -97,6 +97,7 @@ def new_session(config: DownloadConfig, resolver: Resolver, max_idle: int) -> ai
         },
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
+        proxy=config.proxy,
         trace_configs=[tracing],
     )
 

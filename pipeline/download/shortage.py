@@ -22,6 +22,13 @@ FIX: Final = (
     "raise the limits of this machine (ulimit -n, ulimit -u), or lower download.concurrency and dns_concurrency"
 )
 
+NETWORK_FIX: Final = "check the network of this machine and download.proxy"
+
+
+def fix_of(lack: OSError) -> str:
+    """Return the advice for a lack."""
+    return NETWORK_FIX if lack.errno == errno.ENETDOWN else FIX
+
 
 class Shortage:
     """The lack that the rows of a worker share; `clock` is the time of the event loop.
@@ -48,7 +55,7 @@ class Shortage:
         self.felt_s = self.clock()
         if not self._is_logged:
             self._is_logged = True
-            logger.warning("%s on %s: rows wait until that ends; %s", lack.strerror, socket.gethostname(), FIX)
+            logger.warning("%s on %s: rows wait until that ends; %s", lack.strerror, socket.gethostname(), fix_of(lack))
 
 
 class Patience:
@@ -67,7 +74,7 @@ class Patience:
         self._start_s = now if self._start_s is None else self._start_s
         if now - max(self._start_s, shortage.worked_s) >= PATIENCE_S:
             where = f"in the download for {PATIENCE_S:g} s on {socket.gethostname()}"
-            raise OSError(lack.errno, f"{lack.strerror} {where}; {FIX}") from lack
+            raise OSError(lack.errno, f"{lack.strerror} {where}; {fix_of(lack)}") from lack
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 

@@ -1,12 +1,18 @@
 """Settings of the read stage."""
 
+import codecs
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import Final, Literal
 
-from common.config import check_range, runtime
+from common.config import added, check_range, runtime
+from common.errors import UserError
+from pipeline.read.where import Where, parse_where
 
 MAX_LIMIT: Final = 2**40
 """Largest limit on sizes and counts, which stay within 64 bits in sums and products."""
+
+Captions = Literal["first", "longest", "join", "random"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +25,37 @@ class ReadConfig:
     caption_column: str | None = None
     # column with the row's identifier; null: id, uid, sample_id, image_id or key
     id_column: str | None = None
+    # column with the image itself: its bytes, or a struct {bytes, path} as in Hugging Face datasets; null: image or img,
+    # in files without a URL column
+    image_column: str | None = added(None)
+    # column with the path of an image file; null: image_path, file_name, filename or filepath, in files with neither a
+    # URL nor an image column
+    image_path_column: str | None = added(None)
+    # folders and URLs, such as [/data/images, s3://bucket/prefix], from which paths and URLs of the rows (file://, s3://,
+    # gs://) may be read; nothing else is
+    image_roots: tuple[str, ...] = added(())
+    # use of a caption column that holds a list: the first caption, the longest, all of them joined by spaces (join), or
+    # one at random (random); null: such rows are dropped
+    captions: Captions | None = added(None)
+    # further columns with captions; those that are not empty follow those of caption_column
+    more_caption_columns: tuple[str, ...] = added(())
+    # seed of captions=random; the choice depends on it, the URL and the captions
+    captions_seed: int = added(0)
+    # condition on the columns of a row, such as "pwatermark < 0.5 and similarity > 0.3"; other rows are dropped as
+    # not_selected, before any download
+    where: str | None = added(None)
+    # encoding of text files, such as latin-1 or utf-16
+    encoding: str = added("utf-8")
+    # character between the fields of CSV and TSV files; null: a comma in .csv, a tab in .tsv
+    delimiter: str | None = added(None)
+    # column names of CSV and TSV files that have no header line
+    columns: tuple[str, ...] = added(())
+    # true: fields of CSV and TSV files may be in double quotes; false: a quote is a character like any other
+    quotes: bool = added(True)
+    # name of the list with the rows in a .json file that holds an object; null: the file is a list, or one object per row
+    json_key: str | None = added(None)
+    # rows: a list of objects; columns: an object with a list per column, all of the same length
+    json_layout: Literal["rows", "columns"] = added("rows")
     # longest line of a text file, and largest .json or .txt of a tar, in bytes; rows with a longer one are dropped
     max_row_bytes: int = 1_048_576
     # largest number of lines of a row of a CSV or TSV file, whose quoted fields may contain line breaks; if a quote is
@@ -36,3 +73,28 @@ class ReadConfig:
     def __post_init__(self) -> None:
         for name in ("max_row_bytes", "max_row_lines", "max_image_bytes", "max_url_characters", "max_boxes"):
             check_range(self, name, least=1, most=MAX_LIMIT)
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
+            raise UserError(
+                f'delimiter is {self.delimiter!r}; give one character, such as ";" or "|", or "\\t" for a tab'
+            )
+        if len(set(self.columns)) != len(self.columns) or not all(self.columns):
+            raise UserError(f"columns is {list(self.columns)}; give each column a name of its own")
+        try:
+            is_text = codecs.lookup(self.encoding)._is_text_encoding
+            codecs.getincrementaldecoder(self.encoding)
+        except (LookupError, ValueError):
+            is_text = False
+        if not is_text:
+            raise UserError(
+                f"encoding is {self.encoding!r}; give one that Python knows, such as utf-8, latin-1 or utf-16"
+            )
+        if self.json_key is not None and self.json_layout == "columns":
+            raise UserError("json_layout is columns, in which all lists are columns; remove json_key")
+        if self.more_caption_columns and self.captions is None:
+            raise UserError("more_caption_columns needs a rule; set captions to first, longest, join or random")
+        assert self.where is None or self.selection  # checks the expression
+
+    @cached_property
+    def selection(self) -> Where | None:
+        """The compiled condition `where`. Raises UserError if it is not valid."""
+        return None if self.where is None else parse_where(self.where)

@@ -1,13 +1,12 @@
 """Rows of JSONL, CSV and TSV files, in bounded memory; every line of the file ends in one row."""
 
 import csv
-import gzip
-import zlib
 from collections import deque
 from collections.abc import Iterator
-from typing import IO, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 from pipeline.read.config import ReadConfig
+from pipeline.read.streams import DAMAGE
 from pipeline.read.types import BadRecord, RawRow
 
 SKIP_BYTES: Final = 1 << 20
@@ -15,8 +14,6 @@ BLANK_LINES: Final = 16
 """Blank lines in a row after which the next ones are skipped in blocks, which is slower for a few lines."""
 WHITE_SPACE: Final = b" \t\n\r\v\f"
 LINE_ENDS: Final = b"\r\n"
-DAMAGE: Final = (EOFError, gzip.BadGzipFile, zlib.error)
-"""Exceptions of reading a damaged gzip file."""
 
 
 class Line(NamedTuple):
@@ -102,9 +99,11 @@ def jsonl_rows(file: IO[bytes], offset: int, number: int, config: ReadConfig) ->
 
 
 def csv_rows(
-    file: IO[bytes], delimiter: str, offset: int, number: int, n_fields: int, config: ReadConfig
+    file: IO[bytes], dialect: dict[str, Any], offset: int, number: int, n_fields: int, config: ReadConfig
 ) -> Iterator[RawRow]:
-    """Yield the rows of a CSV file; a row may span lines. Invalid UTF-8 becomes surrogates; `read` drops such rows.
+    """Yield the rows of a CSV file; a row may span lines. `dialect` are options of csv.reader.
+
+    Invalid UTF-8 becomes surrogates; `read` drops such rows.
 
     If a row spans lines, it must have `n_fields` fields and correct quotes. Otherwise its first line holds a quote that
     is not closed: this line is a bad row, and reading continues with the next line. Raises BlankLinesError, and one of
@@ -133,14 +132,14 @@ def csv_rows(
             taken.append(line)
             yield _decode(line)
 
-    reader = csv.reader(feed(), delimiter=delimiter)
+    reader = csv.reader(feed(), **dialect)
     while True:
         taken.clear()
         problem = ""
         values: list[str] = []
         try:
             values = next(reader)
-            if is_at_end or (len(taken) > 1 and not _is_row(taken, delimiter, n_fields)):
+            if is_at_end or (len(taken) > 1 and not _is_row(taken, dialect, n_fields)):
                 problem = "a quoted field does not end in this row"
         except StopIteration:
             if damage:
@@ -157,7 +156,7 @@ def csv_rows(
             yield RawRow(first.offset, first.number, BadRecord(problem))
             again.extendleft(reversed(taken[1:]))
             is_at_end = False
-            reader = csv.reader(feed(), delimiter=delimiter)
+            reader = csv.reader(feed(), **dialect)
         elif values:
             yield RawRow(first.offset, first.number, values)
         elif not again:
@@ -178,10 +177,10 @@ def _decode(line: Line) -> str:
     return (line.text or b"").decode("utf-8", errors="surrogateescape")
 
 
-def _is_row(lines: list[Line], delimiter: str, n_fields: int) -> bool:
+def _is_row(lines: list[Line], dialect: dict[str, Any], n_fields: int) -> bool:
     """True if lines are exactly one row with `n_fields` fields and correct quotes."""
     try:
-        rows = list(csv.reader(map(_decode, lines), delimiter=delimiter, strict=True))
+        rows = list(csv.reader(map(_decode, lines), **dialect, strict=True))
     except csv.Error:
         return False
     return len(rows) == 1 and len(rows[0]) == n_fields

@@ -1,6 +1,6 @@
-"""Read parquet files as records, without binary columns such as images, and without converting huge values."""
+"""Read parquet files as records, without binary columns but that of the image, and without converting huge values."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import IO, Any, Final
 
@@ -9,12 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.faults.fault import is_fault
+from pipeline.read.columns import find_columns
 from pipeline.read.config import ReadConfig
-from pipeline.read.sizes import Sizes, batch_sizes
+from pipeline.read.sizes import Sizes, batch_sizes, row_sizes
 from pipeline.read.types import BadRecord, Load, Record
 
-TextColumns = Callable[[Sequence[str]], Collection[str]]
-"""Maps the column names of a file to those that hold text, even if their type is binary."""
 VALUE_ERRORS: Final = (OverflowError, ValueError, KeyError)
 """Exceptions of pyarrow for a value that no Python object can represent; KeyError for an unknown time zone."""
 BATCH_ROWS: Final = 4096
@@ -29,20 +28,22 @@ def parquet_rows(
     file: IO[bytes],
     first: int,
     n: int,
-    text_columns: TextColumns,
     config: ReadConfig,
     is_wanted: Callable[[int], bool],
 ) -> Iterator[Load | None]:
     """Read rows [first, first + n) in batches of bounded size; only the row groups that contain them are read.
 
-    Yields None for the rows whose index in the file is not wanted. Values in the dictionary of a column are not
-    repeated in memory. Raises pyarrow.ArrowException for a damaged file.
+    Yields None for the rows whose index in the file is not wanted. Binary columns are skipped, except those for URL,
+    caption, identifier and `where`, since some writers store text in binary columns, and that of the image. Values in
+    the dictionary of a column are not repeated in memory. Raises pyarrow.ArrowException for a damaged file.
     """
     parquet = pq.ParquetFile(file)
     metadata = parquet.metadata
     parquet = pq.ParquetFile(file, metadata=metadata, read_dictionary=_coded_columns(metadata))
-    texts = text_columns(parquet.schema_arrow.names)
-    names = [item.name for item in parquet.schema_arrow if item.name in texts or not has_bytes(item.type)]
+    columns = find_columns(parquet.schema_arrow.names, config, ".parquet")
+    binary = {columns.url, columns.id, columns.path, columns.image, *columns.captions}
+    binary |= config.selection.columns.keys() if config.selection else set()
+    names = [item.name for item in parquet.schema_arrow if item.name in binary or not has_bytes(item.type)]
     row = 0  # of the file
     for group in range(metadata.num_row_groups):
         n_rows = metadata.row_group(group).num_rows
@@ -57,9 +58,10 @@ def parquet_rows(
             wanted = [is_wanted(row + i) for i in range(start, end)]
             row += batch.num_rows
             if all(wanted):
-                yield from _loads(batch.slice(start, end - start), config)
+                yield from _loads(batch.slice(start, end - start), columns.image, config)
             else:
-                loads = _loads(batch.slice(start, end - start).filter(pa.array(wanted, pa.bool_())), config)
+                some = batch.slice(start, end - start).filter(pa.array(wanted, pa.bool_()))
+                loads = _loads(some, columns.image, config)
                 yield from (next(loads) if is_one else None for is_one in wanted)
 
 
@@ -86,8 +88,28 @@ def _batch_rows(group: pq.RowGroupMetaData, names: Collection[str]) -> int:
     return int(max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(n_bytes, 1))))
 
 
-def _loads(batch: pa.RecordBatch, config: ReadConfig) -> Iterator[Load]:
-    """Yield the rows of a batch; those that are too long become a BadRecord and are not converted."""
+def _loads(batch: pa.RecordBatch, image: str | None, config: ReadConfig) -> Iterator[Load]:
+    """Yield the rows of a batch; those that are too long become a BadRecord. An image is converted with its row."""
+    if image is None:
+        yield from _records(batch, config)
+        return
+    images = batch.column(image)
+    sizes, most = row_sizes(images), config.max_image_bytes + config.max_url_characters
+    for i, load in enumerate(_records(batch.drop_columns([image]), config)):
+        if sizes[i] > most:
+            message = f"the image has {sizes[i]} bytes, more than read.max_image_bytes={config.max_image_bytes}"
+            yield partial(BadRecord, message)
+        else:
+            yield partial(_with_image, load, image, images, i)
+
+
+def _with_image(load: Load, name: str, images: pa.Array, i: int) -> Record | BadRecord:
+    record = load()
+    return record if isinstance(record, BadRecord) else {**record, name: images[i].as_py()}
+
+
+def _records(batch: pa.RecordBatch, config: ReadConfig) -> Iterator[Load]:
+    """Yield the rows of a batch without image; those that are too long become a BadRecord and are not converted."""
     sizes, most = batch_sizes(batch), max(ROW_FACTOR * config.max_row_bytes, BATCH_BYTES)
     for start, end in _ranges(sizes):
         if end - start == 1 and sizes[start] > most:

@@ -1,30 +1,33 @@
 """Planning: divide the rows of the input into shards, without reading their contents."""
 
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import pyarrow.parquet as pq
-from fsspec.implementations.local import LocalFileSystem
 
 from common.errors import UserError
-from common.files import is_broken_link
-from common.remote import map_concurrently, one_line, open_store, store_errors
-from common.time_limits import reported
-from common.urls import check_no_user
+from common.remote import map_concurrently
+from pipeline.read.columns import check_columns
 from pipeline.read.config import ReadConfig
-from pipeline.read.formats import SUFFIXES, DamagedFileError, column_names, format_of, open_input, raw_rows
-from pipeline.read.stage import check_columns
+from pipeline.read.folders import list_folder
+from pipeline.read.formats import DamagedFileError, compression_of, format_of, open_input
+from pipeline.read.listing import list_files
+from pipeline.read.roots import Roots
+from pipeline.read.rows import column_names, raw_rows
+from pipeline.read.streams import is_utf8
 from pipeline.read.types import Piece, ShardPlan
 
 logger = logging.getLogger(__name__)
 
-KNOWN: Final = ", ".join(SUFFIXES)
+COUNTED: Final = ("parquet", "folder")
+"""Formats whose rows are counted without reading them."""
+SAMPLE_ROWS: Final = 1000
+"""Rows of a JSON file in which the columns of `read.where` are looked for."""
 
 
 class Cut(NamedTuple):
@@ -86,20 +89,21 @@ def cut_files(
     damaged file, the rows before the damage are planned; if there are none, `read.skip_damaged` decides. Raises
     UserError for a file that is unreadable or lacks a required column.
     """
-    parquets = [path for path, _ in files if format_of(path) == "parquet" and path not in known]
+    Roots(config.image_roots)  # checks them
+    counted = [path for path, _ in files if format_of(path) in COUNTED and path not in known]
     cut: list[CutFile] = []
     total = 0
     # The results are in the order of the files. Those of files after the limit are never consumed, so that their errors
     # are not raised.
-    with closing(map_concurrently(partial(_parquet_rows, config=config), parquets)) as parquet_rows:
+    with closing(map_concurrently(partial(_count_rows, config=config), counted)) as counts:
         for path, size in files:
             if total == limit:
                 break
             max_rows = None if limit is None else limit - total
             n_before, cuts, damage = known.get(path, (None, [], ""))
-            if format_of(path) == "parquet":
-                n_rows, damage = (cuts[-1].row, damage) if cuts else next(parquet_rows)
-                cuts = _cut_parquet(n_rows, total, rows_per_shard, max_rows)
+            if format_of(path) in COUNTED:
+                n_rows, damage = (cuts[-1].row, damage) if cuts else next(counts)
+                cuts = _cut_counted(n_rows, total, rows_per_shard, max_rows)
             elif n_before != total:
                 cuts, damage = _cut_text(path, config, total, rows_per_shard, max_rows)
             if damage:
@@ -139,95 +143,10 @@ def make_plans(
     ]
 
 
-def list_files(input: str) -> list[tuple[str, int]]:
-    """List the input files as sorted pairs (path, size in bytes).
-
-    `input` is a file, folder or glob, as a local path or an fsspec URL. In a folder with tars, other files are ignored:
-    img2dataset writes a parquet file with the same rows next to each tar. Raises UserError if there are no input files,
-    if they cannot be listed, and for a URL with a user name or a password, which errors of stores repeat in other forms.
-    """
-    if "://" in input:
-        check_no_user("input", input)
-    with reported(f"waiting for the list of {input}") if "://" in input else nullcontext():
-        return _list_files(input)
-
-
-def _list_files(input: str) -> list[tuple[str, int]]:
-    if "::" in input and os.path.lexists(input):
-        raise chain_error(input)
-    fs, root = open_store(input)
-    try:
-        fs.invalidate_cache()  # other machines may have added files since this process listed them
-        if any(sign in root for sign in "*?[") and not fs.exists(root):
-            found = fs.glob(root)
-        elif format_of(root) is None and fs.isdir(root):
-            found = [path for path in fs.find(root) if not _is_hidden(path[len(root) :])]
-        else:
-            found = [root] if fs.exists(root) else []
-        is_single = found == [root]
-        if is_single and format_of(root) is None:
-            raise UserError(
-                f"input file {input!r} has no known format; its name must end in {KNOWN} (text files also in .gz)"
-            )
-        files = sorted(path for path in found if format_of(path))
-        tars = [path for path in files if format_of(path) == "tar"]
-        if not found and not fs.isdir(root):
-            raise UserError(f"input {input!r} does not exist; give a file, a folder, a glob or a URL")
-        if not files:
-            raise UserError(
-                f"input {input!r} holds no file of a known format; names must end in {KNOWN} (text files also in .gz)"
-            )
-        is_local = isinstance(fs, LocalFileSystem)
-        warn_about_ignored(tars, files)
-        check_names(tars or files)
-        return [
-            (
-                path if is_local else fs.unstrip_protocol(path),
-                0 if is_local and is_broken_link(path) else fs.size(path) or 0,
-            )
-            for path in tars or files
-        ]
-    except store_errors(ValueError) as error:
-        raise UserError(
-            f"input {input!r} cannot be listed: {one_line(error)}; check the URL, the credentials and their permissions"
-        ) from error
-
-
-def check_names(paths: Sequence[str]) -> None:
-    """Raise UserError for a name that is not UTF-8, which no record can hold, or that fsspec takes for a chain of URLs."""
-    for path in paths:
-        if path != (readable := path.encode(errors="backslashreplace").decode()):
-            raise UserError(f"the name of the input file {readable} is not valid UTF-8; rename the file")
-        if "::" in path:
-            raise chain_error(path)
-
-
-def chain_error(path: str) -> UserError:
-    """Return the error for a file whose name has a double colon."""
-    readable = path.encode(errors="backslashreplace").decode()
-    return UserError(
-        f"the name of the input file {readable} contains '::', which separates chained URLs; rename the file or folder"
-    )
-
-
-def warn_about_ignored(tars: list[str], files: list[str]) -> None:
-    """Log a warning about files that are ignored because the input has tars, except files named like a tar."""
-    stems = {tar.removesuffix(".tar") for tar in tars}
-    ignored = [path for path in files if tars and format_of(path) != "tar" and path.rsplit(".", 1)[0] not in stems]
-    if ignored:
-        logger.warning(
-            "only the %d tars of the input are read, not the %d files beside them (first: %s); "
-            "to read those, give input= as a glob that matches them",
-            len(tars), len(ignored), ignored[0],
-        )  # fmt: skip
-
-
-def _is_hidden(path: str) -> bool:
-    return any(part.startswith((".", "_")) for part in path.split("/"))
-
-
-def _parquet_rows(path: str, config: ReadConfig) -> tuple[int, str]:
-    """The number of rows of a parquet file, and its damage. Raises UserError if it lacks a required column."""
+def _count_rows(path: str, config: ReadConfig) -> tuple[int, str]:
+    """The number of rows of a parquet file or folder, and its damage. Raises UserError if it lacks a required column."""
+    if format_of(path) == "folder":
+        return len(list_folder(path).images), ""
     try:
         with open_input(path) as file:
             parquet = pq.ParquetFile(file)
@@ -244,8 +163,8 @@ def _damage(error: DamagedFileError, n_rows: int, config: ReadConfig) -> str:
     return str(error)
 
 
-def _cut_parquet(n_rows: int, n_before: int, rows_per_shard: int, max_rows: int | None) -> list[Cut]:
-    """The cuts of a parquet file with `n_rows` rows; like `_cut_text`."""
+def _cut_counted(n_rows: int, n_before: int, rows_per_shard: int, max_rows: int | None) -> list[Cut]:
+    """The cuts of a parquet file or folder with `n_rows` rows; like `_cut_text`."""
     n = n_rows if max_rows is None else min(n_rows, max_rows)
     starts = range(-n_before % rows_per_shard, n, rows_per_shard)
     return [Cut(row) for row in sorted({0, *starts, n})]
@@ -260,11 +179,14 @@ def _cut_text(
     """
     format_ = format_of(path)
     assert format_ is not None, "list_files returns only files of known formats"
+    is_stream = bool(compression_of(path)) or not is_utf8(config.encoding)
+    if format_ == "json" and config.json_layout == "columns" and is_stream:
+        raise UserError(f"{path}: read.json_layout=columns needs a file in UTF-8 without compression; convert it")
     cuts: list[Cut] = []
     n, damage = 0, ""
     try:
-        with open_input(path) as file:
-            names = column_names(file, format_, config)
+        with open_input(path, encoding=config.encoding) as file:
+            names = column_names(file, format_, config, SAMPLE_ROWS if config.selection else 1)
             check_columns(path, names, config)
             offset = file.tell() if format_ in ("csv", "tsv") else 0  # the end of the header
             file.seek(0)

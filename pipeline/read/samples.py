@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import IO, Final
 
-from common.tar import Member, TarError, iter_members, reader_of
+from common.tar import MAX_SIZE, Member, TarError, iter_members, reader_of
 from pipeline.read.config import ReadConfig
 from pipeline.read.json_rows import parse_json
+from pipeline.read.streams import is_stream
 from pipeline.read.types import IMAGE, BadRecord, RawRow, Record
 from schemas.files import GRIT_CAPTION, GRIT_JSON
 
@@ -17,37 +19,62 @@ Members = dict[str, Member]
 """Suffix -> file of a sample."""
 
 
-def tar_rows(file: IO[bytes], offset: int) -> Iterator[RawRow]:
-    """Yield the samples from byte `offset`; only headers are read.
+@dataclass(frozen=True)
+class Sample:
+    """The files of a sample, and the contents of some: those that a compressed tar cannot be asked for again."""
+
+    members: Members = field(default_factory=dict)
+    contents: dict[str, bytes] = field(default_factory=dict)
+
+    def keep(self, suffix: str, file: IO[bytes], config: ReadConfig) -> None:
+        """Read the content of a file that `parse_sample` uses, unless it is too long. Of several images one is kept."""
+        member = self.members[suffix]
+        if suffix in IMAGE_SUFFIXES:
+            rank = IMAGE_SUFFIXES.index(suffix)
+            if any(name in self.members for name in IMAGE_SUFFIXES[:rank]):
+                return
+            for name in IMAGE_SUFFIXES[rank:]:
+                self.contents.pop(name, None)
+        elif suffix not in (GRIT_JSON, GRIT_CAPTION):
+            return
+        if member.size <= (config.max_image_bytes if suffix in IMAGE_SUFFIXES else config.max_row_bytes):
+            self.contents[suffix] = _content(member, file)
+
+
+def tar_rows(file: IO[bytes], offset: int, config: ReadConfig) -> Iterator[RawRow]:
+    """Yield the samples from byte `offset`; only headers are read, and of a compressed tar the contents of the sample.
 
     Of adjacent samples with the same name, all but the last are bad rows: their files cannot be told apart. A row
     depends only on what follows its first byte, so reading may start at any sample. Raises TarError for a damaged or
     truncated tar, after the samples before the damage; the last of them is left out if it may continue there.
     """
 
-    size = file.seek(0, os.SEEK_END)
+    is_compressed = is_stream(file)
+    size = MAX_SIZE if is_compressed else file.seek(0, os.SEEK_END)
     key: str | None = None
     start = 0
-    members: Members = {}
+    sample = Sample()
     damage: TarError | None = None
     try:
         for member in iter_members(reader_of(file), offset, size, needs_mark=True):
             member_key, suffix = split_name(member.name)
             is_same = member_key == key
-            if members and (not is_same or suffix in members):
-                yield RawRow(start, 0, _row(members, is_followed=is_same))
-                members = {}
-            if not members:
+            if sample.members and (not is_same or suffix in sample.members):
+                yield RawRow(start, 0, _row(sample, is_followed=is_same))
+                sample = Sample()
+            if not sample.members:
                 key, start = member_key, member.header_offset
-            if len(members) < MAX_MEMBERS:
-                members[suffix] = member
+            if len(sample.members) < MAX_MEMBERS:
+                sample.members[suffix] = member
+                if is_compressed:
+                    sample.keep(suffix, file, config)
     except TarError as error:
         damage = error
-        if key is not None and not _is_complete(key, members, error):
-            name = next(iter(members.values())).name
+        if key is not None and not _is_complete(key, sample.members, error):
+            name = next(iter(sample.members.values())).name
             raise TarError(f"{error}; the sample of {name} may be incomplete and is left out") from error
-    if members:
-        yield RawRow(start, 0, _row(members, is_followed=False))
+    if sample.members:
+        yield RawRow(start, 0, _row(sample, is_followed=False))
     if damage:
         raise damage
 
@@ -75,38 +102,43 @@ def _is_complete(key: str, members: Members, damage: TarError) -> bool:
     return has_pair and bool(damage.damaged_name) and split_name(damage.damaged_name)[0] != key
 
 
-def _row(members: Members, is_followed: bool) -> Members | BadRecord:
-    """The files of a sample, or a BadRecord; `is_followed` is true if the next sample has the same name."""
-    name = next(iter(members.values())).name
+def _row(sample: Sample, is_followed: bool) -> Sample | BadRecord:
+    """The sample, or a BadRecord; `is_followed` is true if the next sample has the same name."""
+    name = next(iter(sample.members.values())).name
     if is_followed:
         return BadRecord(f"{name} is in the tar twice in a row: two samples have the same name")
-    if len(members) == MAX_MEMBERS:
+    if len(sample.members) == MAX_MEMBERS:
         return BadRecord(f"the sample of {name} has {MAX_MEMBERS} files or more")
-    return members
+    return sample
 
 
-def parse_sample(members: Members, file: IO[bytes], config: ReadConfig) -> Record | BadRecord:
+def _content(member: Member, file: IO[bytes]) -> bytes:
+    file.seek(member.data_offset)
+    return file.read(member.size)
+
+
+def parse_sample(sample: Sample, file: IO[bytes], config: ReadConfig) -> Record | BadRecord:
     """The record of a tar sample: the columns of its json, its image, and its txt if the json has no caption."""
-    image = next((members[suffix] for suffix in IMAGE_SUFFIXES if suffix in members), None)
+    members = sample.members
+    image_suffix = next((suffix for suffix in IMAGE_SUFFIXES if suffix in members), None)
     used = [(members[name], config.max_row_bytes, "row") for name in (GRIT_JSON, GRIT_CAPTION) if name in members]
-    used += [(image, config.max_image_bytes, "image")] if image else []
+    used += [(members[image_suffix], config.max_image_bytes, "image")] if image_suffix else []
     for member, limit, what in used:
         if member.size > limit:
             return BadRecord(f"{member.name} has {member.size} bytes, more than read.max_{what}_bytes={limit}")
 
-    def content(member: Member) -> bytes:
-        file.seek(member.data_offset)
-        return file.read(member.size)
+    def content(suffix: str) -> bytes:
+        return sample.contents[suffix] if suffix in sample.contents else _content(members[suffix], file)
 
     record: Record = {}
     if GRIT_JSON in members:
-        parsed = parse_json(content(members[GRIT_JSON]))
+        parsed = parse_json(content(GRIT_JSON))
         if isinstance(parsed, BadRecord):
             return parsed
         record = parsed
     if GRIT_CAPTION in members and record.get("caption") is None:
         try:
-            record["caption"] = content(members[GRIT_CAPTION]).decode()
+            record["caption"] = content(GRIT_CAPTION).decode()
         except UnicodeDecodeError as error:
             return BadRecord(f"the caption is not UTF-8: {error.reason}")
-    return {**record, IMAGE: content(image)} if image else record
+    return {**record, IMAGE: content(image_suffix)} if image_suffix else record

@@ -52,6 +52,10 @@ class BadRecord:
     message: str
 
 
+class BadRowError(ValueError):
+    """A record that cannot become a row; the message is the reason."""
+
+
 Load = Callable[[], Record | BadRecord]
 """Parses one row."""
 

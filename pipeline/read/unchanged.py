@@ -1,39 +1,30 @@
 """Notice that an input file changed between planning and reading."""
 
 import os
-import re
-from collections.abc import Mapping
-from typing import Any, Final
 
 from fsspec.implementations.local import LocalFileSystem
 
 from common.errors import UserError
 from common.remote import one_line, open_store, store_errors
+from pipeline.read.folders import list_folder
+from pipeline.read.formats import format_of
 from pipeline.read.types import Piece
-
-VERSION_KEYS: Final = (
-    *("etag", "md5hash", "contentmd5", "digest", "versionid"),
-    *("lastmodified", "updated", "timemodified", "modified", "mtime"),
-)
-"""Names that stores and HTTP servers have for the version of an object, without punctuation, the best first."""
-
-
-def object_version(info: Mapping[str, Any]) -> str:
-    """Return the ETag of an object, or the value that its store has in place of one; "" if it has neither."""
-    found = {re.sub(r"[^a-z0-9]", "", name.lower()): value for name, value in info.items()}
-    return next((str(found[key]).strip('"') for key in VERSION_KEYS if found.get(key)), "")
+from pipeline.read.versions import object_version
 
 
 def check_unchanged(piece: Piece) -> None:
     """Raise UserError if the file of a piece is no longer the planned one; called after reading its rows.
 
-    A file is judged by its time of modification and size, an object by its ETag and size.
+    A file is judged by its time of modification and size, an object by its ETag and size, a folder by its listing.
     """
     if not piece.version:
         return
     try:
         fs, name = open_store(piece.path)
-        if isinstance(fs, LocalFileSystem):
+        if format_of(piece.path) == "folder":
+            listing = list_folder(piece.path)
+            found = listing.size, listing.version
+        elif isinstance(fs, LocalFileSystem):
             facts = os.stat(name)
             found = facts.st_size, str(facts.st_mtime_ns)
         else:

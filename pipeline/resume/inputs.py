@@ -13,8 +13,9 @@ from fsspec.implementations.local import LocalFileSystem
 from common.errors import UserError
 from common.files import is_broken_link
 from common.remote import map_concurrently, one_line, open_store, store_errors
+from pipeline.read.folders import list_folder
 from pipeline.read.formats import format_of
-from pipeline.read.unchanged import object_version
+from pipeline.read.versions import object_version
 from schemas.job import InputFile
 
 logger = logging.getLogger("hypergrit")
@@ -36,6 +37,9 @@ def identify_files(files: Iterable[tuple[str, int]], known: Mapping[str, InputFi
 
 def _identify(path: str, known: Mapping[str, InputFile]) -> InputFile:
     try:
+        if format_of(path) == "folder":
+            listing = list_folder(path)
+            return {"path": path, "size": listing.size, "hash": listing.version, "cuts": []}
         fs, name = open_store(path)
         if isinstance(fs, LocalFileSystem):
             return _identify_local(name, known.get(path))

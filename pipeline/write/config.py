@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from common.config import check_range
+from common.config import added, check_range
 from common.errors import UserError
 from schemas.files import FILES
 
@@ -19,6 +19,9 @@ class WriteConfig:
     # referring expressions in train/ and grit/: all (as in the GRIT release); maximal (only those that are not part of
     # another one); or disjoint (no two overlap: the one with the most boxes first)
     ref_exps: Literal["all", "maximal", "disjoint"] = "all"
+    # other columns of the input to copy to the JSON of train/, where they are under `extra`; ["*"]: all of them. grit/ and
+    # arrow/ always hold all
+    train_columns: tuple[str, ...] = added(())
     # JPEG quality of the 224-pixel images in train/, 1 to 100; HyCoCLIP uses 95
     jpeg_quality: int = 95
 

@@ -5,8 +5,8 @@ The parents are the noun chunks, then the referring expressions. Each distinct t
 """
 
 import json
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from common.images import STORED_IMAGE_LIMITS, Image, decode
 from pipeline.images import border_square, corners, crop_box, encode_jpeg
@@ -63,7 +63,10 @@ def train_sample(row: Row, config: WriteConfig, config_hash: str) -> Iterator[tu
             crops[phrase.box] = padded(crop_box(image, corners(row["boxes"][phrase.box])))
         yield TRAIN_BOX_IMAGE.format(i), crops[phrase.box]
         yield TRAIN_BOX_PHRASE.format(i), row["caption"][phrase.start : phrase.end].encode()
-    yield TRAIN_ANNOTATIONS, to_json(annotations(row, phrases, config_hash))
+    fields = annotations(row, phrases, config_hash)
+    if extra := chosen_columns(row["extra"], config.train_columns):
+        fields["extra"] = extra
+    yield TRAIN_ANNOTATIONS, to_json(fields)
 
 
 def annotations(row: Row, phrases: list[GroundedPhrase], config_hash: str) -> TrainAnnotations:
@@ -96,6 +99,18 @@ def annotations(row: Row, phrases: list[GroundedPhrase], config_hash: str) -> Tr
     if subreddit := read_subreddit(row["extra"]):
         fields["subreddit"] = subreddit
     return fields
+
+
+def chosen_columns(extra: str | None, names: Sequence[str]) -> dict[str, Any]:
+    """Return the other columns of the input that `names` lists, or all for "*".
+
+    >>> chosen_columns('{"license": "cc0", "width": 640}', ["license", "height"])
+    {'license': 'cc0'}
+    """
+    if not extra or not names:
+        return {}
+    columns: dict[str, Any] = json.loads(extra)
+    return {name: value for name, value in columns.items() if name in names or "*" in names}
 
 
 def read_subreddit(extra: str | None) -> str | None:

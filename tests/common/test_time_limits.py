@@ -13,7 +13,7 @@ from s3fs import S3FileSystem
 from common import time_limits
 from common.errors import UserError
 from common.remote import open_store
-from pipeline.read.plan import list_files
+from pipeline.read.listing import list_files
 
 
 @pytest.fixture

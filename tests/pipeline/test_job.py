@@ -20,7 +20,8 @@ from pipeline import grit
 from pipeline.config import PipelineConfig, load_config, repository_root, runtime_settings
 from pipeline.paths import with_absolute_paths
 from pipeline.provenance import make_provenance
-from pipeline.read.plan import list_files, plan_shards
+from pipeline.read.listing import list_files
+from pipeline.read.plan import plan_shards
 from pipeline.read.types import ShardPlan
 from pipeline.resume.plan import plan_work
 from pipeline.run import Done, Steps

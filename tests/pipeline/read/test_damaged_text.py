@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.read.config import ReadConfig
-from pipeline.read.plan import cut_files, list_files, make_plans
+from pipeline.read.listing import list_files
+from pipeline.read.plan import cut_files, make_plans
 from pipeline.read.stage import read_shard
 
 HEADER = "url,caption\n"

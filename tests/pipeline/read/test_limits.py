@@ -107,7 +107,7 @@ def test_a_file_of_open_quotes_takes_linear_time(tmp_path: Path) -> None:
     path.write_text('http://a/0,"open\n' * 3000)
     started = time.process_time()
     with path.open("rb") as file:
-        assert len(list(csv_rows(file, ",", 0, 1, 2, ReadConfig()))) == 3000
+        assert len(list(csv_rows(file, {"delimiter": ","}, 0, 1, 2, ReadConfig()))) == 3000
     assert time.process_time() - started < 10
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from pipeline.read.plan import list_files
+from pipeline.read.listing import list_files
 from tests.pipeline.resume.jobs import configure, plan, run, write_rows
 
 

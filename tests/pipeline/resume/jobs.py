@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from fsspec import AbstractFileSystem
 
 from pipeline.config import PipelineConfig, content_hash, load_config
 from pipeline.paths import with_absolute_paths
-from pipeline.read.plan import list_files
+from pipeline.read.listing import list_files
 from pipeline.read.stage import read_shard
 from pipeline.read.types import ShardPlan
 from pipeline.resume.plan import Work, plan_work
@@ -78,6 +79,12 @@ def digests(output: Path) -> dict[str, str]:
     folders = (*FILES, INDEX_FOLDER, MANIFEST_FOLDER)
     files = [path for folder in folders for path in sorted((output / folder).glob("*"))]
     return {str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def digests_of(fs: AbstractFileSystem, output: str) -> dict[str, str]:
+    """SHA-256 of the shards and manifests of an output in a store."""
+    paths = [path for path in fs.find(output) if path.split("/")[-2] in (*FILES, INDEX_FOLDER, MANIFEST_FOLDER)]
+    return {path: hashlib.sha256(fs.cat_file(path)).hexdigest() for path in paths}
 
 
 def write_rows(path: Path, name: str, n: int) -> Path:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.read.unchanged import object_version
+from pipeline.read.versions import object_version
 from pipeline.resume import inputs
 from pipeline.resume.inputs import identify_files
 

@@ -360,3 +360,22 @@ def test_a_file_that_changes_between_planning_and_reading_is_noticed(config: Pip
     with pytest.raises(UserError, match=r"b\.jsonl"):
         compute(work.plans[0], config, provenance_of(config))
     assert not Path(config.output).exists()
+
+
+def test_folders_of_images_are_recorded_appended_and_compared(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+        for i in range(4):
+            (folder / name / f"{i}.jpg").write_bytes(b"image")
+            (folder / name / f"{i}.txt").write_text(f"a {name} {i}")
+    config = configure(folder, tmp_path / "out")
+    assert run(config) == [0, 1, 2]
+    before = digests(tmp_path / "out")
+    assert run(config) == []
+    (folder / "0new").mkdir()
+    (folder / "0new" / "0.jpg").write_bytes(b"image")
+    assert run(config) == [3]  # a new folder comes behind the others
+    assert {name: hash_ for name, hash_ in digests(tmp_path / "out").items() if name in before} == before
+    (folder / "a" / "0.txt").write_text("changed")
+    assert_refused(config, f"input file {folder}/a/: changed", n=2)

@@ -1,0 +1,201 @@
+"""Decompressed and transcoded streams of files, in bounded memory, which lose nothing of what precedes a damage."""
+
+import bz2
+import codecs
+import gzip
+import io
+import zlib
+from collections.abc import Callable
+from typing import IO, Any, Final, Protocol
+
+import pyarrow as pa
+
+CHUNK: Final = 1 << 16
+UTF8: Final = ("utf-8", "ascii")
+"""Names of codecs whose files are read without a stream."""
+INVALID: Final = "hypergrit.invalid"
+"""Error handler of codecs: invalid bytes become a byte that is invalid in UTF-8 too, so that `read` drops the row."""
+
+codecs.register_error(INVALID, lambda error: ("\udcff", error.end))  # type: ignore[attr-defined]
+
+
+class DamagedStreamError(Exception):
+    """Compressed data that are damaged or truncated."""
+
+
+DAMAGE: Final = (EOFError, gzip.BadGzipFile, zlib.error, DamagedStreamError)
+"""Exceptions of reading a damaged file."""
+
+
+class Source(Protocol):
+    """A stream that is read from its beginning."""
+
+    def read1(self, size: int, /) -> bytes:
+        """Return up to `size` bytes, and none only at the end. Raises one of DAMAGE after all bytes before it."""
+
+
+class Bz2Source:
+    """The content of a bzip2 file, which may have several streams."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._decompressor = file, bz2.BZ2Decompressor()
+
+    def read1(self, size: int) -> bytes:
+        while True:
+            data = b""
+            if self._decompressor.eof:
+                data = self._decompressor.unused_data or self._file.read(CHUNK)
+                if not data:
+                    return b""
+                self._decompressor = bz2.BZ2Decompressor()
+            elif self._decompressor.needs_input and not (data := self._file.read(CHUNK)):
+                raise DamagedStreamError("the bzip2 data are truncated")
+            try:
+                found = self._decompressor.decompress(data, size)
+            except (OSError, ValueError) as error:
+                raise DamagedStreamError(f"damaged bzip2 data: {error}") from error
+            if found:
+                return found
+
+
+class ZstdSource:
+    """The content of a Zstandard file, which may have several frames; a frame needs at most 128 MB of memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._offset = file, 0
+        self._damage: DamagedStreamError | None = None
+        self._open()
+
+    def read1(self, size: int) -> bytes:
+        if self._damage:
+            raise self._damage
+        try:
+            found = self._read(min(size, CHUNK))
+        except DamagedStreamError as error:  # pyarrow lost the bytes before it: read them again, one by one
+            self._damage = error
+            if not (found := self._before_damage()):
+                raise
+        self._offset += len(found)
+        return found
+
+    def _open(self) -> None:
+        self._raw = _Raw(self._file)
+        self._stream = pa.CompressedInputStream(pa.PythonFile(self._raw, mode="r"), "zstd")
+
+    def _read(self, size: int) -> bytes:
+        try:
+            return bytes(self._stream.read(size))
+        except (OSError, pa.ArrowException) as error:
+            if self._raw.error is not None:
+                raise self._raw.error from None
+            raise DamagedStreamError(f"damaged Zstandard data: {error}") from error
+
+    def _before_damage(self) -> bytes:
+        self._file.seek(0)
+        self._open()
+        left = self._offset
+        while left:
+            left -= len(self._read(min(left, CHUNK)))
+        found = bytearray()
+        try:
+            while byte := self._read(1):
+                found += byte
+        except DamagedStreamError:
+            pass
+        return bytes(found)
+
+
+class _Raw(io.RawIOBase):
+    """A file that pyarrow cannot close, and which keeps the exception of a failed read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self._file, self.error = file, None
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return self._file.read(size)
+        except BaseException as error:
+            self.error = error  # type: ignore[assignment]
+            raise
+
+    def close(self) -> None:
+        pass
+
+
+class TranscodedSource:
+    """The text of a file in another encoding, as UTF-8."""
+
+    def __init__(self, file: IO[bytes], encoding: str) -> None:
+        self._file, self._decoder = file, codecs.getincrementaldecoder(encoding)(INVALID)
+        self._rest, self._is_at_end = b"", False
+
+    def read1(self, size: int) -> bytes:
+        while not self._rest and not self._is_at_end:
+            data = self._file.read(CHUNK)
+            self._is_at_end = not data
+            text = self._decoder.decode(data, final=not data)
+            self._rest = text.encode("utf-8", "surrogateescape")
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return found
+
+
+class Stream(io.RawIOBase):
+    """A Source as a file: it seeks by reading, backwards from the beginning of `file`."""
+
+    def __init__(self, file: IO[bytes], start: Callable[[IO[bytes]], Source]) -> None:
+        super().__init__()
+        self._file, self._start = file, start
+        self._source, self._offset = start(file), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._offset
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._source.read1(len(buffer))
+        buffer[: len(data)] = data
+        self._offset += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_END:
+            raise io.UnsupportedOperation("the size of a stream is not known")
+        target = offset + (self._offset if whence == io.SEEK_CUR else 0)
+        if target < self._offset:
+            self._file.seek(0)
+            self._source, self._offset = self._start(self._file), 0
+        while self._offset < target and (data := self._source.read1(min(target - self._offset, CHUNK))):
+            self._offset += len(data)
+        return self._offset
+
+
+def open_gzip(file: IO[bytes]) -> Source:
+    """Return the content of a gzip file."""
+    return gzip.GzipFile(fileobj=file)
+
+
+COMPRESSIONS: Final[dict[str, Callable[[IO[bytes]], Source]]] = {
+    ".gz": open_gzip,
+    ".bz2": Bz2Source,
+    ".zst": ZstdSource,
+}
+"""Suffix of a file -> its decompression."""
+
+
+def is_utf8(encoding: str) -> bool:
+    """Return True for UTF-8 and its subset ASCII."""
+    return codecs.lookup(encoding).name in UTF8
+
+
+def is_stream(file: IO[bytes]) -> bool:
+    """Return True for a buffered Stream, which cannot seek backwards at once."""
+    return isinstance(getattr(file, "raw", None), Stream)

@@ -1,0 +1,147 @@
+"""The jobs for published data sets, on rows with the columns, types and files of the publications."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.config import load_config
+from pipeline.read.plan import plan_shards
+from pipeline.read.stage import read_shard
+
+JOBS = Path(__file__).resolve().parents[2] / "jobs" / "pipeline"
+BOXES = pa.list_(pa.list_(pa.float64()))
+COYO = {
+    "id": pa.int64(), "url": pa.string(), "text": pa.string(), "width": pa.int64(), "height": pa.int64(),
+    "image_phash": pa.string(), "text_length": pa.int64(), "word_count": pa.int64(), "num_tokens_bert": pa.int64(),
+    "num_tokens_gpt": pa.int64(), "num_faces": pa.int64(), "clip_similarity_vitb32": pa.float64(),
+    "clip_similarity_vitl14": pa.float64(), "nsfw_score_opennsfw2": pa.float64(), "nsfw_score_gantman": pa.float64(),
+    "watermark_score": pa.float64(), "aesthetic_score_laion_v2": pa.float64(),
+}  # fmt: skip
+GRIT = {
+    "key": pa.string(), "clip_similarity_vitb32": pa.float64(), "clip_similarity_vitl14": pa.float64(), "id": pa.int64(),
+    "url": pa.string(), "caption": pa.string(), "width": pa.int64(), "height": pa.int64(), "noun_chunks": BOXES,
+    "ref_exps": BOXES,
+}  # fmt: skip
+LAION_2B = {
+    "URL": pa.string(), "TEXT": pa.string(), "WIDTH": pa.int32(), "HEIGHT": pa.int32(), "similarity": pa.float64(),
+    "hash": pa.int64(), "punsafe": pa.float32(), "pwatermark": pa.float32(), "AESTHETIC_SCORE": pa.float32(),
+}  # fmt: skip
+LAION_400M = {
+    "SAMPLE_ID": pa.float64(), "URL": pa.string(), "TEXT": pa.string(), "HEIGHT": pa.int32(), "WIDTH": pa.int32(),
+    "LICENSE": pa.string(), "NSFW": pa.string(), "similarity": pa.float64(),
+}  # fmt: skip
+DATACOMP = {
+    "uid": pa.string(), "url": pa.string(), "text": pa.string(), "original_width": pa.int64(),
+    "original_height": pa.int64(), "clip_b32_similarity_score": pa.float32(), "clip_l14_similarity_score": pa.float32(),
+    "face_bboxes": BOXES, "sha256": pa.string(),
+}  # fmt: skip
+
+VALUES: dict[str, list[Any]] = {
+    "url": ["https://example.org/1.jpg", "https://example.org/2.jpg"],
+    "caption": ['a "red" cat on the', "a dog"],
+    "noun_chunks": [[[0.0, 9.0, 0.1, 0.2, 0.3, 0.4, 0.9]], []],
+    "ref_exps": [[[0.0, 16.0, 0.1, 0.2, 0.3, 0.4, 0.9]], []],
+    "face_bboxes": [[[0.1, 0.2, 0.3, 0.4]], []],
+    "similarity": [0.35, 0.2],
+    "pwatermark": [0.1, None],
+    "punsafe": [0.01, 0.01],
+    "NSFW": ["UNLIKELY", "NSFW"],
+    "uid": ["0a1b", "2c3d"],
+    "sha256": ["ab" * 32, "cd" * 32],
+}
+
+
+def parquet(columns: dict[str, pa.DataType]) -> Callable[[Path], Path]:
+    """A function that writes two rows with these columns."""
+
+    def write(folder: Path) -> Path:
+        arrays = {}
+        for name, kind in columns.items():
+            known = VALUES.get({"URL": "url", "TEXT": "caption", "text": "caption"}.get(name, name))
+            arrays[name] = pa.array(known or ["7", "8"] if pa.types.is_string(kind) else known or [7, 8], kind)
+        pq.write_table(pa.table(arrays), folder / "part-00000.parquet", compression="snappy")
+        (folder / "part-00000.npz").write_bytes(b"embeddings")
+        (folder / "dataset_infos.json").write_text("{}")
+        return folder
+
+    return write
+
+
+def redcaps(folder: Path) -> Path:
+    """One file of annotations for each subreddit and year."""
+    info = {"url": "https://redcaps.xyz/", "version": "1.0", "start_date": "2020-01-01"}
+    for i, name in enumerate(["cats_2019", "dogs_2020"]):
+        row = {
+            "image_id": f"b3mj{i}", "author": "someone", "url": VALUES["url"][i], "raw_caption": VALUES["caption"][i],
+            "caption": "cleaned", "subreddit": name[:-5], "score": 31, "created_utc": 1_500_000_000,
+            "permalink": f"/r/{name[:-5]}/comments/1/", "crosspost_parents": None if i else ["abc"],
+        }  # fmt: skip
+        (folder / f"{name}.json").write_text(json.dumps({"info": info, "annotations": [row]}))
+    return folder
+
+
+def sbu(folder: Path) -> Path:
+    """One object with a list per column."""
+    lists = {"image_urls": VALUES["url"], "user_ids": ["47889917@N08", "1@N00"], "captions": VALUES["caption"]}
+    (folder / "sbu-captions-all.json").write_text(json.dumps(lists))
+    return folder / "sbu-captions-all.json"
+
+
+def tsv(*names: str) -> Callable[[Path], Path]:
+    """A function that writes a TSV without header and quotes."""
+
+    def write(folder: Path) -> Path:
+        rows = zip(*(VALUES[name] for name in names), strict=True)
+        (folder / "rows.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+        return folder / "rows.tsv"
+
+    return write
+
+
+PUBLISHED: dict[str, tuple[str, Callable[[Path], Path], tuple[str, ...], set[str]]] = {
+    "coyo": ("coyo", parquet(COYO), (), {*COYO} - {"id", "url", "text"}),
+    "grit": ("grit", parquet(GRIT), (), {*GRIT} - {"id", "url", "caption", "noun_chunks", "ref_exps"}),
+    "laion 2b": ("laion", parquet(LAION_2B), (), {*LAION_2B} - {"URL", "TEXT"}),
+    "laion 400m": (
+        "laion",
+        parquet(LAION_400M),
+        ("read.where=\"similarity > 0.3 and NSFW == 'UNLIKELY'\"",),
+        {*LAION_400M} - {"URL", "TEXT", "SAMPLE_ID"},
+    ),
+    "datacomp": ("datacomp", parquet(DATACOMP), (), {*DATACOMP} - {"uid", "url", "text"}),
+    "cc3m": ("cc3m", tsv("caption", "url"), (), set()),
+    "cc12m": ("cc12m", tsv("url", "caption"), (), set()),
+    "redcaps": (
+        "redcaps",
+        redcaps,
+        (),
+        {"author", "caption", "subreddit", "score", "created_utc", "permalink", "crosspost_parents"},
+    ),
+    "sbu": ("sbu", sbu, (), {"user_ids"}),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_job_reads_its_data_set_as_published(name: str, tmp_path: Path) -> None:
+    job, write, arguments, extra = PUBLISHED[name]
+    config = load_config([str(JOBS / f"{job}.yaml"), f"input={write(tmp_path)}", *arguments])
+    plans = plan_shards(config.input, 1, None, config.read)
+    rows = [row for plan in plans for row in read_shard(plan, config.read).to_pylist()]
+    assert [row["url"] for row in rows] == VALUES["url"]
+    assert [row["caption_original"] for row in rows] == VALUES["caption"]
+    assert [row["reason"] for row in rows] == ([None, "not_selected"] if job == "laion" else [None, None])
+    assert set(json.loads(rows[0]["extra"] or "{}")) == extra
+    assert (rows[0]["id"] is None) == (name in ("laion 2b", "cc3m", "cc12m", "sbu"))
+    if name == "grit":
+        box = rows[0]["given_noun_chunks"][0]
+        assert (box["start"], box["end"], round(box["x_max"], 4), round(box["score"], 4)) == (0, 9, 0.3, 0.9)
+        assert rows[1]["given_ref_exps"] == []
+
+
+def test_every_job_for_a_data_set_is_tried() -> None:
+    assert {job for job, *_ in PUBLISHED.values()} == {path.stem for path in JOBS.glob("*.yaml")}
