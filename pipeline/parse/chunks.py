@@ -293,6 +293,8 @@ def trim(text: str, tokens: Sequence[Token], phrase: NounPhrase) -> tuple[int, i
     has_lone_quote = text.count('"', start, end) % 2 == 1
     pattern = SEPARATOR_OR_QUOTE if has_lone_quote else SEPARATOR
     for mark in pattern.finditer(text, start, end):  # inside a word, such as an emoticon
+        if mark[0] == '"' and mark.start() < root.end and root.start < mark.end():
+            continue  # it is a part of the head, which stays
         if mark.end() <= root.start or mark.start() == start:
             start = mark.end()
         else:
