@@ -6,6 +6,7 @@ from typing import Final
 
 from common.cli import EXIT_CODES, FAILED_SHARDS, command, set_up_logging
 from common.config_help import describe, print_text
+from pipeline.derive.options import DedupeOptions
 
 USAGE: Final = f"""\
 usage: python -m pipeline.dedupe source=OUT output=NEW [by=[url,bytes,picture]] [radius=BITS] [key=value ...]
@@ -31,12 +32,12 @@ alone. To compare several outputs, merge them first.
 @command("finished shards are kept; run the same command again to resume")
 def main(arguments: Sequence[str]) -> int:
     """Run the command with these arguments; return the exit code, which `USAGE` explains."""
-    from pipeline.derive.dedupe import DedupeOptions, dedupe
-
     if "-h" in arguments or "--help" in arguments:
         print_text(describe(USAGE, DedupeOptions, {}))
         return 0
     set_up_logging()
+    from pipeline.derive.dedupe import dedupe  # imports torch, which takes seconds
+
     return FAILED_SHARDS if dedupe(arguments) else 0
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from common.cli import EXIT_CODES, FAILED_SHARDS, command, set_up_logging
 from common.config_help import describe, print_text
+from pipeline.derive.options import MergeOptions
 
 USAGE: Final = f"""\
 usage: python -m pipeline.merge source=A source=B ... output=NEW [key=value ...]
@@ -31,12 +32,12 @@ with other settings, models or versions are refused, and each difference is name
 @command("finished shards are kept; run the same command again to resume")
 def main(arguments: Sequence[str]) -> int:
     """Run the command with these arguments; return the exit code, which `USAGE` explains."""
-    from pipeline.derive.merge import MergeOptions, merge_outputs
-
     if "-h" in arguments or "--help" in arguments:
         print_text(describe(USAGE, MergeOptions, {}))
         return 0
     set_up_logging()
+    from pipeline.derive.merge import merge_outputs  # imports torch, which takes seconds
+
     return FAILED_SHARDS if merge_outputs(arguments) else 0
 
 

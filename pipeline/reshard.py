@@ -6,6 +6,7 @@ from typing import Final
 
 from common.cli import EXIT_CODES, FAILED_SHARDS, command, set_up_logging
 from common.config_help import describe, print_text
+from pipeline.derive.options import ReshardOptions
 
 USAGE: Final = f"""\
 usage: python -m pipeline.reshard source=OUT output=NEW samples_per_shard=N [key=value ...]
@@ -30,12 +31,12 @@ Dropped rows stay in the ledger, spread evenly over the shards. No model runs, a
 @command("finished shards are kept; run the same command again to resume")
 def main(arguments: Sequence[str]) -> int:
     """Run the command with these arguments; return the exit code, which `USAGE` explains."""
-    from pipeline.derive.reshard import ReshardOptions, reshard
-
     if "-h" in arguments or "--help" in arguments:
         print_text(describe(USAGE, ReshardOptions, {}))
         return 0
     set_up_logging()
+    from pipeline.derive.reshard import reshard  # imports torch, which takes seconds
+
     return FAILED_SHARDS if reshard(arguments) else 0
 
 

@@ -6,7 +6,6 @@ from typing import Final
 
 from pipeline.derive.phash import N_BITS
 
-MAX_RADIUS: Final = 8
 MAX_SPARE: Final = 5
 JOIN_COST: Final = 1_000_000
 """Comparisons of which the time equals the fixed time of a join, roughly."""

@@ -5,21 +5,19 @@ import json
 import logging
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from tqdm import tqdm
 
-from common.config import check_positive, check_range
 from common.errors import UserError
 from common.remote import map_concurrently
 from pipeline.config import PipelineConfig
-from pipeline.derive.bands import MAX_RADIUS
 from pipeline.derive.combine import format_key, new_provenance
-from pipeline.derive.duplicates import COLUMNS, DROPS, Criterion, Duplicates
+from pipeline.derive.duplicates import DROPS, Duplicates
 from pipeline.derive.facts import AT_ONCE, collect_facts, decode_table, encode, read_all
+from pipeline.derive.options import DedupeOptions
 from pipeline.derive.output import NewShard, write_output
 from pipeline.derive.settings import read_config, take_folder, take_options, with_other_files
 from pipeline.derive.source import Source, read_table
@@ -31,34 +29,6 @@ from schemas.files import DROPS_FILE, FACTS_FILE
 from schemas.table import Drop, drop_rows
 
 logger = logging.getLogger("hypergrit")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DedupeOptions:
-    """The options of dedupe."""
-
-    # what makes two kept rows duplicates, one or more of: url (equal URLs), bytes (equal SHA-256 of the bytes that were
-    # received), picture (perceptual hashes of the stored images within `radius`)
-    by: tuple[str, ...] = field(default=("url", "bytes"))
-    # number of the 64 bits in which the hashes of duplicates may differ, 0 to 8; must be given for picture. Two pictures
-    # differ in an even number of bits, nearly always
-    radius: int | None = None
-    # memory that the comparison may use, in GB; beyond it, it uses the disk of TMPDIR
-    memory_gb: float = 4.0
-
-    def __post_init__(self) -> None:
-        known = (*COLUMNS, "picture")
-        if not self.by or set(self.by) - set(known):
-            raise UserError(f"by is {list(self.by)}; give one or more of {list(known)}")
-        check_range(self, "radius", least=0, most=MAX_RADIUS)
-        check_positive(self, "memory_gb")
-        if ("picture" in self.by) != (self.radius is not None):
-            raise UserError("by=[picture] and radius=BITS belong together, such as by=[url,bytes,picture] radius=4")
-
-    @property
-    def criteria(self) -> list[Criterion]:
-        """The criteria in the order in which they are applied."""
-        return [name for name in (*COLUMNS, "picture") if name in self.by]  # type: ignore[misc]
 
 
 def dedupe(arguments: Sequence[str]) -> int:

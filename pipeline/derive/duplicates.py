@@ -3,15 +3,15 @@
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import pyarrow as pa
 
 from common.errors import UserError
 from pipeline.derive.bands import make_masks
+from pipeline.derive.options import Criterion
 from pipeline.derive.phash import N_BITS
 
-Criterion = Literal["url", "bytes", "picture"]
 COLUMNS: Final = {"url": "url", "bytes": "sha256"}
 DROPS: Final = pa.schema([("shard", pa.int32()), ("key", pa.int64()), ("stays", pa.int64()), ("reason", pa.string())])
 """A duplicate: the row that goes, the row that stays, and the drop reason (schemas.status)."""
@@ -32,7 +32,7 @@ class Duplicates:
         except ImportError as error:
             raise UserError(f"{error}; pip install duckdb") from error
         config: dict[str, Any] = {"memory_limit": f"{memory_gb}GB", "temp_directory": str(Path(folder, "spill"))}
-        config |= {"preserve_insertion_order": False, "threads": threads or 1}
+        config |= {"preserve_insertion_order": False, **({"threads": threads} if threads else {})}
         self._db = duckdb.connect(str(Path(folder, "rows.duckdb")), config=config)
         self._db.execute("create table facts (key bigint, url varchar, sha256 varchar, phash bigint, shard integer)")
         self._db.execute("create table gone (key bigint, stays bigint, reason varchar)")
@@ -138,7 +138,7 @@ class Duplicates:
 
     def drops(self) -> Iterator[tuple[int, pa.Table]]:
         """Yield the rows that go, as (shard, table of DROPS), by shard and key; shards without any are left out."""
-        reader = self._db.execute(
+        reader: Any = self._db.sql(
             "select shard, key, stays, reason from gone join facts using (key) order by shard, key"
         ).to_arrow_reader()
         shard, parts = -1, list[pa.Table]()

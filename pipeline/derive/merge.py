@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 
 from common.errors import UserError
 from pipeline.config import PipelineConfig
 from pipeline.derive.combine import differences, format_key, key_end, key_number, new_provenance
+from pipeline.derive.options import MergeOptions
 from pipeline.derive.output import NewShard, write_output
 from pipeline.derive.settings import read_config, take_folder, take_folders, take_options, with_other_files
 from pipeline.derive.source import Source, read_table
@@ -16,14 +16,6 @@ from pipeline.read.types import ShardPlan
 from pipeline.write.manifest import plan_from_json
 from schemas.status import KEY_REASONS
 from schemas.table import set_column
-
-
-@dataclass(frozen=True, kw_only=True)
-class MergeOptions:
-    """The options of merge."""
-
-    # also join outputs whose settings, models or versions differ; each shard keeps its own in its manifest
-    mixed: bool = False
 
 
 def merge_outputs(arguments: Sequence[str]) -> int:

@@ -1,38 +1,18 @@
 """Divide the rows of an output into shards of equal numbers of samples, shuffled across shards."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from common.config import check_range
 from common.errors import UserError
 from pipeline.config import PipelineConfig
 from pipeline.derive.combine import key_end, new_provenance, provenances
+from pipeline.derive.options import ReshardOptions
 from pipeline.derive.output import write_output
 from pipeline.derive.settings import read_config, take_folder, take_options, with_other_files
 from pipeline.derive.shuffle import Group, Range, ReshardedShard, make_table, permutation
 from pipeline.derive.source import Source
 from pipeline.read.types import ShardPlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReshardOptions:
-    """The options of reshard."""
-
-    # kept rows, which are the samples of train/ and grit/, of a new shard; the last one may have fewer
-    samples_per_shard: int
-    # shuffle the samples across shards; false: keep their order
-    shuffle: bool = True
-    # seed of the order
-    seed: int = 0
-    # shards of the source whose samples are mixed: first the shards are shuffled, then the samples of this many of
-    # them; each shard of arrow/ is read about this many times. null: all, so that every order is equally likely
-    mix_shards: int | None = 64
-
-    def __post_init__(self) -> None:
-        check_range(self, "samples_per_shard", "mix_shards", least=1)
-        check_range(self, "seed", least=0, most=2**64 - 1)
 
 
 def reshard(arguments: Sequence[str]) -> int:
