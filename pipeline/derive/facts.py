@@ -8,6 +8,8 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from common.errors import UserError
+from common.image_codec import ImageRejected
 from common.images import STORED_IMAGE_LIMITS, decode
 from common.remote import map_concurrently
 from pipeline.config import RayConfig
@@ -88,10 +90,13 @@ def make_facts(source: SourceShard, with_pictures: bool) -> pa.Table:
         parts = [pa.Table.from_batches([batch]).select(columns).cast(schema) for batch in batches]
         table = pa.concat_tables(parts) if parts else schema.empty_table()
     table = table.filter(pc.equal(table["status"], KEPT))
-    hashes = [signed_hash(image) for image in table["image"].to_pylist()] if with_pictures else [None] * len(table)
+    keys = table["key"].to_pylist()
+    hashes: list[int | None] = [None] * len(table)
+    if with_pictures:
+        hashes = [signed_hash(*pair) for pair in zip(table["image"].to_pylist(), keys, strict=True)]
     return pa.table(
         {
-            "key": [key_number(key, source["output"]) for key in table["key"].to_pylist()],
+            "key": [key_number(key, source["output"]) for key in keys],
             "url": table["url"],
             "sha256": table["sha256"],
             "phash": hashes,
@@ -101,9 +106,15 @@ def make_facts(source: SourceShard, with_pictures: bool) -> pa.Table:
     )
 
 
-def signed_hash(image: bytes) -> int:
-    """Return the perceptual hash of a stored image as the signed integer with the same bits."""
-    value = perceptual_hash(decode(image, STORED_IMAGE_LIMITS))
+def signed_hash(image: bytes, key: str) -> int:
+    """Return the perceptual hash of a stored image as the signed integer with the same bits.
+
+    Raises UserError, naming the row, if the image cannot be decoded.
+    """
+    try:
+        value = perceptual_hash(decode(image, STORED_IMAGE_LIMITS))
+    except ImageRejected as error:
+        raise UserError(f"row {key}: its stored image cannot be decoded ({error}); see pipeline.verify") from error
     return value - (1 << N_BITS) if value >> (N_BITS - 1) else value
 
 
