@@ -93,6 +93,6 @@ def plan_reshard(
 
 
 def overlap(first: int, end: int, start: int, stop: int) -> tuple[int, int]:
-    """Return the part of [first, end) that is in [start, stop), counted from `start`; (0, 0) if there is none."""
+    """Return the part of [first, end) that is in [start, stop), counted from `start`; (0, 0) if they do not overlap."""
     low, high = max(first, start), min(end, stop)
     return (low - start, high - start) if low < high else (0, 0)

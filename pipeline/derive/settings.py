@@ -65,7 +65,7 @@ def check_changes(old: PipelineConfig, new: PipelineConfig, allowed: Collection[
 def take_folders(arguments: Sequence[str], name: str) -> tuple[list[str], list[str]]:
     """Return the absolute values of all `name=FOLDER`, and the other arguments.
 
-    Raises UserError if there is none, for one that is empty, and for a URL with a user name or a password.
+    Raises UserError if the argument is missing or empty, and for a URL with a user name or a password.
     """
     folders = [item.partition("=")[2] for item in arguments if item.startswith(f"{name}=")]
     if not folders or not all(folders):
