@@ -67,10 +67,19 @@ REASONS: Final = MappingProxyType(
             "low_score": "the last remaining boxes had a grounding score below the threshold",
             "low_clip_score": "the last remaining boxes had a CLIP score below the threshold",
         },
-        "write": {**_INTERNAL},
+        "write": {
+            **_INTERNAL,
+            "same_url": "pipeline.dedupe: a row that stays has the same URL; `detail` is its key",
+            "same_bytes": "pipeline.dedupe: a row that stays has the same image bytes (`sha256`); `detail` is its key",
+            "same_picture": "pipeline.dedupe: the perceptual hash of a row that stays is within the radius; `detail` is "
+            "its key",
+        },
     }
 )
 """Stage -> drop reason -> its meaning."""
+
+KEY_REASONS: Final = frozenset({"duplicate", "same_url", "same_bytes", "same_picture"})
+"""Drop reasons whose `detail` is the key of another row."""
 
 PHRASE_REMOVALS: Final = MappingProxyType(
     {

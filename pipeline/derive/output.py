@@ -16,7 +16,7 @@ from common.text import one_line
 from pipeline.config import PipelineConfig, runtime_settings
 from pipeline.derive.workers import map_shards
 from pipeline.job import report
-from pipeline.lease import hold_lease
+from pipeline.lease import Lease, hold_lease
 from pipeline.paths import check_writable
 from pipeline.read.types import ShardPlan
 from pipeline.resume.finished import list_output
@@ -25,7 +25,7 @@ from pipeline.write.failed import write_failed
 from pipeline.write.manifest import is_same, read_manifest
 from pipeline.write.stage import write_shard
 from pipeline.write.store import Store
-from schemas.files import FILES, INDEX_FILE, MANIFEST_FILE
+from schemas.files import FILES, INDEX_FILE, JOB_FILE, MANIFEST_FILE
 from schemas.job import JobRecord
 from schemas.manifest import Manifest, Origin, Provenance
 
@@ -43,14 +43,20 @@ class NewShard:
 
 MakeTable = Callable[[NewShard], pa.Table]
 """Makes the SCORED table of a shard, in a worker; must be picklable."""
+Prepare = Callable[[Store, Lease], None]
 
 
 def write_output(
-    make_table: MakeTable, shards: Sequence[NewShard], config: PipelineConfig, record: JobRecord | None = None
+    make_table: MakeTable,
+    shards: Sequence[NewShard],
+    config: PipelineConfig,
+    record: JobRecord | None = None,
+    prepare: Prepare | None = None,
 ) -> int:
     """Make the shards that are not finished, and write the report; return the number of shards that failed.
 
-    `record` lets the job itself resume the output.
+    `record` lets the job itself resume the output. `prepare` is called before the first shard is made, while no other
+    command can write to the output.
 
     Raises UserError if the output holds other shards and `overwrite` is not set, if it is a source, or if it cannot be
     written.
@@ -75,7 +81,11 @@ def write_output(
         store.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
         if record is not None:
             write_record(store, record)
+        else:
+            store.remove([JOB_FILE])  # of another command, whose shards have been discarded
         left = [shard for shard in shards if shard.plan.index not in finished]
+        if left and prepare is not None:
+            prepare(store, lease)
         n_failed = 0
         results = lease.guard(map_shards(partial(commit, make_table, config), left, config.ray))
         with tqdm(total=len(left), unit=" shards", disable=None) as bar:

@@ -1,17 +1,22 @@
 """The settings of a command: those of the job that wrote its source, with the changes of the command line."""
 
+import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from common.config import RESOLVED_FILE, merge, read_layers
+from common.config import RESOLVED_FILE, Keys, merge, read_layers
 from common.errors import UserError
+from common.paths import absolute, check_output_is_absolute
 from common.text import one_line
+from common.urls import check_no_user
 from common.yaml_text import check_yaml
 from pipeline.config import KEYS, PipelineConfig
 from pipeline.resume.record import settings_of
 from pipeline.write.store import Store
+
+Options = TypeVar("Options")
 
 
 def read_config(store: Store, changes: Sequence[str] = ()) -> PipelineConfig:
@@ -55,3 +60,52 @@ def check_changes(old: PipelineConfig, new: PipelineConfig, allowed: Collection[
                 f"{command} cannot change {key} from {before.get(key)!r} to {value!r}, which needs the job; it changes "
                 f"{', '.join(sorted(allowed))}"
             )
+
+
+def take_folders(arguments: Sequence[str], name: str) -> tuple[list[str], list[str]]:
+    """Return the absolute values of all `name=FOLDER`, and the other arguments.
+
+    Raises UserError if the argument is missing or empty, and for a URL with a user name or a password.
+    """
+    folders = [item.partition("=")[2] for item in arguments if item.startswith(f"{name}=")]
+    if not folders or not all(folders):
+        raise UserError(f"{name} is not set; give {name}=...")
+    for folder in folders:
+        check_no_user(name, folder)
+    return [absolute(folder) for folder in folders], [item for item in arguments if not item.startswith(f"{name}=")]
+
+
+def take_folder(arguments: Sequence[str], name: str) -> tuple[str, list[str]]:
+    """Return the absolute value of `name=FOLDER`, and the other arguments. Raises UserError like `take_folders`.
+
+    Also raises it if there are several, and for a relative output of a Ray job.
+    """
+    folders, others = take_folders(arguments, name)
+    if len(folders) > 1:
+        raise UserError(f"{name} is given {len(folders)} times; give one, and pipeline.merge joins several outputs")
+    if name == "output":
+        given = next(item.partition("=")[2] for item in arguments if item.startswith(f"{name}="))
+        check_output_is_absolute(given, "an absolute path or a URL")
+    return folders[0], others
+
+
+def take_options(arguments: Sequence[str], cls: type[Options]) -> tuple[Options, list[str]]:
+    """Return the options of a command, whose keys are the fields of `cls`, and the other arguments.
+
+    Raises UserError for a value of the wrong type, and for an argument that is no `key=value`.
+    """
+    names = {item.name for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    mine = [item for item in arguments if item.partition("=")[0] in names]
+    if plain := [item for item in arguments if "=" not in item]:
+        raise UserError(f"{plain[0]!r} is not key=value; see --help for the keys")
+    options = merge(cls, read_layers(mine, Keys()))
+    assert isinstance(options, cls)
+    return options, [item for item in arguments if item not in mine]
+
+
+def with_other_files(old: PipelineConfig, new: PipelineConfig, output: str, command: str) -> PipelineConfig:
+    """Return `new` with another output. Raises UserError if it differs from `old` in more than how shards are written."""
+    check_changes(old, new, ("write",), command)
+    if old.write.strip_url_queries and not new.write.strip_url_queries:
+        raise UserError("write.strip_url_queries=false: the source has no queries any more; leave it true")
+    return dataclasses.replace(new, output=output)

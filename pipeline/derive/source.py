@@ -73,16 +73,22 @@ def read_table(output: str, source: SourceShard) -> pa.Table:
 
     Raises UserError if the shard has changed since the command was started, or lacks an image.
     """
-    store, index = Store(output), source["shard"]
-    manifest = read_manifest(store, index)
-    if manifest is None or hashlib.sha256(manifest_bytes(manifest)).hexdigest() != source["manifest"]:
-        raise UserError(
-            f"{store.url(MANIFEST_FILE.format(index))} has changed while it was read; run the command again when no "
-            "other job writes to this output"
-        )
+    store = Store(output)
+    manifest = unchanged_manifest(store, source)
     batches = list(read_batches(store, manifest, SCORED.names))
     table = conform(pa.Table.from_batches(batches).select(SCORED.names), SCORED) if batches else SCORED.empty_table()
     return with_images(table, store, manifest)
+
+
+def unchanged_manifest(store: Store, source: SourceShard) -> Manifest:
+    """Return the manifest of a shard. Raises UserError if the shard has changed since the command was started."""
+    manifest = read_manifest(store, source["shard"])
+    if manifest is None or hashlib.sha256(manifest_bytes(manifest)).hexdigest() != source["manifest"]:
+        raise UserError(
+            f"{store.url(MANIFEST_FILE.format(source['shard']))} has changed while it was read; run the command again "
+            "when no other job writes to this output"
+        )
+    return manifest
 
 
 def with_images(table: pa.Table, store: Store, manifest: Manifest) -> pa.Table:

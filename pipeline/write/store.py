@@ -100,7 +100,10 @@ class Store:
 
     def write(self, relative: str, text: str) -> None:
         """Write a small text file atomically: readers see the old or the new one."""
-        data = text.encode()
+        self.write_bytes(relative, text.encode())
+
+    def write_bytes(self, relative: str, data: bytes) -> None:
+        """Write a small file atomically: readers see the old or the new one."""
         with self.convert_errors("write", relative):
             self.make_folder(relative)
             if self.is_local:

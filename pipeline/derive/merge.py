@@ -1,0 +1,79 @@
+"""Join several outputs into one, as if their inputs had been concatenated."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from common.errors import UserError
+from pipeline.config import PipelineConfig
+from pipeline.derive.combine import differences, format_key, key_end, key_number, new_provenance
+from pipeline.derive.options import MergeOptions
+from pipeline.derive.output import NewShard, write_output
+from pipeline.derive.settings import read_config, take_folder, take_folders, take_options, with_other_files
+from pipeline.derive.source import Source, read_table
+from pipeline.read.types import ShardPlan
+from pipeline.write.manifest import plan_from_json
+from schemas.status import KEY_REASONS
+from schemas.table import set_column
+
+
+def merge_outputs(arguments: Sequence[str]) -> int:
+    """Write the output; return the number of shards that failed. Raises UserError."""
+    output, rest = take_folder(arguments, "output")
+    folders, rest = take_folders(rest, "source")
+    options, changes = take_options(rest, MergeOptions)
+    sources = [Source(folder) for folder in folders]
+    roots = [source.store.root for source in sources]
+    if twice := next((root for root in roots if roots.count(root) > 1), None):
+        raise UserError(f"source={twice} is given twice; every row would be in the output twice")
+    configs = [source.config for source in sources]
+    new = with_other_files(configs[0], read_config(sources[0].store, changes), output, "merge")
+    if (found := differences(sources, configs)) and not options.mixed:
+        raise UserError(f"the sources differ in {'; '.join(found)}. Give mixed=true to join them all the same")
+    return write_output(make_table, list(plan_merge(sources, configs, new)), new)
+
+
+def plan_merge(sources: Sequence[Source], configs: Sequence[PipelineConfig], new: PipelineConfig) -> Iterator[NewShard]:
+    """Yield one shard for each shard of the sources, one source after the other.
+
+    Rows, keys and indices of a source are shifted by those of the sources before it.
+    """
+    index = offset = 0
+    for source, config in zip(sources, configs, strict=True):
+        for old_index, manifest in source.manifests.items():
+            yield NewShard(
+                shifted(plan_from_json(manifest["plan"]), index, offset),
+                new_provenance(manifest, source, config, new),
+                {"command": "merge", "sources": [source.shard(old_index)], "settings": {"key_offset": offset}},
+            )
+            index += 1
+        offset += key_end(source)
+
+
+def shifted(plan: ShardPlan, index: int, offset: int) -> ShardPlan:
+    """Return a plan with another index, and its rows shifted by `offset`."""
+    appends = tuple(row + offset for row in plan.appends)
+    return dataclasses.replace(plan, index=index, first_row=plan.first_row + offset, appends=appends)
+
+
+def make_table(shard: NewShard) -> pa.Table:
+    """Return the rows of a source shard with shifted keys."""
+    (source,) = shard.origin["sources"]
+    return shift_keys(read_table(source["output"], source), shard.origin["settings"]["key_offset"], source["output"])
+
+
+def shift_keys(table: pa.Table, offset: int, source: str) -> pa.Table:
+    """Return a table with all keys shifted: those of the rows, and those that name the row of which one is a duplicate.
+
+    Raises UserError for a key that is no row number of `source`.
+    """
+
+    def shift(key: str) -> str:
+        return format_key(key_number(key, source) + offset)
+
+    keys, reasons, details = (table[name].to_pylist() for name in ("key", "reason", "detail"))
+    pairs = zip(reasons, details, strict=True)
+    details = [shift(detail) if detail and reason in KEY_REASONS else detail for reason, detail in pairs]
+    table = set_column(table, "key", pa.array([shift(key) for key in keys], pa.string()))
+    return set_column(table, "detail", pa.array(details, pa.string()))

@@ -1,0 +1,95 @@
+"""Read some rows of a shard: their images by their places in `_index/`, or whole files if that is cheaper."""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from common.errors import UserError
+from common.remote import map_concurrently
+from pipeline.derive.source import unchanged_manifest, with_images
+from pipeline.report.shards import read_batches
+from pipeline.write.store import Store
+from schemas.files import FILES, GRIT_IMAGE, INDEX_FILE
+from schemas.manifest import Manifest, SourceShard
+from schemas.rows import SCORED
+from schemas.status import KEPT
+from schemas.table import conform, set_column
+
+WHOLE: Final = 0.5
+"""Share of the kept rows of a shard from which on its tar is read as a whole."""
+
+
+def pick_rows(source: SourceShard, kept: Sequence[int], dropped: Sequence[int]) -> pa.Table:
+    """Return rows of a shard, with their images: first the n-th kept rows for each n of `kept`, then likewise `dropped`.
+
+    Raises UserError if the shard has changed since the command was started, lacks a row or an image, or is damaged.
+    """
+    store = Store(source["output"])
+    manifest = unchanged_manifest(store, source)
+    wanted = {True: sorted(kept), False: sorted(dropped)}
+    parts = list(chosen_rows(store, manifest, wanted))
+    table = conform(pa.concat_tables(parts).select(SCORED.names), SCORED) if parts else SCORED.empty_table()
+    if table.num_rows != len(kept) + len(dropped):
+        name = store.url(FILES["arrow"][0].format(manifest["shard"]))
+        raise UserError(f"{name} lacks rows that its manifest counts; see pipeline.verify")
+    is_kept = pc.equal(table["status"], KEPT).to_pylist()
+    places = {True: iter(wanted[True]), False: iter(wanted[False])}
+    row_of = {(kind, next(places[kind])): row for row, kind in enumerate(is_kept)}
+    rows = [row_of[kind, n] for kind, numbers in ((True, kept), (False, dropped)) for n in numbers]
+    table = table.take(rows)
+    if len(kept) < WHOLE * manifest["counts"]["kept"]:
+        table = with_indexed_images(table, store, manifest)
+    return with_images(table, store, manifest)
+
+
+def chosen_rows(store: Store, manifest: Manifest, wanted: dict[bool, list[int]]) -> Iterator[pa.Table]:
+    """Yield the n-th kept and the n-th dropped rows of a shard in the order of its rows."""
+    seen, left = {True: 0, False: 0}, {kind: set(numbers) for kind, numbers in wanted.items()}
+    for batch in read_batches(store, manifest, SCORED.names):
+        rows = list[int]()
+        for row, is_kept in enumerate(pc.equal(batch["status"], KEPT).to_pylist()):
+            if seen[is_kept] in left[is_kept]:
+                rows.append(row)
+            seen[is_kept] += 1
+        if rows:
+            yield pa.Table.from_batches([batch]).take(rows)
+
+
+def with_indexed_images(table: pa.Table, store: Store, manifest: Manifest) -> pa.Table:
+    """Return the table with the images of its kept rows that `_index/` finds in grit/."""
+    keys, images, status = (table[name].to_pylist() for name in ("key", "image", "status"))
+    missing = {key for key, image, kept in zip(keys, images, status, strict=True) if image is None and kept == KEPT}
+    places = image_places(store, manifest, missing)
+    path = store.path(FILES["grit"][0].format(manifest["shard"]))
+
+    def read(place: tuple[int, int]) -> bytes:
+        return bytes(store.fs.cat_file(path, start=place[0], end=sum(place)))
+
+    with store.convert_errors("read", FILES["grit"][0].format(manifest["shard"])):
+        found = dict(zip(places, map_concurrently(read, places.values()), strict=True))
+    images = [found.get(key, image) for key, image in zip(keys, images, strict=True)]
+    return set_column(table, "image", pa.array(images, pa.binary()))
+
+
+def image_places(store: Store, manifest: Manifest, keys: Collection[str]) -> dict[str, tuple[int, int]]:
+    """Return offset and size of the images of these rows in grit/; {} for a shard without an index."""
+    name, tar = INDEX_FILE.format(manifest["shard"]), FILES["grit"][0].format(manifest["shard"])
+    if not keys or not {name, tar} <= manifest["files"].keys():
+        return {}
+    content = store.read(name)
+    if content is None:
+        return {}
+    try:
+        index = pa.ipc.open_file(pa.BufferReader(content)).read_all()
+        index.validate(full=True)
+        index = index.filter(pc.equal(index["format"].cast(pa.string()), "grit"))
+        index = index.filter(pc.is_in(index["key"], pa.array(sorted(keys))))
+        members = zip(index["key"].to_pylist(), index["members"].to_pylist(), strict=True)
+        return {
+            key: (member["offset"], member["size"]) for key, found in members for member in found
+            if member["name"] == GRIT_IMAGE
+        }  # fmt: skip
+    except (pa.ArrowException, KeyError, ValueError):
+        return {}  # a damaged index: the tar is read instead

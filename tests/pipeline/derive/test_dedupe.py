@@ -1,0 +1,182 @@
+"""Dedupe: over all shards the lowest key stays, and the ledger names it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.images import STORED_IMAGE_LIMITS, decode
+from pipeline import dedupe, refilter
+from pipeline.derive.phash import perceptual_hash
+from pipeline.images import encode_jpeg
+from tests.pipeline.derive.outputs import Row, kept, lost, make_output, picture, read_rows
+from tests.pipeline.jobs import hash_output
+
+LOCAL = ("ray.runner=local", "ray.cpu_workers=1")
+NOISY = [picture(1, noise) for noise in (2.0, 4.0, 6.0, 9.0)]
+
+
+def run(source: Path, output: Path, *arguments: str) -> int:
+    return dedupe.main([f"source={source}", f"output={output}", *LOCAL, *arguments])
+
+
+def shards() -> dict[int, Sequence[Row]]:
+    """Rows 0 to 14 with URL u and picture p; those with the same URL, bytes or picture are in different shards."""
+    return {
+        0: [kept(picture(0), url="u0"), kept(picture(1), url="u1"), lost(url="u2"), kept(picture(2), url="u3")],
+        1: [kept(picture(3), url="u3"), lost(url="u0"), kept(picture(0), url="u5"), kept(NOISY[0], url="u6")],
+        2: [kept(picture(4), url="u8"), kept(picture(5), url=None), kept(picture(6), url=None)],
+        3: [kept(picture(5), url="u5"), kept(picture(7), url="u2"), kept(NOISY[3], url="u9")],
+    }
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("source") / "out"
+    make_output(output, shards(), rows_per_shard=4)
+    return output
+
+
+def dropped(output: Path) -> dict[int, tuple[str, int]]:
+    """The rows that dedupe dropped: row -> (reason, row that stays)."""
+    rows = read_rows(output).values()
+    return {int(r["key"]): (r["reason"], int(r["detail"])) for r in rows if r["stage"] == "write"}
+
+
+def test_the_row_with_the_lowest_key_stays(source: Path, tmp_path: Path) -> None:
+    before = hash_output(source)
+    assert run(source, tmp_path / "new") == 0
+    expected = {4: ("same_url", 3), 12: ("same_url", 0), 6: ("same_bytes", 0)}
+    # Row 12 has the URL of row 6, which goes itself, since its bytes are those of row 0.
+    assert dropped(tmp_path / "new") == expected
+    assert hash_output(source) == before
+    old, new = read_rows(source), read_rows(tmp_path / "new")
+    assert list(old) == list(new)
+    for key, row in new.items():
+        changed = {name for name, value in row.items() if value != old[key][name]}
+        assert changed == ({"status", "stage", "reason", "detail", "image"} if int(key) in expected else set())
+    stats = json.loads((tmp_path / "new" / "stats.json").read_bytes())["rows"]
+    assert stats["read"] == len(old) == stats["kept"] + sum(sum(r.values()) for r in stats["dropped"].values())
+    assert stats["dropped"]["write"] == {"same_url": 2, "same_bytes": 1}
+    assert not (tmp_path / "new" / "_dedupe").exists() or not list((tmp_path / "new" / "_dedupe").iterdir())
+
+
+def test_pictures_are_compared_within_the_radius(source: Path, tmp_path: Path) -> None:
+    hashes = [
+        perceptual_hash(decode(encode_jpeg(image), STORED_IMAGE_LIMITS)) for image in (picture(1), NOISY[0], NOISY[3])
+    ]
+    distances = [(hashes[0] ^ other).bit_count() for other in hashes[1:]]
+    assert distances[0] < distances[1] <= 8
+    for radius in (*distances, 0):
+        assert run(source, tmp_path / f"{radius}", "by=[picture]", f"radius={radius}") == 0
+        near = {row for row, distance in zip((7, 14), distances, strict=True) if distance <= radius}
+        found = dropped(tmp_path / f"{radius}")
+        assert found == dict.fromkeys(near, ("same_picture", 1)) | {6: ("same_picture", 0), 12: ("same_picture", 9)}
+
+
+def test_shards_without_duplicates_are_the_same_bytes(source: Path, tmp_path: Path) -> None:
+    assert run(source, tmp_path / "new", "by=[bytes]") == 0
+    names = [f"{kind}/00000.{end}" for kind, end in (("train", "tar"), ("grit", "tar"), ("arrow", "arrow"))]
+    old, new = hash_output(source), hash_output(tmp_path / "new")
+    assert [old[name] for name in names] == [new[name] for name in names]
+    assert old["grit/00001.tar"] != new["grit/00001.tar"]
+
+
+def test_a_stopped_run_is_completed_with_the_same_bytes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("by=[url,bytes,picture]", "radius=4")
+    assert run(source, tmp_path / "whole", *arguments) == 0
+    from pipeline.derive import facts, output
+
+    calls: list[str] = []
+
+    def stopping(name: str, function: Any, at: int) -> Any:
+        def call(*values: Any) -> Any:
+            calls.append(name)
+            if calls.count(name) == at:
+                raise KeyboardInterrupt
+            return function(*values)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(facts, "make_facts", stopping("facts", facts.make_facts, 3))
+        assert run(source, tmp_path / "new", *arguments) == 130
+        assert calls.count("facts") == 3
+        patch.setattr(output, "write_shard", stopping("write", output.write_shard, 2))
+        assert run(source, tmp_path / "new", *arguments) == 130
+        assert calls.count("facts") == 3 + 2  # those of two shards are read from the files of the first run
+    assert run(source, tmp_path / "new", *arguments) == 0
+    assert hash_output(tmp_path / "new") == hash_output(tmp_path / "whole")
+    assert run(source, tmp_path / "new", "by=[url]") == 2
+    assert run(source, tmp_path / "new", "by=[url]", "overwrite=true") == 0
+    assert {reason for reason, _ in dropped(tmp_path / "new").values()} == {"same_url"}
+
+
+def test_facts_of_another_source_are_not_used(source: Path, tmp_path: Path) -> None:
+    from pipeline.derive.facts import write_facts
+    from pipeline.derive.source import Source
+
+    make_output(tmp_path / "b", {0: [kept(picture(0), url="x"), kept(picture(1), url="x")]}, rows_per_shard=4)
+    for index in range(3):
+        write_facts(str(tmp_path / "new"), False, Source(str(source)).shard(index))
+    (tmp_path / "new" / "_dedupe" / "facts-00001.arrow").write_bytes(b"cut off")
+    assert run(tmp_path / "b", tmp_path / "new") == 0
+    assert dropped(tmp_path / "new") == {1: ("same_url", 0)}
+
+
+def test_refilter_keeps_what_dedupe_dropped(source: Path, tmp_path: Path) -> None:
+    assert run(source, tmp_path / "unique") == 0
+    assert (
+        refilter.main([f"source={tmp_path / 'unique'}", f"output={tmp_path / 'new'}", *LOCAL, "formats=[grit,arrow]"])
+        == 0
+    )
+    assert dropped(tmp_path / "new") == dropped(tmp_path / "unique")
+
+
+def test_an_output_without_kept_rows_has_no_duplicates(tmp_path: Path) -> None:
+    make_output(tmp_path / "a", {0: [lost(url="u"), lost(url="u")], 1: []}, rows_per_shard=4)
+    assert run(tmp_path / "a", tmp_path / "new", "by=[url,bytes,picture]", "radius=8") == 0
+    assert dropped(tmp_path / "new") == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["by=[]"], "by is []; give one or more of ['url', 'bytes', 'picture']"),
+        (["by=[url,pixels]"], "by is ['url', 'pixels']"),
+        (["by=url"], "by must be a list; write [url]"),
+        (["by=[picture]"], "by=[picture] and radius=BITS belong together"),
+        (["radius=3"], "by=[picture] and radius=BITS belong together"),
+        (["by=[picture]", "radius=9"], "radius"),
+        (["by=[picture]", "radius=-1"], "radius"),
+        (["memory_gb=0"], "memory_gb"),
+        (["memory_gb=nan"], "memory_gb"),
+        (["by=[url]; drop table facts"], "by"),
+        (["score.min_score=0.9"], "dedupe cannot change score.min_score"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert run(source, tmp_path / "new", *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_undecodable_stored_image_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_output(tmp_path / "a", {0: [kept(picture(0))]}, "formats=[arrow]", "write.image_bytes=true")
+    name = tmp_path / "a" / "arrow" / "00000.arrow"
+    import pyarrow as pa
+
+    table = pa.ipc.open_file(name).read_all()
+    broken = table.set_column(table.schema.get_field_index("image"), table.schema.field("image"), [[b"\xff\xd8 no"]])
+    with pa.OSFile(str(name), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(broken)
+    assert run(tmp_path / "a", tmp_path / "new", "by=[picture]", "radius=2") == 2
+    assert "row 000000000000" in capsys.readouterr().err
