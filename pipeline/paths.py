@@ -29,7 +29,11 @@ def with_absolute_paths(config: PipelineConfig) -> PipelineConfig:
     check_no_query(config, [config.input])
     check_output_is_absolute(config.output, "an absolute path or a URL")
     check_input_is_absolute(config.input)
-    return dataclasses.replace(config, input=absolute(config.input), output=absolute(config.output))
+    read = config.read
+    if read.takedown is not None:
+        check_no_user("read.takedown", read.takedown)
+        read = dataclasses.replace(read, takedown=absolute(read.takedown))
+    return dataclasses.replace(config, input=absolute(config.input), output=absolute(config.output), read=read)
 
 
 def check_no_query(config: PipelineConfig, files: Iterable[str]) -> None:

@@ -28,9 +28,11 @@ TIMINGS_FILE: Final = f"{TIMINGS_FOLDER}/{{:05d}}.json"
 RUN_TIMINGS_FILE: Final = f"{TIMINGS_FOLDER}/run.json"
 FAILED_FOLDER: Final = "_failed"
 FAILED_FILE: Final = f"{FAILED_FOLDER}/{{:05d}}.json"
+TAKEDOWN_FOLDER: Final = "_takedown"
+TAKEDOWN_FILE: Final = f"{TAKEDOWN_FOLDER}/{{:05d}}.json"
 JOB_FILE: Final = "_job.json"
 LEASE_FILE: Final = "_lease.json"
-OUTPUT_FOLDERS: Final = (".", *FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER)
+OUTPUT_FOLDERS: Final = (".", *FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER, TAKEDOWN_FOLDER)
 """All folders of an output, relative to it."""
 STATS_FILE: Final = "stats.json"
 REPORT_FILE: Final = "report.html"

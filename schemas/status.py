@@ -22,6 +22,7 @@ REASONS: Final = MappingProxyType(
             **_INTERNAL,
             "bad_row": "the row cannot be read: invalid JSON, or a value of the wrong type",
             "missing_url": "the row has neither a URL nor image bytes",
+            "taken_down": "`read.takedown` or pipeline.takedown names the URL or its host; nothing but the key is kept",
         },
         "download": {
             **_INTERNAL,
@@ -41,6 +42,8 @@ REASONS: Final = MappingProxyType(
             "too_costly": "decoding takes far more time or memory than the size explains: scans, tiles, fill bytes",
             "too_small": "the shorter side of the image is below the limit",
             "extreme_aspect_ratio": "the ratio of the longer to the shorter side exceeds the limit",
+            "taken_down": "`read.takedown` or pipeline.takedown names the SHA-256 of the image; only the key is kept",
+            "in_evaluation_set": "the image is in a set that pipeline.decontaminate compared with",
             "duplicate": "an earlier row of the same shard has the same image and the same caption",
         },
         "captions": {

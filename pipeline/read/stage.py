@@ -12,6 +12,7 @@ from common.errors import UserError
 from pipeline.faults.fault import Fault
 from pipeline.read.config import ReadConfig
 from pipeline.read.formats import read_rows
+from pipeline.read.takedown import refuse_urls
 from pipeline.read.types import IMAGE, BadRecord, Piece, Record, ShardPlan
 from pipeline.read.unchanged import changed, check_unchanged
 from schemas.rows import GIVEN_BOX, READ
@@ -68,13 +69,13 @@ def read_parts(
         part.append(row)
         n_bytes += len(row.get("image") or b"")
         if n_bytes >= PART_BYTES:
-            found = _to_table(part), faults.copy()
+            found = refuse_urls(_to_table(part), config.takedown), faults.copy()
             part.clear()
             faults.clear()
             n_bytes, n_parts = 0, n_parts + 1
             yield found
     if part or not n_parts:
-        yield _to_table(part), faults
+        yield refuse_urls(_to_table(part), config.takedown), faults
 
 
 def _to_table(rows: list[dict[str, Any]]) -> pa.Table:

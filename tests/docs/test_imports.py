@@ -61,7 +61,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"compute"},
         {"job"},
         {"derive"},
-        {"grit", "refilter"},
+        {"grit", "refilter", "takedown", "decontaminate", "retry"},
         {"__init__"},
     ],
 }
