@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +14,7 @@ from pipeline.read.takedown import STAGE_OF, TAKEN_DOWN, Kind, described
 from pipeline.report.shards import read_batches
 from pipeline.write.arrow import write_arrow
 from pipeline.write.commit import check_committed, exclusive
+from pipeline.write.grit import write_grit_parquet
 from pipeline.write.index import write_index
 from pipeline.write.manifest import manifest_bytes
 from pipeline.write.pending import write_pending
@@ -21,10 +22,13 @@ from pipeline.write.restore import read_places
 from pipeline.write.staging import Staging
 from pipeline.write.store import Store
 from pipeline.write.tar import SamplePlace, TarWriter
-from schemas.files import FILES, INDEX_FILE, MANIFEST_FILE, TAKEDOWN_FILE
+from schemas.files import FILES, INDEX_FILE, MANIFEST_FILE, TAKEDOWN_FILE, grit_schema
 from schemas.manifest import Manifest, PendingTakedown
 from schemas.rows import SCORED
 from schemas.status import DROPPED
+
+SIMILARITY: Final = grit_schema("").names.index("")
+"""Place of the column of grit/ whose name ends with the scorer."""
 
 Kinds = Mapping[str, Kind]
 """Key of a row to remove -> kind of the entry that names it."""
@@ -106,7 +110,7 @@ def copy_parquet(store: Store, staging: Staging, name: str, kinds: Kinds) -> Non
     table = pq.read_table(io.BytesIO(store.read(name) or b""))
     rows = [taken_down_columns(row, kinds[row["key"]]) if row["key"] in kinds else row for row in table.to_pylist()]
     with staging.open(name, rows=len(rows)) as file:
-        pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file, compression="zstd")
+        write_grit_parquet(file, rows, table.schema.names[SIMILARITY], text_of(table.schema.metadata))
 
 
 def taken_down_columns(row: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
