@@ -47,7 +47,7 @@ class TakedownList:
         return TakedownList(self.urls | {url.partition("?")[0] for url in self.urls}, self.hosts, self.hashes)
 
     def match_url(self, url: str | None) -> Kind | None:
-        """Return the kind of the entry that names a URL, None if there is none."""
+        """Return the kind of the entry that names a URL, or None."""
         if not url or not (self.urls or self.hosts):
             return None
         normal = normal_url(url)
@@ -58,7 +58,7 @@ class TakedownList:
         return "host" if self.hosts and self._has_host(normal[2:].partition("/")[0]) else None
 
     def match(self, url: str | None, sha256: str | None) -> Kind | None:
-        """Return the kind of the entry that names a row, None if there is none."""
+        """Return the kind of the entry that names a row, or None."""
         return self.match_url(url) or ("sha256" if sha256 in self.hashes else None)
 
     def _has_host(self, place: str) -> bool:
@@ -69,7 +69,7 @@ class TakedownList:
 
 
 def read_takedown(path: str) -> TakedownList:
-    """Read a list: one URL, host or SHA-256 a line; empty lines and lines that begin with # are left out.
+    """Read a list: one URL, host or SHA-256 per line; empty lines and lines that begin with # are left out.
 
     Raises UserError for a file that cannot be read, or a line that is none of them.
     """
@@ -134,7 +134,7 @@ def normal_url(url: str) -> str | None:
 
 
 def normal_host(text: str, any_name: bool = False) -> str | None:
-    """Return a host name in lower case and in ASCII, without its last dot; None for a text that is none.
+    """Return a host name in lower case and in ASCII, without its last dot; None for other text.
 
     Unless `any_name`, it must be an address, or a name with a dot.
     """

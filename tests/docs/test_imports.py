@@ -61,7 +61,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"compute"},
         {"job"},
         {"derive"},
-        {"grit", "refilter", "takedown", "decontaminate", "retry"},
+        {"grit", "refilter", "takedown", "decontaminate"},
         {"__init__"},
     ],
 }

@@ -108,6 +108,7 @@ def test_the_hash_does_not_depend_on_input_output_and_rows() -> None:
 
 RUNTIME = {
     "read.skip_damaged": "true",
+    "read.takedown": "list.txt",
     "download.concurrency": "8",
     "download.concurrency_per_host": "2",
     "download.max_bytes_in_flight": "9000",

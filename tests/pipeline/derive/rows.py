@@ -1,4 +1,4 @@
-"""What finished outputs hold, for tests of the commands that follow the job."""
+"""Contents of finished outputs, for tests of the commands that follow the job."""
 
 import json
 from pathlib import Path
