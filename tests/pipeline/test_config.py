@@ -128,7 +128,6 @@ RUNTIME = {
     "ground.compile": "true",
     "ground.batch_size": "3",
     "score.device": "cuda:1",
-    "score.batch_size": "3",
 }
 """Runtime settings of the stages, each with a value other than its default."""
 CONTENT = {
@@ -171,6 +170,8 @@ CONTENT = {
     "ground.floor": "0.2",
     "ground.nms_iou": "0.5",
     "ground.prompt": "phrases",
+    "score.batch_size": "3",
+    "score.keep_all": "true",
     "score.scorer": "some/clip",
     "score.min_side_px": "48",
     "score.size_rule": "side",
