@@ -5,7 +5,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from common.config import RESOLVED_FILE, to_yaml
 from common.config_help import print_text
@@ -16,6 +16,7 @@ from pipeline.lease import Lease, hold_lease
 from pipeline.paths import check_no_query, check_output_outside_input, check_writable, with_absolute_paths
 from pipeline.provenance import make_provenance
 from pipeline.read.listing import list_files
+from pipeline.read.takedown import read_takedown
 from pipeline.read.types import ShardPlan
 from pipeline.report.html import write_report
 from pipeline.report.stats import build_stats
@@ -23,6 +24,7 @@ from pipeline.report.summary import summary_table
 from pipeline.resume.finished import Damage, Formats, find_damaged
 from pipeline.resume.plan import plan_work
 from pipeline.write.manifest import read_manifest
+from pipeline.write.pending import check_nothing_pending
 from pipeline.write.restore import restore_index
 from pipeline.write.store import Store
 from pipeline.write.temporary import remove_abandoned
@@ -45,7 +47,10 @@ def run(config: PipelineConfig) -> int:
     check_output_outside_input(config, [path for path, _ in files])
     output = Store(config.output)
     check_writable(output)
+    if config.read.takedown is not None:
+        read_takedown(config.read.takedown)
     with hold_lease(output) as lease:
+        check_nothing_pending(output)
         provenance = make_provenance(config)
         work = plan_work(config, files, provenance, output)
         n_shards = len(work.plans)
@@ -141,7 +146,12 @@ def mend(
 
 def report(config: PipelineConfig, plans: Sequence[ShardPlan]) -> None:
     """Write stats.json and report.html, and print their summary."""
-    stats = build_stats(config.output, shards=[plan.index for plan in plans])
+    report_shards(config, [plan.index for plan in plans])
+
+
+def report_shards(config: PipelineConfig, indices: Collection[int]) -> None:
+    """Write stats.json and report.html of these shards, and print their summary."""
+    stats = build_stats(config.output, shards=indices)
     write_report(config.output, config.report)
     if config.report.summary:
         print_text(summary_table(stats))

@@ -34,6 +34,9 @@ def with_absolute_paths(config: PipelineConfig) -> PipelineConfig:
         check_input_is_absolute(root, "read.image_roots")
     check_input_is_absolute(config.input)
     read = dataclasses.replace(config.read, image_roots=tuple(map(absolute, roots))) if roots else config.read
+    if read.takedown is not None:
+        check_no_user("read.takedown", read.takedown)
+        read = dataclasses.replace(read, takedown=absolute(read.takedown))
     return dataclasses.replace(config, input=absolute(config.input), output=absolute(config.output), read=read)
 
 

@@ -24,6 +24,7 @@ from pipeline.download.permits import PermitAddress
 from pipeline.faults.fault import Fault, ShardError, check_limit
 from pipeline.faults.stage import Stage, run_isolated
 from pipeline.read.stage import read_parts
+from pipeline.read.takedown import refuse_images
 from pipeline.read.types import ShardPlan
 from pipeline.stored_images import StoredImages
 from pipeline.write.stage import write_shard
@@ -182,7 +183,7 @@ class Steps:
         limit = self.config.max_internal_errors
         table, notes = join([run_stages(stages, table, notes, plan, limit) for table, notes in parts])
         check_limit(notes.faults, limit)
-        return drop_duplicates(table), notes
+        return drop_duplicates(refuse_images(table, self.config.read.takedown)), notes
 
     def commit(self, plan: ShardPlan, table: pa.Table) -> Manifest:
         """Write the files of a shard to the output."""

@@ -137,6 +137,13 @@ class Manifest(TypedDict):
     ]
 
 
+class PendingTakedown(TypedDict):
+    """`_takedown/NNNNN.json`: a shard of which pipeline.takedown is removing rows, until its new manifest is written."""
+
+    manifest: Annotated[Manifest, "its manifest with the new counts; the sizes of the files are those before"]
+    rows: Annotated[dict[str, str], "keys of the rows, each with what the list names: url, host or sha256"]
+
+
 class FailedShard(TypedDict):
     """`_failed/NNNNN.json`: a shard that failed. The next run tries it again, and removes the file if it succeeds."""
 

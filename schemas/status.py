@@ -25,6 +25,7 @@ REASONS: Final = MappingProxyType(
             "not_selected": "the row does not meet the condition `read.where`",
             "image_refused": "the image is a file or an object that `read.image_roots` does not allow to read",
             "image_not_found": "the image is a file or an object that does not exist or may not be read",
+            "taken_down": "`read.takedown` or pipeline.takedown names the URL or its host; nothing but the key is kept",
         },
         "download": {
             **_INTERNAL,
@@ -44,6 +45,8 @@ REASONS: Final = MappingProxyType(
             "too_costly": "decoding takes far more time or memory than the size explains: scans, tiles, fill bytes",
             "too_small": "the shorter side of the image is below the limit",
             "extreme_aspect_ratio": "the ratio of the longer to the shorter side exceeds the limit",
+            "taken_down": "`read.takedown` or pipeline.takedown names the SHA-256 of the image; only the key is kept",
+            "in_evaluation_set": "the image is in a set that pipeline.decontaminate compared with",
             "duplicate": "an earlier row of the same shard has the same image and the same caption",
         },
         "captions": {

@@ -10,6 +10,7 @@ from pipeline.config import PipelineConfig
 from pipeline.derive.settings import read_config
 from pipeline.report.shards import read_batches, read_images, read_manifests
 from pipeline.write.manifest import manifest_bytes, read_manifest
+from pipeline.write.pending import check_nothing_pending
 from pipeline.write.store import Store
 from schemas.files import FILES, MANIFEST_FILE
 from schemas.manifest import Manifest, SourceShard
@@ -28,6 +29,7 @@ class Source:
 
     def __init__(self, output: str) -> None:
         self.output, self.store = output, Store(output)
+        check_nothing_pending(self.store)
         self.manifests = {manifest["shard"]: manifest for manifest in read_manifests(self.store)}
         if not self.manifests:
             raise UserError(f"no finished shard in {output}; {RUN_JOB}")

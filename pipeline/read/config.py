@@ -67,6 +67,9 @@ class ReadConfig:
     max_url_characters: int = 8192
     # leave out input files of which no row can be read, instead of stopping; the job then ends with exit code 3
     skip_damaged: bool = runtime(False)
+    # file with URLs, hosts and SHA-256 hashes of images, one per line: their rows are dropped as taken_down. New entries
+    # do not discard finished shards; pipeline.takedown removes their rows from these
+    takedown: str | None = runtime(None)
     # largest number of boxes in each of GRIT's columns; rows with more are dropped
     max_boxes: int = 1000
 

@@ -13,6 +13,7 @@ from pipeline.read.convert import Context, dropped, to_row
 from pipeline.read.files import with_images
 from pipeline.read.roots import Roots
 from pipeline.read.rows import read_rows
+from pipeline.read.takedown import refuse_urls
 from pipeline.read.types import BadRecord, BadRowError, Piece, Record, ShardPlan
 from pipeline.read.unchanged import changed, check_unchanged
 from schemas.rows import READ
@@ -64,13 +65,13 @@ def read_parts(
         part.append(row)
         n_bytes += len(row.get("image") or b"")
         if n_bytes >= PART_BYTES:
-            found = _to_table(part), faults.copy()
+            found = refuse_urls(_to_table(part), config.takedown), faults.copy()
             part.clear()
             faults.clear()
             n_bytes, n_parts = 0, n_parts + 1
             yield found
     if part or not n_parts:
-        yield _to_table(part), faults
+        yield refuse_urls(_to_table(part), config.takedown), faults
 
 
 def _to_table(rows: list[dict[str, Any]]) -> pa.Table:

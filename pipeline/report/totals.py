@@ -109,7 +109,8 @@ class Totals:
         dropped = batch.filter(pc.not_equal(batch["status"], KEPT))
         self.kept += batch.num_rows - dropped.num_rows
         self.drops.update(zip(dropped["stage"].to_pylist(), dropped["reason"].to_pylist(), strict=True))
-        failed = dropped.filter(pc.equal(dropped["stage"], "download"))
+        has_host = pc.and_(pc.equal(dropped["stage"], "download"), pc.not_equal(dropped["reason"], "taken_down"))
+        failed = dropped.filter(has_host)
         self.hosts.update(
             (host_of(url), reason)
             for url, reason in zip(failed["url"].to_pylist(), failed["reason"].to_pylist(), strict=True)

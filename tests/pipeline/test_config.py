@@ -108,6 +108,7 @@ def test_the_hash_does_not_depend_on_input_output_and_rows() -> None:
 
 RUNTIME = {
     "read.skip_damaged": "true",
+    "read.takedown": "list.txt",
     "download.concurrency": "8",
     "download.concurrency_per_host": "2",
     "download.max_bytes_in_flight": "9000",
@@ -128,7 +129,6 @@ RUNTIME = {
     "ground.compile": "true",
     "ground.batch_size": "3",
     "score.device": "cuda:1",
-    "score.batch_size": "3",
 }
 """Runtime settings of the stages, each with a value other than its default."""
 SECRET = {"download.headers", "download.proxy"}
@@ -188,6 +188,8 @@ CONTENT = {
     "ground.floor": "0.2",
     "ground.nms_iou": "0.5",
     "ground.prompt": "phrases",
+    "score.batch_size": "3",
+    "score.keep_all": "true",
     "score.scorer": "some/clip",
     "score.min_side_px": "48",
     "score.size_rule": "side",
