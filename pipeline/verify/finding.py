@@ -38,7 +38,7 @@ class Finding:
 
     @property
     def cause(self) -> str:
-        """The file whose removal lets the next run of the job mend the shard: the index, or for other defects the manifest."""
+        """The file whose removal lets the next run repair the shard: the index, or for other defects the manifest."""
         index = INDEX_FILE.format(self.shard)
         return index if {problem.file for problem in self.problems} == {index} else MANIFEST_FILE.format(self.shard)
 
