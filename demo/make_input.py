@@ -142,7 +142,7 @@ def unusual_rows(scenes: Iterator[int], base: str) -> Iterator[Row]:
         scene_row(next(scenes), base),
         "odd-html",
         before=Affix("&quot;Hi!&quot; ", '"Hi!" '),
-        after=Affix(" &lt;script&gt;alert(1)&lt;/script&gt; &lt;3", " alert(1) <3"),
+        after=Affix(" &lt;script&gt;alert(1)&lt;/script&gt; &lt;3", " <3"),
     )
     family, balloon = Affix("🎉👩‍👧 ", "🎉👩‍👧 "), Affix(" 🎈", " 🎈")
     yield with_affixes(scene_row(next(scenes), base), "odd-emoji", before=family, after=balloon)

@@ -179,7 +179,6 @@ RUNTIME = (
     "ground.batch_size=3",
     "ground.device=cpu",
     "ground.precision=fp32",
-    "score.batch_size=5",
     "score.device=cpu",
 )
 
@@ -214,6 +213,7 @@ def test_a_change_of_runtime_settings_keeps_finished_shards_and_is_recorded_in_n
         ("download.max_bytes=1000", 3),
         ("ground.floor=0.2", 3),
         ("score.min_score=0.9", 3),
+        ("score.batch_size=5", 3),
         ("write.jpeg_quality=90", 3),
         ("rows_per_shard=5", 2),
         ("limit=9", 1),

@@ -55,7 +55,8 @@ def test_a_bucket_that_cannot_be_reached_is_not_the_fault_of_the_rows(
     async def fail(*_: object, **__: object) -> dict:
         raise OSError("no answer")
 
-    monkeypatch.setattr(S3FileSystem, "_info", fail)
+    monkeypatch.setattr(S3FileSystem, "_call_s3", fail)
+    monkeypatch.setattr(S3FileSystem, "_ls_from_cache", lambda *_: None)
     with pytest.raises(UserError, match=r"cannot read the image s3://mine/set/a\.jpg: no answer"):
         read(str(path), image_roots=("s3://mine/set",))
 

@@ -9,6 +9,7 @@ from s3fs import S3FileSystem
 
 from common.errors import UserError
 from pipeline import lease as leases
+from pipeline.faults.fault import ShardError
 from pipeline.lease import hold_lease
 from pipeline.write.store import Store
 from pipeline.write.swap import swap
@@ -77,5 +78,5 @@ def test_an_upload_over_an_older_object_of_the_same_size_is_noticed_if_it_is_los
     facts: FileFacts = {"bytes": 3, "sha256": "a" * 64, "rows": 1}
     store.upload(str(file), "object", facts)
     monkeypatch.setattr(store.fs, "put_file", lambda *_, **__: None)
-    with pytest.raises(UserError, match="the store accepted 3 uploads, but the object is missing or differs"):
+    with pytest.raises(ShardError, match="the store accepted 3 uploads, but the object is missing or differs"):
         store.upload(str(file), "object", {**facts, "sha256": "b" * 64})

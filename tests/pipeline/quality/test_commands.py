@@ -342,7 +342,7 @@ def test_malformed_sample_is_reported_with_its_line(
 def test_sample_that_lacks_the_boxes_of_dropped_rows_is_one_of_kept_boxes(
     folder: Path, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = write_output(folder / "out", make_tables(1, 40))
+    output = write_output(folder / "out", make_tables(1, 60))
     run(audit, monkeypatch, output, "--boxes", 1000, "--of", "all")
     assert {row["sample_of"] for row in lines_of(folder / "audit.csv")} == {"kept"}
     assert "images of dropped rows are not stored" in capsys.readouterr().out
