@@ -96,6 +96,8 @@ class JobPermits(asyncio.Protocol):
                 try:
                     async with asyncio.timeout(CONNECT_S):
                         transport, _ = await loop.create_connection(lambda: self, address.host, address.port)
+                    if transport.is_closing():
+                        raise ConnectionResetError("the connection was closed at once")
                     break
                 except OSError as error:  # includes TimeoutError
                     if self._lost_s is None:

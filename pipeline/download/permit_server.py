@@ -111,29 +111,31 @@ class _Worker(asyncio.Protocol):
             self._is_known = True
         end = len(self._buffer) // RECORD_BYTES * RECORD_BYTES
         records, self._buffer = self._buffer[:end], self._buffer[end:]
-        replies = [
-            self._reply(records[i : i + 1], records[i + 1 : i + RECORD_BYTES]) for i in range(0, end, RECORD_BYTES)
-        ]
-        if self._transport is not None:
-            self._transport.write(b"".join(replies))
+        for i in range(0, end, RECORD_BYTES):
+            self._receive(records[i : i + 1], records[i + 1 : i + RECORD_BYTES])
 
-    def _reply(self, kind: bytes, key: bytes) -> bytes:
+    def _receive(self, kind: bytes, key: bytes) -> None:
+        """Handle a record, and send its reply before the next is read: that may grant what this one asked for."""
         if kind + key == SIGN_OF_LIFE:
-            return SIGN_OF_LIFE
-        if kind == GIVE:
+            self._send(SIGN_OF_LIFE)
+        elif kind == GIVE:
             if self._held[key] > 0:  # a permit of an earlier connection has returned with it
                 self._held[key] -= 1
                 if not self._held[key]:
                     del self._held[key]
                 self._table.give(key)
         elif kind == ASK:
-            if not self._table.ask(key, lambda: self._grant(key)):
-                return QUEUED + key
-            self._held[key] += 1
-            return GRANTED + key
+            if self._table.ask(key, lambda: self._grant(key)):
+                self._held[key] += 1
+                self._send(GRANTED + key)
+            else:
+                self._send(QUEUED + key)
         else:
             self.close()
-        return b""
+
+    def _send(self, record: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(record)  # uvloop sends all records of an iteration together
 
     def _grant(self, key: bytes) -> bool:
         """Pass a permit on to this worker, if it still lives."""

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -141,6 +142,43 @@ def test_a_server_that_cannot_be_reached_ends_the_table(monkeypatch: pytest.Monk
         for address in (nobody, wrong):
             with pytest.raises(PermitsError):
                 Download(config(), permits=address)(table("http://127.0.0.1:1/", "http://127.0.0.1:2/"))
+
+
+def test_replies_come_in_the_order_of_the_requests() -> None:
+    """A permit given back in the same packet as a request for it is granted after the reply to the request."""
+    key = job_permits._key("h")
+    with PermitServer(limit=1) as server, socket.create_connection(server.address[:2], timeout=5) as worker:
+        worker.sendall(server.address.secret.encode() + (permits.ASK + key) * 2 + permits.GIVE + key)
+        replies = b""
+        while len(replies) < 3 * permits.RECORD_BYTES:
+            replies += worker.recv(3 * permits.RECORD_BYTES)
+    assert replies == b"".join(kind + key for kind in (permits.GRANTED, permits.QUEUED, permits.GRANTED_LATER))
+
+
+def test_a_connection_that_is_lost_before_its_first_use_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_permits, "PAUSE_S", 0.05)
+    with PermitServer(limit=1) as server:
+
+        async def run() -> None:
+            loop, n_connections = asyncio.get_running_loop(), 0
+            connect = loop.create_connection
+
+            async def connect_and_lose(*args: Any) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+                nonlocal n_connections
+                n_connections += 1
+                transport, protocol = await connect(*args)
+                if n_connections == 1:
+                    transport.abort()
+                    await asyncio.sleep(0)
+                return transport, protocol
+
+            monkeypatch.setattr(loop, "create_connection", connect_and_lose)
+            found = JobPermits(server.address)
+            assert (await asyncio.wait_for(found.ask("h"), 5)).done()
+            assert n_connections == 2
+            found.close()
+
+        asyncio.run(run())
 
 
 def vanish(address: PermitAddress, host: str) -> socket.socket:
