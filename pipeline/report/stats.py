@@ -11,7 +11,7 @@ from common.config import RESOLVED_FILE
 from common.errors import UserError
 from common.remote import map_concurrently, one_line
 from common.yaml_text import check_yaml
-from pipeline.report.shards import read_batches, read_manifests
+from pipeline.report.shards import check_finished, read_batches, read_manifests
 from pipeline.report.totals import COLUMNS, Totals
 from pipeline.write.failed import read_failed
 from pipeline.write.store import Store
@@ -45,8 +45,7 @@ def build_stats(output: str, truth: dict[str, Any] | None = None, shards: Collec
     store = Store(output)
     manifests = read_manifests(store, shards)
     failed = read_failed(store, [manifest["shard"] for manifest in manifests], shards)
-    if not manifests and not failed:
-        raise UserError(f"no finished shard in {store.root}; run the job with this output first")
+    check_finished(store, manifests or failed)
     stats = collect_stats(store, manifests, sum_rows(manifests, failed), count_shards(store, manifests))
     if truth is not None:
         stats["truth"] = truth
