@@ -79,7 +79,7 @@ def test_a_shard_without_a_manifest_is_computed_again_and_the_others_are_kept(
     modified = (output / "train" / "00000.tar").stat().st_mtime_ns
     with caplog.at_level("INFO", logger="hypergrit"):
         assert run_job(tars, output) == 0
-    assert "2 of them already finished" in caplog.text
+    assert "2 finished before" in caplog.text
     assert hash_output(output) == hash_output(finished)
     assert (output / "train" / "00000.tar").stat().st_mtime_ns == modified
 
@@ -158,16 +158,16 @@ def test_a_change_of_other_settings_is_refused_without_overwrite(
     assert run_job(tars, output, *changed) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert "score.min_side_px: 32 -> 48" in line
-    assert "1 finished shards" in line
+    assert "1 finished shard differs" in line
     assert "overwrite=true" in line
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
     with caplog.at_level("INFO", logger="hypergrit"):
         assert run_job(tars, output, *changed, "overwrite=true") == 0
-    assert "0 of them already finished" in caplog.text
+    assert "finished before" not in caplog.text
     assert "overwrite: false" in (output / "config.yaml").read_text()
     with caplog.at_level("INFO", logger="hypergrit"):
         assert run_job(tars, output, *changed) == 0
-    assert "1 of them already finished" in caplog.text
+    assert "1 finished before" in caplog.text
 
 
 RUNTIME = (
@@ -191,7 +191,7 @@ def test_a_change_of_runtime_settings_keeps_finished_shards_and_is_recorded_in_n
     (output / "_manifests" / "00001.json").unlink()
     with caplog.at_level("INFO", logger="hypergrit"):
         assert run_job(tars, output, *RUNTIME) == 0
-    assert "2 of them already finished" in caplog.text
+    assert "2 finished before" in caplog.text
     before, after = hash_output(finished), hash_output(output)
     changed = {name for name in before if before[name] != after[name]}
     assert "_manifests/00001.json" in changed
