@@ -91,8 +91,8 @@ def run(config: PipelineConfig, command: str = "") -> Result:
         n_kept = report(config, work.plans)
     n_damaged = len(work.damaged)
     if n_damaged:
-        files = "input file is" if n_damaged == 1 else "input files are"
-        text = f"{n_damaged} {files} damaged, and only the rows before the damage were read, see {STATS_FILE}"
+        noun = "input file is" if n_damaged == 1 else "input files are"
+        text = f"{n_damaged} {noun} damaged, and only the rows before the damage were read, see {STATS_FILE}"
         print(message(f"{text}; the first: {work.damaged[0]}"), file=sys.stderr)
     if n_failed:
         text = f"{n_failed} of {counted(n_shards, 'shard')} failed, see {config.output}/{FAILED_FOLDER}/"

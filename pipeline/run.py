@@ -13,6 +13,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Final, Literal
@@ -20,6 +21,7 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from common.errors import UserError
+from common.images import ImageRejected
 from pipeline.config import PipelineConfig, runtime_settings
 from pipeline.download.permits import PermitAddress
 from pipeline.drawn import UNLIKE_DRAWINGS, are_unlike_drawings, miniature_models
@@ -161,10 +163,14 @@ class Steps:
     def warn_about_miniatures(self, table: pa.Table) -> None:
         """Log a warning if a miniature model meets images unlike the drawings that it knows, once per process."""
         names = miniature_models(self.config.ground.grounder, self.config.score.scorer)
+        if not names or self.has_warned:
+            return
         kept = kept_indices(table)[:COMPARED_IMAGES]
-        if names and not self.has_warned and are_unlike_drawings(self.images(table["image"][i].as_py()) for i in kept):
-            self.has_warned = True
-            logger.warning("%s", UNLIKE_DRAWINGS.format(settings=" and ".join(f"{name}=miniature" for name in names)))
+        with suppress(ImageRejected):  # the stage that needs the image drops its row
+            if are_unlike_drawings(self.images(table["image"][i].as_py()) for i in kept):
+                self.has_warned = True
+                settings = " and ".join(f"{name}=miniature" for name in names)
+                logger.warning("%s", UNLIKE_DRAWINGS.format(settings=settings))
 
     def write(self, plan: ShardPlan, table: pa.Table, notes: Notes) -> Done:
         """Write and commit a shard. The timings are in a separate file because they differ from run to run."""

@@ -97,7 +97,7 @@ def about_drops(stats: Statistics) -> Iterator[Advice]:
         found, n_rows = dropped.get(share.stage, {}), entered[share.stage]
         n = sum(n for reason, n in found.items() if reason in share.reasons or not share.reasons)
         if n >= MIN_ROWS and n > share.limit * n_rows:
-            name = " and ".join(share.reasons) or "all reasons together"
+            name = " and ".join(filter(found.get, share.reasons)) or "all reasons together"
             yield Advice(
                 f"{share.stage}: {name}: {n / n_rows:.0%} of {counted(n_rows, 'row')}, usually about {share.usual:.0%}",
                 "look at the examples of this reason, and at its hint",

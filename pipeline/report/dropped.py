@@ -3,12 +3,14 @@
 import io
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from common.images import ImageRejected
 from pipeline.report.config import ReportConfig
 from pipeline.report.samples import Row, Thumbnail, thumbnail
 from pipeline.write.store import Store
@@ -45,8 +47,10 @@ def pick_dropped(
         image = before["image"][i].as_py()
         if image is None or reason == INTERNAL_ERROR or counts[stage, reason] >= config.examples:
             continue  # an image at which a stage has failed may also make this function fail
-        counts[stage, reason] += 1
-        found.append(DroppedPicture(key, stage, reason, thumbnail(image, config.thumbnail_px)))
+        with suppress(ImageRejected):
+            picture = DroppedPicture(key, stage, reason, thumbnail(image, config.thumbnail_px))
+            found.append(picture)
+            counts[stage, reason] += 1
     return found
 
 
