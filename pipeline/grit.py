@@ -56,9 +56,9 @@ def main(arguments: Sequence[str]) -> int:
         from pipeline.dry_run.run import dry_run
 
         return FAILED_SHARDS if dry_run(config) else 0
-    from pipeline.job import run
+    from pipeline.job import run_job
 
-    result = run(config, command_line("python pipeline/grit.py", arguments, KEYS))
+    result = run_job(config, command_line("python pipeline/grit.py", arguments, KEYS))
     return FAILED_SHARDS if result.n_failures else 0 if result.n_kept else NOTHING_KEPT
 
 

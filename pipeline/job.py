@@ -43,7 +43,12 @@ class Result(NamedTuple):
     n_kept: int
 
 
-def run(config: PipelineConfig, command: str = "") -> Result:
+def run(config: PipelineConfig) -> int:
+    """Run a job as `run_job` does; return the number of failures."""
+    return run_job(config).n_failures
+
+
+def run_job(config: PipelineConfig, command: str = "") -> Result:
     """Plan the shards, compute those that are not finished, and write the report, which shows the `command`.
 
     Raises UserError for errors that the user can fix, if possible before anything is computed.

@@ -41,9 +41,7 @@ def test_a_job_that_kept_nothing_names_the_most_frequent_reason(stats: Any) -> N
     ("stage", "reason", "n", "n_usual"),
     [("download", "dns_error", 400, 300), ("read", "bad_row", 30, 15), ("ground", "no_box", 400, 200)],
 )
-def test_a_reason_far_above_its_usual_share_is_named(
-    stats: Any, stage: str, reason: str, n: int, n_usual: int
-) -> None:
+def test_a_reason_far_above_its_usual_share_is_named(stats: Any, stage: str, reason: str, n: int, n_usual: int) -> None:
     stats["rows"] |= {"kept": 1000 - n_usual, "dropped": {stage: {reason: n_usual}}}
     assert texts(stats) == []
     stats["rows"] |= {"kept": 1000 - n, "dropped": {stage: {reason: n}}}

@@ -249,7 +249,7 @@ def test_fewer_formats_are_satisfied_and_more_formats_are_a_difference(folder: P
     assert_refused(more, "write.formats: ['arrow'] are missing (4 shards)")
     Path(both.output, "_manifests/00001.json").unlink()
     assert run(train) == [1]
-    assert_refused(both, "write.formats: ['grit'] are missing (1 shards)", n=1)
+    assert_refused(both, "write.formats: ['grit'] are missing (1 shard)", n=1)
     assert run(overwriting(both)) == [1]
 
 
@@ -284,9 +284,7 @@ def test_an_output_without_a_record_is_compared_by_its_manifests(config: Pipelin
     changed = configure(folder, config.output, "score.min_side_px=48")
     assert_refused(changed, "settings: compare config.yaml in the output (4 shards)")
     assert_refused(configure(folder, config.output, "rows_per_shard=5"), "input: other rows", n=4)
-    assert_refused(
-        configure(folder, config.output, "limit=9"), "input: fewer shards than in the output (1 shards)", n=1
-    )
+    assert_refused(configure(folder, config.output, "limit=9"), "input: fewer shards than in the output (1 shard)", n=1)
 
 
 def file_with(**fields: object) -> str:
