@@ -119,7 +119,10 @@ def test_a_job_that_keeps_no_row_says_so_with_code_4_and_quiet_prints_nothing_el
     monkeypatch.setattr("pipeline.compute.compute_local", compute_here)
     (tmp_path / "pairs.csv").write_text("url,caption\n,a cat\n,a dog\n")
     output = tmp_path / "out"
-    assert run_job(tmp_path / "pairs.csv", output, "quiet=true", "download.headers={a.org: {Cookie: secret}}") == 4
+    assert (
+        run_job(tmp_path / "pairs.csv", output, "quiet=true", 'download.headers={"https://a.org": {Cookie: secret}}')
+        == 4
+    )
     printed = capfd.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines() == [
