@@ -1,11 +1,10 @@
 """Command line of decontaminate: drop rows whose images are in evaluation sets."""
 
 import sys
-from collections.abc import Sequence
 from typing import Final
 
-from common.cli import EXIT_CODES, FAILED_SHARDS, command, set_up_logging
-from common.config_help import print_text
+from pipeline.derive.command import CODES, JOB_KEYS, OUTPUT_KEYS, Run, derive_command
+from pipeline.derive.options import DecontaminateOptions
 
 USAGE: Final = f"""\
 usage: python -m pipeline.decontaminate source=OUT output=NEW against=SET [against=SET ...] [radius=6] [key=value ...]
@@ -16,31 +15,23 @@ image. The source is left alone; the rows stay in the ledger as in_evaluation_se
 
   python -m pipeline.decontaminate source=out/demo output=out/clean against=data/coco/val2017 against=urls.txt
 
-Arguments:
   source               output folder or URL of a job; it needs arrow/, and grit/ or write.image_bytes=true
-  output               folder or URL for the new shards
+{OUTPUT_KEYS}
   against              folder of images (with its subfolders), or a text file with a URL, a SHA-256 or a perceptual hash
                        (16 hex digits) a line; may be given several times
-  radius               number of bits, 0 to 16, in which the perceptual hashes of the same image may differ
-  ray.*, report.*      as in the job; ray.runner=local: processes of this machine
-  overwrite            true: discard other shards in `output`
+{JOB_KEYS}
 
-{EXIT_CODES}
-3 done, but some shards failed: NEW/_failed/ has their errors, and the same command tries them again.
-"""
+{CODES}"""
 
 
-@command("finished shards are kept; run the same command again to resume")
-def main(arguments: Sequence[str]) -> int:
-    """Run the command with these arguments; return the exit code, which `USAGE` explains."""
-    if "-h" in arguments or "--help" in arguments:
-        print_text(USAGE)
-        return 0
-    set_up_logging()
-    from pipeline.derive.decontaminate import decontaminate  # imports torch, which takes seconds
+def load() -> Run:
+    """Import the command."""
+    from pipeline.derive.decontaminate import decontaminate
 
-    return FAILED_SHARDS if decontaminate(arguments) else 0
+    return decontaminate
 
+
+main = derive_command(USAGE, load, DecontaminateOptions)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

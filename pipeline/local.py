@@ -11,6 +11,7 @@ from pipeline.read.types import ShardPlan
 from pipeline.rescue.child import Child, ProcessDiedError, RemoteError, StepTimeoutError
 from pipeline.rescue.search import Rescue
 from pipeline.run import STAGES_OF, Done, Step, Steps
+from pipeline.write.failed import failed_shard
 from schemas.manifest import FailedShard, Manifest, Provenance
 
 logger = logging.getLogger("hypergrit")
@@ -92,7 +93,7 @@ def compute_shard_in(
             logger.warning("shard %d: %s in step %r; computed again stage by stage", plan.index, describe(death), step)
             return rescue_shard(plan, config, make_steps)
         except (ShardError, RemoteError) as error:
-            failed = failed_shard(plan, step, error, attempt)
+            failed = record_of(plan, step, error, attempt)
     return failed
 
 
@@ -107,18 +108,11 @@ def rescue_shard(plan: ShardPlan, config: PipelineConfig, make_steps: Callable[[
         assert isinstance(done, Done)
         return done
     except (ProcessDiedError, StepTimeoutError, ShardError, RemoteError) as error:
-        return failed_shard(plan, step, error, attempts=2)
+        return record_of(plan, step, error, attempts=2)
 
 
-def failed_shard(plan: ShardPlan, step: Step, error: Exception, attempts: int) -> FailedShard:
-    """Return the record of a shard that failed."""
-    message = str(error) if isinstance(error, ShardError | RemoteError) else describe(error)
+def record_of(plan: ShardPlan, step: Step, error: Exception, attempts: int) -> FailedShard:
+    """Return the record of a shard that failed with this error."""
+    text = str(error) if isinstance(error, ShardError | RemoteError) else describe(error)
     trace = error.traceback if isinstance(error, RemoteError) else ""
-    return {
-        "shard": plan.index,
-        "rows": plan.n_rows,
-        "step": step,
-        "error": message,
-        "traceback": trace,
-        "attempts": attempts,
-    }
+    return failed_shard(plan, step, text, trace, attempts)

@@ -177,3 +177,8 @@ def grit_schema(similarity: str) -> pa.Schema:
             field("extra", pa.string(), "the other columns of the input, as a JSON object with sorted keys", True),
         ]
     )
+
+
+def shard_files(index: int) -> list[str]:
+    """Return the paths of all files that a shard may have besides its manifest, relative to the output folder."""
+    return [name.format(index) for names in FILES.values() for name in names] + [INDEX_FILE.format(index)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from common.errors import UserError
-from pipeline.report.shards import read_manifests
+from pipeline.report.shards import check_finished, read_manifests
 from pipeline.report.stats import collect_stats, count_shards, sum_rows
 from pipeline.report.totals import Totals
 from pipeline.write.attempts import group_attempts
@@ -28,8 +28,7 @@ def read_contents(output: str) -> Contents:
     """Count the shards of an output, with a progress bar on a terminal. Raises UserError without a finished shard."""
     store = Store(output)
     manifests = read_manifests(store)
-    if not manifests:
-        raise UserError(f"no finished shard in {output}; check the path, or run the job with this output first")
+    check_finished(store, manifests)
     failed = read_failed(store, [manifest["shard"] for manifest in manifests])
     try:
         rows = sum_rows(manifests, failed)

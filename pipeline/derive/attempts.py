@@ -25,7 +25,8 @@ def find_in_attempts(store: Store, attempts: Sequence[Manifest], entries: Takedo
     kinds: dict[str, Kind] = {}
     for manifest in attempts:
         batches = read_batches(store, manifest, LEDGER)
-        kinds |= matching(entries, (row for batch in batches for row in batch.to_pylist()))
+        found = matching(entries, (row for batch in batches for row in batch.to_pylist()))
+        kinds |= {key: kind for key, (kind, _) in found.items()}
     return [facts_of(store, manifest, kinds) for manifest in attempts]
 
 

@@ -19,7 +19,7 @@ from pipeline.derive.duplicates import DROPS, Duplicates
 from pipeline.derive.facts import AT_ONCE, collect_facts, decode_table, encode, read_all
 from pipeline.derive.options import DedupeOptions
 from pipeline.derive.output import NewShard, write_output
-from pipeline.derive.settings import read_config, take_folder, take_options, with_other_files
+from pipeline.derive.settings import new_config, take_options, take_path
 from pipeline.derive.source import Source, read_table
 from pipeline.lease import Lease
 from pipeline.write.manifest import plan_from_json
@@ -33,12 +33,12 @@ logger = logging.getLogger("hypergrit")
 
 def dedupe(arguments: Sequence[str]) -> int:
     """Write the output; return the number of shards that failed. Raises UserError."""
-    output, rest = take_folder(arguments, "output")
-    folder, rest = take_folder(rest, "source")
+    output, rest = take_path(arguments, "output")
+    folder, rest = take_path(rest, "source")
     options, changes = take_options(rest, DedupeOptions)
     source = Source(folder)
     old = source.config
-    new = with_other_files(old, read_config(source.store, changes), output, "dedupe")
+    new = new_config(source.store, changes, output, "dedupe")
     shards = plan_dedupe(source, old, new, options)
     n_failed = write_output(
         partial(make_table, output), shards, new, prepare=partial(find_duplicates, shards, new, options)

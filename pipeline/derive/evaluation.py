@@ -24,8 +24,6 @@ from pipeline.read.takedown import TakedownList, parse_takedown
 logger = logging.getLogger("hypergrit")
 
 PHASH: Final = re.compile(rf"[0-9a-fA-F]{{{N_BITS // 4}}}")
-MAX_RADIUS: Final = N_BITS // 4
-"""Largest radius in bits: the hashes of unrelated images differ in 32 bits on average, and rarely in fewer than 18."""
 
 
 @dataclass(frozen=True)

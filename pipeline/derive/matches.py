@@ -36,8 +36,8 @@ def find_rows(store: Store, manifest: Manifest, entries: TakedownList) -> dict[s
 def rows_of_arrow(store: Store, manifest: Manifest, entries: TakedownList) -> dict[str, tuple[Kind, Row]]:
     """Find the rows in arrow/; the columns of the others than LEDGER are read for the rows that are found only."""
     batches = read_batches(store, manifest, LEDGER)
-    kinds = matching(entries, (row for batch in batches for row in batch.to_pylist()))
-    return facts_of(store, manifest, kinds)
+    found = matching(entries, (row for batch in batches for row in batch.to_pylist()))
+    return facts_of(store, manifest, {key: kind for key, (kind, _) in found.items()})
 
 
 def facts_of(store: Store, manifest: Manifest, kinds: Mapping[str, Kind]) -> dict[str, tuple[Kind, Row]]:
@@ -48,10 +48,10 @@ def facts_of(store: Store, manifest: Manifest, kinds: Mapping[str, Kind]) -> dic
     return {row["key"]: (kinds[row["key"]], row) for row in rows if row["key"] in kinds and row["reason"] != TAKEN_DOWN}
 
 
-def matching(entries: TakedownList, rows: Iterator[Row]) -> dict[str, Kind]:
-    """Return the kind of the entry that names a row, by key."""
-    found = ((row["key"], entries.match(row["url"], row["sha256"])) for row in rows if row["reason"] != TAKEN_DOWN)
-    return {key: kind for key, kind in found if kind}
+def matching(entries: TakedownList, rows: Iterator[Row]) -> dict[str, tuple[Kind, Row]]:
+    """Return the rows that the list names, by key."""
+    pairs = ((row, entries.match(row["url"], row["sha256"])) for row in rows if row["reason"] != TAKEN_DOWN)
+    return {row["key"]: (kind, row) for row, kind in pairs if kind}
 
 
 def rows_of_grit(store: Store, manifest: Manifest, entries: TakedownList) -> dict[str, tuple[Kind, Row]]:
@@ -59,7 +59,7 @@ def rows_of_grit(store: Store, manifest: Manifest, entries: TakedownList) -> dic
     content = store.read(FILES["grit"][1].format(manifest["shard"])) or b""
     columns = ["key", "url", "sha256", "status", "error_message", "noun_chunks"]
     rows = (row_of_grit(row) for row in pq.read_table(io.BytesIO(content), columns=columns).to_pylist())
-    return pairs(entries, rows)
+    return matching(entries, rows)
 
 
 def row_of_grit(row: Row) -> Row:
@@ -83,7 +83,7 @@ def rows_of_train(store: Store, manifest: Manifest, entries: TakedownList) -> di
     name = FILES["train"][0].format(manifest["shard"])
     with store.fs.open(store.path(name), "rb") as file:
         rows = (row_of_train(sample) for sample in annotations(store, name, reader_of(file)))
-        return pairs(entries, rows)
+        return matching(entries, rows)
 
 
 def annotations(store: Store, name: str, read_at: Callable[[int, int], bytes]) -> Iterator[dict[str, Any]]:
@@ -106,12 +106,6 @@ def row_of_train(sample: Mapping[str, Any]) -> Row:
         "boxes": sample["boxes"],
         "box_scores": [{"removed": None} for _ in sample["boxes"]],
     }
-
-
-def pairs(entries: TakedownList, rows: Iterator[Row]) -> dict[str, tuple[Kind, Row]]:
-    """Return the rows that the list names, by key."""
-    found = ((row, entries.match(row["url"], row["sha256"])) for row in rows if row["reason"] != TAKEN_DOWN)
-    return {row["key"]: (kind, row) for row, kind in found if kind}
 
 
 def without(manifest: Manifest, found: Mapping[str, tuple[Kind, Row]]) -> Manifest:

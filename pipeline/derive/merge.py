@@ -10,7 +10,7 @@ from pipeline.config import PipelineConfig
 from pipeline.derive.combine import differences, format_key, key_end, key_number, new_provenance
 from pipeline.derive.options import MergeOptions
 from pipeline.derive.output import NewShard, write_output
-from pipeline.derive.settings import read_config, take_folder, take_folders, take_options, with_other_files
+from pipeline.derive.settings import new_config, take_options, take_path, take_paths
 from pipeline.derive.source import Source, read_table
 from pipeline.read.types import ShardPlan
 from pipeline.write.attempts import group_attempts
@@ -22,15 +22,15 @@ from schemas.table import set_column
 
 def merge_outputs(arguments: Sequence[str]) -> int:
     """Write the output; return the number of shards that failed. Raises UserError."""
-    output, rest = take_folder(arguments, "output")
-    folders, rest = take_folders(rest, "source")
+    output, rest = take_path(arguments, "output")
+    folders, rest = take_paths(rest, "source")
     options, changes = take_options(rest, MergeOptions)
     sources = [Source(folder) for folder in folders]
     roots = [source.store.root for source in sources]
     if twice := next((root for root in roots if roots.count(root) > 1), None):
         raise UserError(f"source={twice} is given twice; every row would be in the output twice")
     configs = [source.config for source in sources]
-    new = with_other_files(configs[0], read_config(sources[0].store, changes), output, "merge")
+    new = new_config(sources[0].store, changes, output, "merge")
     if (found := differences(sources, configs)) and not options.mixed:
         raise UserError(f"the sources differ in {'; '.join(found)}. Give mixed=true to join them all the same")
     return write_output(make_table, list(plan_merge(sources, configs, new)), new)

@@ -1,4 +1,4 @@
-"""The options of merge, reshard and dedupe, besides the settings of the job."""
+"""The options of the commands, besides the settings of the job."""
 
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
@@ -10,6 +10,8 @@ Criterion = Literal["url", "bytes", "picture"]
 CRITERIA: Final[tuple[Criterion, ...]] = get_args(Criterion)
 """What makes two rows duplicates, in the order in which the criteria are applied."""
 MAX_RADIUS: Final = 8
+MAX_EVALUATION_RADIUS: Final = 16
+"""Largest radius of decontaminate: hashes of unrelated images differ in 32 bits on average, rarely in fewer than 18."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,3 +66,23 @@ class DedupeOptions:
     def criteria(self) -> list[Criterion]:
         """The criteria in the order in which they are applied."""
         return [name for name in CRITERIA if name in self.by]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecontaminateOptions:
+    """The options of decontaminate."""
+
+    # number of the 64 bits, 0 to 16, in which the perceptual hashes of the same image may differ; copies with another
+    # size, quality or brightness differ in at most 6
+    radius: int = 6
+
+    def __post_init__(self) -> None:
+        check_range(self, "radius", least=0, most=MAX_EVALUATION_RADIUS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakedownOptions:
+    """The options of takedown."""
+
+    # print the rows that would be removed, and change nothing
+    dry_run: bool = False

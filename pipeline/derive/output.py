@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from common.config import RESOLVED_FILE, to_yaml
 from common.errors import UserError
+from common.remote import map_concurrently
 from common.text import one_line
 from pipeline.config import PipelineConfig, runtime_settings
 from pipeline.derive.workers import map_shards
@@ -21,11 +22,11 @@ from pipeline.paths import check_writable
 from pipeline.read.types import ShardPlan
 from pipeline.resume.finished import list_output
 from pipeline.resume.record import write_record
-from pipeline.write.failed import write_failed
+from pipeline.write.failed import failed_shard, write_failed
 from pipeline.write.manifest import is_same, read_manifest
 from pipeline.write.stage import write_shard
 from pipeline.write.store import Store
-from schemas.files import FILES, INDEX_FILE, JOB_FILE, MANIFEST_FILE
+from schemas.files import JOB_FILE, MANIFEST_FILE, shard_files
 from schemas.job import JobRecord
 from schemas.manifest import Manifest, Origin, Provenance, Retry
 
@@ -77,8 +78,7 @@ def write_output(
         logger.info("%d shards, %d of them already finished", len(shards), len(finished))
         store.remove_many(MANIFEST_FILE.format(index) for index in others)
         planned = {shard.plan.index for shard in shards}
-        names = [*(name for files in FILES.values() for name in files), INDEX_FILE]
-        store.remove_many(name.format(index) for index in others if index not in planned for name in names)
+        store.remove_many(name for index in others if index not in planned for name in shard_files(index))
         store.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
         if record is not None:
             write_record(store, record)
@@ -103,24 +103,26 @@ def write_output(
 
 
 def finished_shards(store: Store, shards: Sequence[NewShard]) -> tuple[set[int], set[int]]:
-    """Return the indices of the finished shards of an output that are among `shards`, and those of the others."""
+    """Return the indices of the finished shards of an output that are among `shards`, and those of other shards.
+
+    A shard of which a file is missing or has another size is neither; its manifest is removed.
+    """
     listing = list_output(store)
     wanted = {shard.plan.index: shard for shard in shards}
-    finished, others = set[int](), set[int]()
-    for index in listing.committed():
+    finished, damaged, others = set[int](), set[int](), set[int]()
+
+    def judge(index: int) -> set[int]:
         shard, manifest = wanted.get(index), read_manifest(store, index)
-        is_finished = shard is not None and manifest is not None and is_made_from(manifest, shard)
-        if manifest is not None and is_finished:
-            sizes = {name: facts["bytes"] for name, facts in manifest["files"].items()}
-            is_finished = sizes.items() <= dict(listing.sizes).items()
-        (finished if is_finished else others).add(index)
-    damaged = {
-        index
-        for index in others
-        if index in wanted and (m := read_manifest(store, index)) and is_made_from(m, wanted[index])
-    }
+        if shard is None or manifest is None or not is_made_from(manifest, shard):
+            return others
+        sizes = {name: facts["bytes"] for name, facts in manifest["files"].items()}
+        return finished if all(listing.sizes.get(name) == size for name, size in sizes.items()) else damaged
+
+    indices = listing.committed()
+    for index, found in zip(indices, map_concurrently(judge, indices), strict=True):
+        found.add(index)
     store.remove_many(MANIFEST_FILE.format(index) for index in damaged)
-    return finished, others - damaged
+    return finished, others
 
 
 def is_made_from(manifest: Manifest, shard: NewShard) -> bool:
@@ -128,19 +130,15 @@ def is_made_from(manifest: Manifest, shard: NewShard) -> bool:
     return is_same(manifest, shard.plan, [shard.provenance]) and manifest.get("origin") == shard.origin
 
 
-def commit(make_table: MakeTable, config: PipelineConfig, shard: NewShard) -> Manifest:
+def commit(make_table: MakeTable, config: PipelineConfig, shard: NewShard) -> None:
     """Make a shard and commit it."""
     table, runtime = make_table(shard), runtime_settings(config)
-    return write_shard(
-        table, shard.plan, config.write, config.output, shard.provenance, runtime, shard.origin, shard.retry
-    )
+    write_shard(table, shard.plan, config.write, config.output, shard.provenance, runtime, shard.origin, shard.retry)
 
 
 def record_failure(store: Store, shard: NewShard, error: Exception) -> None:
     """Write the record of a failed shard, and log it in one line."""
     text = f"{type(error).__name__}: {one_line(error)}"
     trace = "".join(traceback.format_exception(error))
-    index, rows = shard.plan.index, shard.plan.n_rows
-    failed = {"shard": index, "rows": rows, "step": "write", "error": text, "traceback": trace, "attempts": 1}
-    write_failed(store, failed)  # type: ignore[arg-type]
-    logger.warning("shard %d failed, the others go on: %s", index, text)
+    write_failed(store, failed_shard(shard.plan, "write", text, trace, attempts=1))
+    logger.warning("shard %d failed, the others go on: %s", shard.plan.index, text)

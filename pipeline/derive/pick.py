@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from common.errors import UserError
 from common.remote import map_concurrently
-from pipeline.derive.source import unchanged_manifest, with_images
+from pipeline.derive.source import add_images, unchanged_manifest, with_images, without_image
 from pipeline.report.attempts import keys_of
 from pipeline.report.shards import read_batches
 from pipeline.write.manifest import read_manifest
@@ -17,7 +17,7 @@ from schemas.files import FILES, GRIT_IMAGE, INDEX_FILE
 from schemas.manifest import Manifest, SourceShard
 from schemas.rows import SCORED
 from schemas.status import KEPT
-from schemas.table import conform, set_column
+from schemas.table import conform
 
 WHOLE: Final = 0.5
 """Share of the kept rows of a shard from which on its tar is read as a whole."""
@@ -76,9 +76,7 @@ def chosen_rows(
 
 def with_indexed_images(table: pa.Table, store: Store, manifest: Manifest) -> pa.Table:
     """Return the table with the images of its kept rows that `_index/` finds in grit/."""
-    keys, images, status = (table[name].to_pylist() for name in ("key", "image", "status"))
-    missing = {key for key, image, kept in zip(keys, images, status, strict=True) if image is None and kept == KEPT}
-    places = image_places(store, manifest, missing)
+    places = image_places(store, manifest, without_image(table))
     path = store.path(FILES["grit"][0].format(manifest["shard"]))
 
     def read(place: tuple[int, int]) -> bytes:
@@ -86,8 +84,7 @@ def with_indexed_images(table: pa.Table, store: Store, manifest: Manifest) -> pa
 
     with store.convert_errors("read", FILES["grit"][0].format(manifest["shard"])):
         found = dict(zip(places, map_concurrently(read, places.values()), strict=True))
-    images = [found.get(key, image) for key, image in zip(keys, images, strict=True)]
-    return set_column(table, "image", pa.array(images, pa.binary()))
+    return add_images(table, found)
 
 
 def image_places(store: Store, manifest: Manifest, keys: Collection[str]) -> dict[str, tuple[int, int]]:

@@ -8,11 +8,10 @@ from typing import Final, cast
 import pyarrow as pa
 
 from common.errors import UserError
-from common.paths import absolute, check_output_is_absolute
 from pipeline.config import PipelineConfig, content_hash
 from pipeline.derive.filters import check_thresholds, refilter_table
 from pipeline.derive.output import NewShard, write_output
-from pipeline.derive.settings import check_changes, read_config, take_argument
+from pipeline.derive.settings import new_config, take_path
 from pipeline.derive.source import Source, read_table
 from pipeline.resume.record import read_record, settings_of
 from pipeline.score.thresholds import Thresholds, resolve_thresholds
@@ -28,16 +27,11 @@ ALLOWED: Final = (
 
 def refilter(arguments: Sequence[str]) -> int:
     """Write the output; return the number of shards that failed. Raises UserError."""
-
-    output, changes = take_argument(arguments, "output")
-    folder, changes = take_argument(changes, "source")
-    check_output_is_absolute(output, "an absolute path or a URL")
-    source = Source(absolute(folder))
+    output, rest = take_path(arguments, "output")
+    folder, changes = take_path(rest, "source")
+    source = Source(folder)
     old = source.config
-    new = dataclasses.replace(read_config(source.store, changes), output=absolute(output))
-    check_changes(old, new, ALLOWED, "refilter")
-    if old.write.strip_url_queries and not new.write.strip_url_queries:
-        raise UserError("write.strip_url_queries=false: the source has no queries any more; leave it true")
+    new = new_config(source.store, changes, output, "refilter", ALLOWED)
     shards = [
         NewShard(
             plan_from_json(manifest["plan"]),
@@ -58,7 +52,6 @@ def new_provenance(manifest: Manifest, old: PipelineConfig, new: PipelineConfig)
 
     A threshold that is not set remains that of the source: its model may not be here.
     """
-
     before = Thresholds(**manifest["provenance"]["thresholds"])
     changed = {
         name: getattr(resolve_thresholds(new.score, new.ground.grounder), name)
@@ -75,7 +68,6 @@ def new_provenance(manifest: Manifest, old: PipelineConfig, new: PipelineConfig)
 
 def make_table(shard: NewShard, keep_all: bool) -> pa.Table:
     """Return the rows of a source shard with the thresholds of the new one."""
-
     (source,) = shard.origin["sources"]
     thresholds = Thresholds(**shard.provenance["thresholds"])
     return refilter_table(read_table(source["output"], source), thresholds, keep_all)

@@ -9,7 +9,7 @@ from pipeline.config import PipelineConfig
 from pipeline.derive.combine import key_end, new_provenance, provenances
 from pipeline.derive.options import ReshardOptions
 from pipeline.derive.output import write_output
-from pipeline.derive.settings import read_config, take_folder, take_options, with_other_files
+from pipeline.derive.settings import new_config, take_options, take_path
 from pipeline.derive.shuffle import Group, Range, ReshardedShard, make_table, permutation
 from pipeline.derive.source import Source
 from pipeline.read.types import ShardPlan
@@ -18,14 +18,14 @@ from pipeline.write.attempts import group_attempts, n_left
 
 def reshard(arguments: Sequence[str]) -> int:
     """Write the output; return the number of shards that failed. Raises UserError."""
-    output, rest = take_folder(arguments, "output")
-    folder, rest = take_folder(rest, "source")
+    output, rest = take_path(arguments, "output")
+    folder, rest = take_path(rest, "source")
     if not any(item.startswith("samples_per_shard=") for item in rest):
         raise UserError("samples_per_shard is not set; give samples_per_shard=N, such as 10000")
     options, changes = take_options(rest, ReshardOptions)
     source = Source(folder)
     old = source.config
-    new = with_other_files(old, read_config(source.store, changes), output, "reshard")
+    new = new_config(source.store, changes, output, "reshard")
     if len(provenances([source])) > 1:
         raise UserError(
             f"{folder} holds shards with different settings, models or versions (merge with mixed=true), and a shard "

@@ -40,18 +40,10 @@ def read_config(store: Store, changes: Sequence[str] = ()) -> PipelineConfig:
     return config
 
 
-def take_argument(arguments: Sequence[str], name: str) -> tuple[str, list[str]]:
-    """Return the value of `name=value`, and the other arguments. Raises UserError if it is missing."""
-    values = [item.partition("=")[2] for item in arguments if item.startswith(f"{name}=")]
-    if not values or not values[-1]:
-        raise UserError(f"{name} is not set; give {name}=...")
-    return values[-1], [item for item in arguments if not item.startswith(f"{name}=")]
-
-
 def check_changes(old: PipelineConfig, new: PipelineConfig, allowed: Collection[str], command: str) -> None:
     """Raise UserError if a setting that decides the content differs and is not one of `allowed`.
 
-    A name that ends with a dot allows a group of settings.
+    The name of a group allows all settings of the group.
     """
     before, after = settings_of(old), settings_of(new)
     for key, value in after.items():
@@ -62,31 +54,44 @@ def check_changes(old: PipelineConfig, new: PipelineConfig, allowed: Collection[
             )
 
 
-def take_folders(arguments: Sequence[str], name: str) -> tuple[list[str], list[str]]:
-    """Return the absolute values of all `name=FOLDER`, and the other arguments.
+def take_paths(arguments: Sequence[str], name: str) -> tuple[list[str], list[str]]:
+    """Return the absolute values of all `name=PATH`, and the other arguments.
 
     Raises UserError if the argument is missing or empty, and for a URL with a user name or a password.
     """
-    folders = [item.partition("=")[2] for item in arguments if item.startswith(f"{name}=")]
-    if not folders or not all(folders):
+    paths = [item.partition("=")[2] for item in arguments if item.startswith(f"{name}=")]
+    if not paths or not all(paths):
         raise UserError(f"{name} is not set; give {name}=...")
-    for folder in folders:
-        check_no_user(name, folder)
-    return [absolute(folder) for folder in folders], [item for item in arguments if not item.startswith(f"{name}=")]
+    for path in paths:
+        check_no_user(name, path)
+    return [absolute(path) for path in paths], [item for item in arguments if not item.startswith(f"{name}=")]
 
 
-def take_folder(arguments: Sequence[str], name: str) -> tuple[str, list[str]]:
-    """Return the absolute value of `name=FOLDER`, and the other arguments. Raises UserError like `take_folders`.
+def take_path(arguments: Sequence[str], name: str) -> tuple[str, list[str]]:
+    """Return the absolute value of `name=PATH`, and the other arguments. Raises UserError like `take_paths`.
 
     Also raises it if there are several, and for a relative output of a Ray job.
     """
-    folders, others = take_folders(arguments, name)
-    if len(folders) > 1:
-        raise UserError(f"{name} is given {len(folders)} times; give one, and pipeline.merge joins several outputs")
+    paths, others = take_paths(arguments, name)
+    if len(paths) > 1:
+        several = ", and pipeline.merge joins several outputs" if name == "source" else ""
+        raise UserError(f"{name} is given {len(paths)} times; give one{several}")
     if name == "output":
         given = next(item.partition("=")[2] for item in arguments if item.startswith(f"{name}="))
         check_output_is_absolute(given, "an absolute path or a URL")
-    return folders[0], others
+    return paths[0], others
+
+
+def take_output(arguments: Sequence[str], usage: str) -> tuple[str, list[str]]:
+    """Return the absolute output that a command changes in place, and the `key=value` arguments.
+
+    Raises UserError unless there is one, and for a URL with a user name or a password.
+    """
+    outputs = [item for item in arguments if "=" not in item]
+    if len(outputs) != 1:
+        raise UserError(f"{len(outputs)} outputs are given; give one: {usage}")
+    check_no_user("OUT", outputs[0])
+    return absolute(outputs[0]), [item for item in arguments if "=" in item]
 
 
 def take_options(arguments: Sequence[str], cls: type[Options]) -> tuple[Options, list[str]]:
@@ -103,9 +108,15 @@ def take_options(arguments: Sequence[str], cls: type[Options]) -> tuple[Options,
     return options, [item for item in arguments if item not in mine]
 
 
-def with_other_files(old: PipelineConfig, new: PipelineConfig, output: str, command: str) -> PipelineConfig:
-    """Return `new` with another output. Raises UserError if it differs from `old` in more than how shards are written."""
-    check_changes(old, new, ("write",), command)
+def new_config(
+    store: Store, changes: Sequence[str], output: str, command: str, allowed: Collection[str] = ("write",)
+) -> PipelineConfig:
+    """Return the configuration of a new output: that of the source with the `key=value` arguments `changes`.
+
+    Raises UserError if they change settings that decide the content and are not among `allowed` (`check_changes`).
+    """
+    old, new = read_config(store), read_config(store, changes)
+    check_changes(old, new, allowed, command)
     if old.write.strip_url_queries and not new.write.strip_url_queries:
         raise UserError("write.strip_url_queries=false: the source has no queries any more; leave it true")
     return dataclasses.replace(new, output=output)

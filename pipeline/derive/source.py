@@ -1,15 +1,15 @@
 """Read the shards of a finished output as tables, with their images."""
 
-import hashlib
-from typing import Final
+from collections.abc import Mapping
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from common.errors import UserError
 from pipeline.config import PipelineConfig
 from pipeline.derive.settings import read_config
-from pipeline.report.shards import read_batches, read_images, read_manifests
-from pipeline.write.manifest import manifest_bytes, read_manifest
+from pipeline.report.shards import check_finished, read_batches, read_images, read_manifests
+from pipeline.write.manifest import manifest_hash, read_manifest
 from pipeline.write.pending import check_nothing_pending
 from pipeline.write.store import Store
 from schemas.files import FILES, MANIFEST_FILE
@@ -17,8 +17,6 @@ from schemas.manifest import Manifest, SourceShard
 from schemas.rows import SCORED
 from schemas.status import KEPT
 from schemas.table import conform, set_column
-
-RUN_JOB: Final = "run the job with this output first"
 
 
 class Source:
@@ -31,8 +29,7 @@ class Source:
         self.output, self.store = output, Store(output)
         check_nothing_pending(self.store)
         self.manifests = {manifest["shard"]: manifest for manifest in read_manifests(self.store)}
-        if not self.manifests:
-            raise UserError(f"no finished shard in {output}; {RUN_JOB}")
+        check_finished(self.store, self.manifests)
         for manifest in self.manifests.values():
             check_formats(self.store, manifest)
 
@@ -43,8 +40,7 @@ class Source:
 
     def shard(self, index: int) -> SourceShard:
         """Return the identity of a shard."""
-        digest = hashlib.sha256(manifest_bytes(self.manifests[index])).hexdigest()
-        return {"output": self.output, "shard": index, "manifest": digest}
+        return {"output": self.output, "shard": index, "manifest": manifest_hash(self.manifests[index])}
 
 
 def check_formats(store: Store, manifest: Manifest) -> None:
@@ -64,8 +60,8 @@ def check_formats(store: Store, manifest: Manifest) -> None:
 def stores_images(store: Store, manifest: Manifest) -> bool:
     """Return True if arrow/ of a shard has the image of its first kept row."""
     for batch in read_batches(store, manifest, ("status", "image")):
-        kept = pa.compute.equal(batch["status"], KEPT)
-        if pa.compute.any(kept).as_py():
+        kept = pc.equal(batch["status"], KEPT)
+        if pc.any(kept).as_py():
             return bool(batch.filter(kept)["image"][0].is_valid)
     return False
 
@@ -85,7 +81,7 @@ def read_table(output: str, source: SourceShard) -> pa.Table:
 def unchanged_manifest(store: Store, source: SourceShard) -> Manifest:
     """Return the manifest of a shard. Raises UserError if the shard has changed since the command was started."""
     manifest = read_manifest(store, source["shard"])
-    if manifest is None or hashlib.sha256(manifest_bytes(manifest)).hexdigest() != source["manifest"]:
+    if manifest is None or manifest_hash(manifest) != source["manifest"]:
         raise UserError(
             f"{store.url(MANIFEST_FILE.format(source['shard']))} has changed while it was read; run the command again "
             "when no other job writes to this output"
@@ -95,13 +91,25 @@ def unchanged_manifest(store: Store, source: SourceShard) -> Manifest:
 
 def with_images(table: pa.Table, store: Store, manifest: Manifest) -> pa.Table:
     """Return the table with the images of all kept rows, from grit/ where arrow/ has none. Raises UserError."""
-    keys, images, status = (table[name].to_pylist() for name in ("key", "image", "status"))
-    missing = {key for key, image, kept in zip(keys, images, status, strict=True) if image is None and kept == KEPT}
+    missing = without_image(table)
     if not missing:
         return table
     found = read_images(store, manifest, missing)
     if lost := sorted(missing - found.keys()):
         name = store.url(FILES["grit"][0].format(manifest["shard"]))
         raise UserError(f"{name}: the image of row {lost[0]} is missing ({len(lost)} rows); see pipeline.verify")
-    images = [found.get(key, image) for key, image in zip(keys, images, strict=True)]
+    return add_images(table, found)
+
+
+def without_image(table: pa.Table) -> set[str]:
+    """Return the keys of the kept rows whose image is null."""
+    lacks_image = pc.and_(pc.equal(table["status"], KEPT), pc.is_null(table["image"]))
+    return set(table["key"].filter(lacks_image).to_pylist())
+
+
+def add_images(table: pa.Table, found: Mapping[str, bytes]) -> pa.Table:
+    """Return the table with the images in `found`, by key."""
+    images = [
+        found.get(row, image) for row, image in zip(*(table[n].to_pylist() for n in ("key", "image")), strict=True)
+    ]
     return set_column(table, "image", pa.array(images, pa.binary()))

@@ -9,19 +9,18 @@ from tqdm import tqdm
 
 from common.config_help import print_text
 from common.errors import UserError
-from common.paths import absolute
 from common.text import one_line
-from common.urls import check_no_user
 from pipeline.config import PipelineConfig
 from pipeline.derive.attempts import find_in_attempts, without_rows
+from pipeline.derive.options import TakedownOptions
 from pipeline.derive.removal import remove_rows
-from pipeline.derive.settings import check_changes, read_config, take_argument
+from pipeline.derive.settings import check_changes, read_config, take_options, take_output, take_path
 from pipeline.derive.workers import map_shards
 from pipeline.job import remove_drafts, report_shards
 from pipeline.lease import hold_lease
 from pipeline.paths import check_writable
 from pipeline.read.takedown import TakedownList, read_takedown
-from pipeline.report.shards import read_manifests
+from pipeline.report.shards import check_finished, read_manifests
 from pipeline.write.attempts import group_attempts
 from pipeline.write.pending import read_pending, write_pending
 from pipeline.write.store import Store
@@ -38,14 +37,12 @@ class Found:
     lines: tuple[str, ...]
 
 
-def takedown(output: str, arguments: Sequence[str]) -> int:
+def takedown(arguments: Sequence[str]) -> int:
     """Remove the rows, or list them with `dry_run=true`; return the number of shards that failed. Raises UserError."""
-    path, changes = take_argument(arguments, "list")
-    is_dry, changes = take_flag(changes, "dry_run")
-    check_no_user("list", path)
-    check_no_user("OUT", output)
-    output = absolute(output)
-    entries = read_takedown(absolute(path))
+    output, rest = take_output(arguments, "python -m pipeline.takedown OUT list=FILE")
+    path, rest = take_path(rest, "list")
+    options, changes = take_options(rest, TakedownOptions)
+    entries = read_takedown(path)
     if not len(entries):
         raise UserError(f"list={path} has no entries; give one URL, host or SHA-256 a line")
     store = Store(output)
@@ -54,21 +51,13 @@ def takedown(output: str, arguments: Sequence[str]) -> int:
     check_changes(old, config, (), "takedown")
     if config.write.strip_url_queries:
         entries = entries.without_queries()
-    return list_rows(store, config, entries) if is_dry else remove_all(store, config, entries)
-
-
-def take_flag(arguments: Sequence[str], name: str) -> tuple[bool, list[str]]:
-    """Return the value of `name=true` or `name=false`, false by default, and the other arguments. Raises UserError."""
-    values = [item.partition("=")[2] for item in arguments if item.startswith(f"{name}=")]
-    if any(value not in ("true", "false") for value in values):
-        raise UserError(f"{name}={values[-1]}; give {name}=true or {name}=false")
-    return values[-1:] == ["true"], [item for item in arguments if not item.startswith(f"{name}=")]
+    return list_rows(store, config, entries) if options.dry_run else remove_all(store, config, entries)
 
 
 def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> int:
     """Print the rows that would go, in the order of their shards; nothing is written. Returns the number of failures."""
     manifests = read_manifests(store)
-    check_not_empty(store, manifests)
+    check_finished(store, manifests)
     groups = group_attempts(manifests)
     results = map_shards(partial(find_in, store.root if store.is_local else config.output, entries), groups, config.ray)
     found, n_failed = list[Found](), 0
@@ -95,7 +84,7 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
             logger.info("shard %d: finishing an interrupted takedown", pending["manifest"]["shard"])
             remove_rows(store, pending)
         manifests = read_manifests(store)
-        check_not_empty(store, manifests)
+        check_finished(store, manifests)
         n_rows, n_shards, n_failed = 0, 0, 0
         groups = group_attempts(manifests)
         results = lease.guard(map_shards(partial(remove_in, config.output, entries), groups, config.ray))
@@ -112,12 +101,6 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         report_shards(config, [manifest["shard"] for manifest in manifests])
     print_text(f"{n_rows} rows in {n_shards} of {len(groups)} shards were taken down")
     return n_failed
-
-
-def check_not_empty(store: Store, manifests: Sequence[Manifest]) -> None:
-    """Raise UserError for an output without finished shards."""
-    if not manifests:
-        raise UserError(f"no finished shard in {store.root}; give the output folder of a job")
 
 
 def log_failure(manifest: Manifest, error: Exception) -> None:

@@ -17,6 +17,7 @@ from pipeline.on_ray.models import CALLS_PER_MODEL, SETTLE_S, Model, Models
 from pipeline.read.types import ShardPlan
 from pipeline.rescue.child import StepTimeoutError
 from pipeline.run import STAGES_OF, Done, Step
+from pipeline.write.failed import failed_shard
 from schemas.manifest import FailedShard
 
 logger = logging.getLogger("hypergrit")
@@ -182,16 +183,8 @@ class Driver:
         self.waiting[shard.step].append(shard)
 
     def _give_up(self, shard: Shard, error: BaseException) -> None:
-        self.failed.append(
-            {
-                "shard": shard.plan.index,
-                "rows": shard.plan.n_rows,
-                "step": shard.step,
-                "error": message_of(error),
-                "traceback": traceback_of(error),
-                "attempts": shard.attempts,
-            }
-        )
+        texts = message_of(error), traceback_of(error)
+        self.failed.append(failed_shard(shard.plan, shard.step, *texts, shard.attempts))
 
     def _look_after_the_cluster(self) -> None:
         """Judge crashes, stop calls that exceed their time limit, follow the nodes, report what no node can run."""

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from common.errors import UserError
-from pipeline.report.shards import read_batches, read_manifests
+from pipeline.report.shards import check_finished, read_batches, read_manifests
 from pipeline.score.filters import clip_score
 from pipeline.write.store import Store
 from schemas.manifest import Manifest
@@ -57,8 +57,7 @@ def read_rows(output: str, keys: Collection[str] | None = None) -> Iterator[tupl
     """
     store = Store(output)
     manifests = read_manifests(store)
-    if not manifests:
-        raise UserError(f"no finished shard in {output}; run the job with this output first")
+    check_finished(store, manifests)
     if not any(name.startswith("arrow/") for manifest in manifests for name in manifest["files"]):
         raise UserError(
             f"{output} has no arrow/ files, which hold the scores; run the job with write.formats=[arrow,...]"

@@ -20,6 +20,12 @@ from schemas.rows import VERSION
 logger = logging.getLogger("hypergrit")
 
 
+def check_finished(store: Store, shards: Collection[object]) -> None:
+    """Raise UserError if an output has no finished shard."""
+    if not shards:
+        raise UserError(f"no finished shard in {store.root}; check the path, or run the job with this output first")
+
+
 def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Manifest]:
     """Return the manifests of the finished shards, or of those with an index in `only`, in order.
 

@@ -12,7 +12,7 @@ from common.errors import UserError
 from common.remote import map_concurrently, one_line
 from common.yaml_text import check_yaml
 from pipeline.report.attempts import read_latest
-from pipeline.report.shards import read_manifests
+from pipeline.report.shards import check_finished, read_manifests
 from pipeline.report.totals import COLUMNS, Totals
 from pipeline.write.attempts import counted, group_attempts
 from pipeline.write.failed import read_failed
@@ -47,8 +47,7 @@ def build_stats(output: str, truth: dict[str, Any] | None = None, shards: Collec
     store = Store(output)
     manifests = read_manifests(store, shards)
     failed = read_failed(store, [manifest["shard"] for manifest in manifests], shards)
-    if not manifests and not failed:
-        raise UserError(f"no finished shard in {store.root}; run the job with this output first")
+    check_finished(store, manifests or failed)
     stats = collect_stats(store, manifests, sum_rows(manifests, failed), count_shards(store, group_attempts(manifests)))
     if truth is not None:
         stats["truth"] = truth

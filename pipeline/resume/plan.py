@@ -17,7 +17,7 @@ from pipeline.write.attempts import discard_attempts
 from pipeline.write.manifest import plan_json, read_manifest
 from pipeline.write.store import Store
 from schemas.attempts import RETRY_STEP, attempt_of, shard_of
-from schemas.files import FILES, INDEX_FILE, MANIFEST_FILE, REPORT_FILE, STATS_FILE
+from schemas.files import MANIFEST_FILE, REPORT_FILE, STATS_FILE, shard_files
 from schemas.job import JobRecord
 from schemas.manifest import Manifest, Provenance
 
@@ -61,8 +61,7 @@ class Work(NamedTuple):
         store.remove_many(MANIFEST_FILE.format(index) for index in self.outdated)
         planned = {plan.index for plan in self.plans}
         gone = [index for index in self.outdated if index not in planned]
-        names = [*(name for names in FILES.values() for name in names), INDEX_FILE]
-        store.remove_many(name.format(index) for index in gone for name in names)
+        store.remove_many(name for index in gone for name in shard_files(index))
         store.remove_many(self.stale)
         if self.outdated or self.attempts:
             store.remove([STATS_FILE, REPORT_FILE])  # of the shards that are discarded

@@ -17,7 +17,7 @@ from pipeline.paths import check_no_query, with_absolute_paths
 from pipeline.provenance import make_provenance
 from pipeline.read.listing import list_files
 from pipeline.read.takedown import read_takedown
-from pipeline.report.shards import read_manifests
+from pipeline.report.shards import check_finished, read_manifests
 from pipeline.report.stats import sum_rows
 from pipeline.resume.finished import Formats, formats_by_hash, list_output
 from pipeline.resume.plan import Work, plan_work
@@ -84,8 +84,7 @@ def finished_groups(store: Store, work: Work, config: PipelineConfig) -> list[At
             restore_index(store, manifest, formats_of(manifest, config))
     finished = {plan.index for plan in work.plans} - {plan.index for plan in work.unfinished}
     groups = [attempts for attempts in group_attempts(manifests.values()) if attempts[0]["shard"] in finished]
-    if not groups:
-        raise UserError(f"no finished shard in {store.root}; run the job with this output first")
+    check_finished(store, groups)
     for attempts in groups:
         if "arrow" not in attempts[0]["formats"]:
             raise UserError(

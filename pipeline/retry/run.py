@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from common.errors import UserError
-from common.paths import absolute
-from common.urls import check_no_user
 from pipeline.compute import pick_runner, progress, record_faults, with_limits
 from pipeline.config import PipelineConfig, content_hash, with_formats
-from pipeline.derive.settings import take_options
+from pipeline.derive.settings import take_options, take_output
 from pipeline.faults.fault import Fault
 from pipeline.job import remove_drafts, report_shards
 from pipeline.lease import Lease, hold_lease
@@ -31,11 +29,10 @@ from schemas.manifest import Provenance
 logger = logging.getLogger("hypergrit")
 
 
-def retry(output: str, arguments: Sequence[str]) -> int:
+def retry(arguments: Sequence[str]) -> int:
     """Make an attempt at the rows of an output, or finish one; return the number of shards that failed. Raises UserError."""
-    check_no_user("OUT", output)
-    output = absolute(output)
-    options, changes = take_options(arguments, RetryOptions)
+    output, rest = take_output(arguments, "python -m pipeline.retry OUT")
+    options, changes = take_options(rest, RetryOptions)
     store = Store(output)
     old, config = settings_of_attempt(store, output, changes)
     check_writable(store)

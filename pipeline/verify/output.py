@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from common.errors import UserError
 from pipeline.lease import Lease
+from pipeline.report.shards import check_finished
 from pipeline.resume.finished import list_output
 from pipeline.resume.record import read_record, recorded_plans
 from pipeline.verify.finding import Finding, Problem
@@ -33,8 +34,7 @@ class Contents:
 def list_contents(store: Store) -> Contents:
     """List an output. Raises UserError if it has no finished shard."""
     committed = list_output(store).committed()
-    if not committed:
-        raise UserError(f"no finished shard in {store.root}; check the path, or run the job with this output first")
+    check_finished(store, committed)
     problems: list[Problem] = []
     planned: dict[int, PlanJson] = {}
     try:

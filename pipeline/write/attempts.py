@@ -8,7 +8,7 @@ from itertools import groupby
 from pipeline.write.manifest import read_manifest
 from pipeline.write.store import Store
 from schemas.attempts import attempt_of, index_of, shard_of
-from schemas.files import FILES, INDEX_FILE, MANIFEST_FILE, TIMINGS_FILE
+from schemas.files import MANIFEST_FILE, TIMINGS_FILE, shard_files
 from schemas.manifest import Counts, Manifest, Retry
 
 logger = logging.getLogger("hypergrit")
@@ -89,8 +89,7 @@ def discard_attempts(store: Store, indices: Collection[int]) -> None:
     """Remove shards of pipeline.retry: the manifests of the last attempt first, so that no sum is ever wrong."""
     for attempt in sorted(set(map(attempt_of, indices)), reverse=True):
         store.remove_many(MANIFEST_FILE.format(index) for index in indices if attempt_of(index) == attempt)
-    names = [*(name for names in FILES.values() for name in names), INDEX_FILE, TIMINGS_FILE]
-    store.remove_many(name.format(index) for index in indices for name in names)
+    store.remove_many(name for index in indices for name in (*shard_files(index), TIMINGS_FILE.format(index)))
 
 
 def make_retry(index: int, drops: Iterable[tuple[int, str, str]]) -> Retry:

@@ -5,9 +5,22 @@ from collections.abc import Collection
 from typing import cast
 
 from common.remote import map_concurrently
+from pipeline.read.types import ShardPlan
 from pipeline.write.store import Store
 from schemas.files import FAILED_FILE, FAILED_FOLDER
 from schemas.manifest import FailedShard
+
+
+def failed_shard(plan: ShardPlan, step: str, error: str, traceback: str, attempts: int) -> FailedShard:
+    """Return the record of a shard that failed."""
+    return {
+        "shard": plan.index,
+        "rows": plan.n_rows,
+        "step": step,
+        "error": error,
+        "traceback": traceback,
+        "attempts": attempts,
+    }
 
 
 def write_failed(store: Store, failed: FailedShard) -> None:

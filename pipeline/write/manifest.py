@@ -1,5 +1,6 @@
 """Read the manifest of a shard, and compare it with a plan."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -35,6 +36,11 @@ def plan_from_json(value: PlanJson) -> ShardPlan:
 def manifest_bytes(manifest: Manifest) -> bytes:
     """Return the content of the file of a manifest."""
     return json.dumps(manifest, sort_keys=True, ensure_ascii=False, indent=1).encode()
+
+
+def manifest_hash(manifest: Manifest) -> str:
+    """Return the hex SHA-256 of the file of a manifest."""
+    return hashlib.sha256(manifest_bytes(manifest)).hexdigest()
 
 
 def parse_manifest(content: bytes) -> Manifest | None:

@@ -104,6 +104,12 @@ def test_an_image_that_cannot_be_decoded_counts_with_its_hash(tmp_path: Path, ca
     assert read_evaluation_set([str(tmp_path)], 6).digest != found.digest
 
 
+def test_the_source_cannot_be_the_output(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "urls.txt").write_text("http://example.org/1.jpg\n")
+    assert run(source, source, f"against={tmp_path / 'urls.txt'}") == 2
+    assert "is a source" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -114,11 +120,11 @@ def test_an_image_that_cannot_be_decoded_counts_with_its_hash(tmp_path: Path, ca
         (["against=SOURCE/arrow/00000.arrow"], "neither a folder nor UTF-8 text"),
         (["against=HOSTS"], "example.org is a host"),
         (["against=EMPTY"], "has no entries"),
-        (["against=URLS", "radius=-1"], "from 0 to 16"),
-        (["against=URLS", "radius=17"], "from 0 to 16"),
-        (["against=URLS", "radius=2.5"], "from 0 to 16"),
+        (["against=URLS", "radius=-1"], "give 0 to 16"),
+        (["against=URLS", "radius=17"], "give 0 to 16"),
+        (["against=URLS", "radius=2.5"], "radius=2.5: "),
         (["against=URLS", "score.min_score=0.9"], "decontaminate cannot change score.min_score"),
-        (["against=URLS", "output=SOURCE"], "is a source"),
+        (["against=URLS", "output=SOURCE"], "output is given 2 times; give one"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(

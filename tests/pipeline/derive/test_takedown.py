@@ -207,7 +207,7 @@ def test_the_job_refuses_the_rows_and_stops_at_an_interrupted_takedown(
         (["OUT"], "list is not set"),
         (["list=LIST"], "0 outputs are given"),
         (["OUT", "OUT", "list=LIST"], "2 outputs are given"),
-        (["OUT", "list=LIST", "dry_run=yes"], "give dry_run=true or dry_run=false"),
+        (["OUT", "list=LIST", "dry_run=perhaps"], "dry_run=perhaps: "),
         (["OUT", "list=LIST", "score.min_score=0.9"], "takedown cannot change score.min_score"),
         (["OUT", "list=LIST", "lits=x"], "lits"),
         (["OUT", "list=OUT"], "folder"),

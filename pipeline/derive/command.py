@@ -1,0 +1,42 @@
+"""The frame of the commands that make an output from finished outputs."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from common.cli import EXIT_CODES, FAILED_SHARDS, command, set_up_logging
+from common.config_help import describe, print_text
+
+Run = Callable[[Sequence[str]], int]
+"""Runs a command with its `key=value` arguments; returns the number of shards that failed."""
+
+OUTPUT_KEYS: Final = """\
+  output               folder or URL for the new shards"""
+JOB_KEYS: Final = """\
+  ray.*, report.*      as in the job; ray.runner=local: processes of this machine
+  overwrite            true: discard other shards in `output`"""
+SHARD_KEYS: Final = f"""\
+{OUTPUT_KEYS}
+  write.*              formats and other settings of the files, as in the job
+{JOB_KEYS}"""
+CODES: Final = f"""\
+{EXIT_CODES}
+3 done, but some shards failed: NEW/_failed/ has their errors, and the same command tries them again.
+"""
+
+
+def derive_command(usage: str, load: Callable[[], Run], options: type | None = None) -> Callable[[Sequence[str]], int]:
+    """Return the `main` of a command, which takes its arguments and returns the exit code.
+
+    `load` imports the command, which takes seconds and is not needed for `--help`. The fields of `options` are the keys
+    of the command besides those that `usage` names.
+    """
+
+    @command("finished shards are kept; run the same command again to resume")
+    def main(arguments: Sequence[str]) -> int:
+        if "-h" in arguments or "--help" in arguments:
+            print_text(usage if options is None else describe(usage, options, {}))
+            return 0
+        set_up_logging()
+        return FAILED_SHARDS if load()(arguments) else 0
+
+    return main
