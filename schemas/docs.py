@@ -44,7 +44,7 @@ STRUCTS: Final = {
 }
 JSON_FILES: Final[tuple[type, ...]] = (TrainAnnotations, Manifest, JobRecord, RetryState, Lease, Statistics)
 """Types of JSON files with a table of their own; the types that they refer to follow at the end of the document."""
-JSON_NAMES: Final = {str: "string", int: "integer", float: "number", NoneType: "null", Any: "any"}
+JSON_NAMES: Final = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null", Any: "any"}
 INTRO: Final = f"""\
 # Schemas
 
