@@ -76,11 +76,8 @@ def finished_groups(store: Store, work: Work, config: PipelineConfig) -> list[At
     """
     listing, manifests = list_output(store), {manifest["shard"]: manifest for manifest in read_manifests(store)}
     discard_attempts(store, [index for index in listing.committed() if attempt_of(index) and index not in manifests])
-    for manifest in manifests.values():
-        if (
-            attempt_of(manifest["shard"])
-            and INDEX_FILE.format(manifest["shard"]) in manifest["files"].keys() - listing.sizes.keys()
-        ):
+    for shard, manifest in manifests.items():
+        if attempt_of(shard) and INDEX_FILE.format(shard) in manifest["files"].keys() - listing.sizes.keys():
             restore_index(store, manifest, formats_of(manifest, config))
     finished = {plan.index for plan in work.plans} - {plan.index for plan in work.unfinished}
     groups = [attempts for attempts in group_attempts(manifests.values()) if attempts[0]["shard"] in finished]
