@@ -19,13 +19,6 @@ from tests.pipeline.retry.test_command import FIRST, SECOND, indices, latest
 LOCAL = ("ray.runner=local", "ray.cpu_workers=1", "report.trees=0")
 
 
-@pytest.fixture
-def retried(output: Path) -> Path:
-    """The output after two attempts."""
-    assert retry(output) == retry(output) == 0
-    return output
-
-
 def sums(output: Path) -> dict[str, Any]:
     rows: dict[str, Any] = stats_of(output)["rows"]
     assert rows["read"] == rows["kept"] + sum(n for reasons in rows["dropped"].values() for n in reasons.values())
@@ -76,7 +69,7 @@ def test_merge_shifts_the_attempts_with_their_shards(retried: Path, tmp_path: Pa
     assert {int(row["key"]) for row in rows_of(both)} == set(range(24))
 
 
-@pytest.mark.parametrize("arguments", [("shuffle=false",), ("mix_shards=2", "seed=3"), ("mix_shards=null",)])
+@pytest.mark.parametrize("arguments", [("shuffle=false",), ("mix_shards=2", "seed=3")])
 def test_reshard_takes_the_last_result_of_each_row(retried: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     new = tmp_path / "new"
     assert reshard.main([f"source={retried}", f"output={new}", "samples_per_shard=3", *arguments, *LOCAL]) == 0

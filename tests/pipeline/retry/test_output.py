@@ -21,13 +21,6 @@ from tests.pipeline.retry.test_command import FIRST, SECOND, indices
 Printed = pytest.CaptureFixture[str]
 
 
-@pytest.fixture
-def retried(output: Path) -> Path:
-    """The output after two attempts."""
-    assert retry(output) == retry(output) == 0
-    return output
-
-
 def verify(monkeypatch: pytest.MonkeyPatch, output: Path, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["verify", str(output), *arguments, "--processes", "1"])
     return verify_main()
