@@ -148,7 +148,7 @@ def sum_rows(manifests: Sequence[Manifest], failed: Sequence[FailedShard] = ()) 
     dropped: dict[str, Counter[str]] = {stage: Counter() for stage in STAGES}
     for manifest in manifests:
         counts = counted(manifest)
-        total.update({name: counts.get(name, 0) for name in ("read", "kept", "retried", "recovered")})  # type: ignore[misc]
+        total.update({name: counts.get(name, 0) for name in ("read", "kept", "retried", "recovered")})
         for stage, reasons in counts["dropped"].items():
             dropped[stage].update(reasons)
     if negative := [f"{s}: {r}" for s, reasons in dropped.items() for r, n in reasons.items() if n < 0]:

@@ -69,7 +69,7 @@ def plan_job(store: Store, config: PipelineConfig) -> tuple[Work, Provenance]:
         raise UserError(f"retry needs an output with which the job can be resumed: {error}") from error
 
 
-def finished_groups(store: Store, work: Work, config: PipelineConfig) -> list[Attempts]:
+def finished_groups(store: Store, work: Work, config: PipelineConfig) -> Sequence[Attempts]:
     """Return the attempts at each finished shard; removes attempts of which an earlier one has gone, and restores indices.
 
     Raises UserError if no shard is finished, or one has no arrow/.
