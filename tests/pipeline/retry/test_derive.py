@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from pipeline import decontaminate, dedupe, merge, refilter, reshard, takedown
-from pipeline.report.shards import read_images
-from pipeline.write.store import Store
 from tests.pipeline.derive.outputs import read_rows
 from tests.pipeline.derive.rows import manifests_of, rows_of, stats_of
 from tests.pipeline.download.server import TinyWeb
@@ -140,8 +138,3 @@ def takedown_module() -> Any:
     from pipeline.derive import takedown as module
 
     return module
-
-
-def test_images_of_attempts_are_read_like_others(retried: Path) -> None:
-    last = manifests_of(retried)[-1]
-    assert len(read_images(Store(str(retried)), last, {"000000000008"})) == 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.report.shards import read_manifests
 from pipeline.report.stats import build_stats
 from pipeline.verify.__main__ import main as verify_main
 from pipeline.write.store import Store
@@ -122,3 +123,18 @@ def test_a_lost_index_of_an_attempt_is_restored(retried: Path, monkeypatch: pyte
     index.unlink()
     assert retry(retried) == 0
     assert index.read_bytes() == content
+
+
+def test_an_object_store_keeps_and_loses_attempts_like_a_folder(
+    retried: Path, web: TinyWeb, finished_job: Finished
+) -> None:
+    output = f"memory://{retried.parent.name}/out"
+    store = Store(output)
+    store.fs.put(f"{retried}/", f"{store.root}/", recursive=True)
+    assert retry(output) == 0
+    assert run_job(web, finished_job.folder, output) == 0
+    found = [manifest["shard"] for manifest in read_manifests(store)]
+    assert found == [0, 1, 2, FIRST, FIRST + 2, SECOND, SECOND + 2, 30_000_002]
+    store.write("grit/00002.tar", "")  # seen when the shards are done, by the sizes in the manifests
+    assert run_job(web, finished_job.folder, output) == 0
+    assert [manifest["shard"] for manifest in read_manifests(store)] == [0, 1, 2, FIRST, SECOND]
