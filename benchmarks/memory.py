@@ -80,7 +80,7 @@ def started(work: Callable[..., None], *arguments: Any) -> Callable[[], list[int
     """Start `work` in a fresh process; return a function that waits for the peaks that it puts into its queue."""
     context = mp.get_context("spawn")
     queue = context.Queue()
-    process = context.Process(target=work, args=(queue, *arguments))
+    process = context.Process(target=work, args=(queue, *arguments), name=work.__name__)
     process.start()
 
     def finish() -> list[int]:
@@ -99,12 +99,14 @@ def peak_bytes() -> int:
 
 
 def measured(steps: Iterator[Any], n: int) -> list[int]:
-    """Consume `n` steps; return the peak after a tenth of them and at the end."""
+    """Consume `n` steps; return the peak after a tenth of them and at the end. Each tenth is printed."""
     peaks = []
     for i, _ in enumerate(steps, 1):
-        if i in (n // 10, n):
+        if i % (n // 10) == 0:
             peaks.append(peak_bytes())
-    return peaks
+            name = mp.current_process().name
+            print(f"{name}: {i} of {n} shards, peak {peaks[-1] >> 20} MB", file=sys.stderr, flush=True)
+    return [peaks[0], peaks[-1]]
 
 
 def write_input(path: Path, pictures: list[tuple[bytes, str]], first: int, n_rows: int) -> Piece:

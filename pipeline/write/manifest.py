@@ -75,12 +75,3 @@ def is_same(manifest: Manifest, plan: ShardPlan, provenances: Iterable[Provenanc
         (manifest.get("schema"), manifest.get("plan")) == (VERSION, plan_json(plan))
         and manifest.get("provenance") in provenances
     )  # fmt: skip
-
-
-def is_finished(output: str, plan: ShardPlan, provenance: Provenance) -> bool:
-    """Return True if the shard is committed with this plan and provenance and its files have the recorded sizes."""
-    store = Store(output)
-    manifest = read_manifest(store, plan.index)
-    if manifest is None or not is_same(manifest, plan, [provenance]):
-        return False
-    return all(store.size(name) == facts["bytes"] for name, facts in manifest["files"].items())

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pytest
 
 from pipeline.write.config import WriteConfig
-from pipeline.write.manifest import is_finished
 from pipeline.write.stage import write_shard
 from schemas.files import INDEX
-from tests.pipeline.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table
+from tests.pipeline.write.shards import PROVENANCE, dropped_row, is_finished, kept_row, plan, rows, table
 
 INDEX_PATH = "_index/00001.arrow"
 

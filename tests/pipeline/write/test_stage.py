@@ -17,13 +17,13 @@ import pytest
 from common.errors import UserError
 from pipeline.write import store as store_module
 from pipeline.write.config import WriteConfig
-from pipeline.write.manifest import is_finished, read_manifest
+from pipeline.write.manifest import read_manifest
 from pipeline.write.stage import write_shard
 from pipeline.write.staging import HashedFile, Staging
 from pipeline.write.store import Store
 from pipeline.write.swap import locked
 from pipeline.write.temporary import LOCK_SUFFIX, remove_abandoned, temporary_name
-from tests.pipeline.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table
+from tests.pipeline.write.shards import PROVENANCE, dropped_row, is_finished, kept_row, plan, rows, table
 
 ALL_FORMATS = WriteConfig()
 FILES = {"train/00001.tar", "grit/00001.tar", "grit/00001.parquet", "arrow/00001.arrow", "_index/00001.arrow"}
