@@ -1,4 +1,4 @@
-"""The JSON files of a job: the record of its inputs and settings, and the lease of its output.
+"""The JSON files of a job: the record of its inputs and settings, the state of pipeline.retry, and the lease.
 
 The second argument of each `Annotated` is the description of the field in docs/schemas.md.
 """
@@ -48,6 +48,14 @@ class JobRecord(TypedDict):
     settings: Annotated[dict[str, Any], "the settings that decide the content, by key"]
     provenance: Annotated[Provenance, "versions, models, thresholds and configuration"]
     batches: Annotated[list[InputBatch], "the input; the batches after the first are the history of appended files"]
+
+
+class RetryState(TypedDict):
+    """`_retry.json`: the last attempt of pipeline.retry. One that has not finished is continued by the next run."""
+
+    attempt: Annotated[int, "its number, from 1"]
+    reasons: Annotated[list[str], "drop reasons and HTTP statuses of the rows that it tries again"]
+    finished: Annotated[bool, "all shards with such rows have been tried"]
 
 
 class Lease(TypedDict):

@@ -37,6 +37,7 @@ def refilter(arguments: Sequence[str]) -> int:
             plan_from_json(manifest["plan"]),
             new_provenance(manifest, old, new),
             {"command": "refilter", "sources": [source.shard(index)], "settings": {}},
+            retry=manifest.get("retry"),
         )
         for index, manifest in source.manifests.items()
     ]

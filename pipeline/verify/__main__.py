@@ -25,6 +25,7 @@ from pipeline.verify.output import Sums, list_contents, requeue
 from pipeline.verify.pool import check_shards
 from pipeline.write.store import Store
 from pipeline.write.temporary import remove_abandoned_folders
+from schemas.attempts import attempt_of
 
 BROKEN = 1
 SHOWN = 5
@@ -88,8 +89,8 @@ def verify(output: str, n_processes: int, is_requeued: bool) -> int:
             print_text(message(str(problem)))
         if lease is not None and broken:
             requeue(store, broken, lease)
-    n_shards = len(contents.plans)
-    unfinished = f", {contents.n_planned - n_shards} more are not finished" if contents.n_planned > n_shards else ""
+    n_shards, n_left = len(contents.plans), contents.n_planned - sum(not attempt_of(index) for index in contents.plans)
+    unfinished = f", {n_left} more are not finished" if n_left > 0 else ""
     print_text(
         f"{n_shards} finished shards{unfinished}: {sums.rows['read']:,} rows read, {sums.rows['kept']:,} kept, "
         f"{n_bytes / 1e9:,.3f} GB with the right hashes, {n_images:,} images decoded"
@@ -116,6 +117,8 @@ def verdict(broken: list[Finding], n_others: int, is_requeued: bool) -> str:
         return f"{text}; --requeue lets the next run of the job compute them again"
     formats = {",".join(finding.formats) for finding in broken if finding.formats}
     hint = f" (formats=[{formats.pop()}])" if len(formats) == 1 else ""
+    if all(attempt_of(finding.shard) for finding in broken):
+        return f"{text}; they are in the queue: python -m pipeline.retry tries their rows again"
     return f"{text}; they are in the queue: run the job again with the same settings{hint}"
 
 

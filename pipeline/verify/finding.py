@@ -22,7 +22,10 @@ class Problem(NamedTuple):
 
 @dataclass
 class Finding:
-    """The defects of a shard, and the amount that was checked. `counts`: None for a damaged manifest."""
+    """The defects of a shard, and the amount that was checked.
+
+    `counts` are those that it adds to the output (pipeline.write.attempts.counted), None for a damaged manifest.
+    """
 
     shard: int
     problems: list[Problem] = field(default_factory=list)

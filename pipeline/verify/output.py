@@ -11,15 +11,20 @@ from pipeline.report.shards import check_finished
 from pipeline.resume.finished import list_output
 from pipeline.resume.record import read_record, recorded_plans
 from pipeline.verify.finding import Finding, Problem
+from pipeline.write.attempts import discard_attempts
 from pipeline.write.manifest import plan_json
 from pipeline.write.store import Store
-from schemas.files import JOB_FILE, STATS_FILE
+from schemas.attempts import attempt_of, later_attempts, shard_of
+from schemas.files import JOB_FILE, MANIFEST_FILE, STATS_FILE
 from schemas.manifest import PlanJson
 
 
 @dataclass
 class Contents:
-    """The finished shards of an output, each with its plan if `_job.json` has it, and the problems of other files."""
+    """The finished shards of an output, each with its plan if `_job.json` has it, and the problems of other files.
+
+    A shard of pipeline.retry has the plan of the shard whose rows it tried again.
+    """
 
     plans: dict[int, PlanJson | None]
     n_planned: int
@@ -39,7 +44,7 @@ def list_contents(store: Store) -> Contents:
         problems.append(
             Problem(JOB_FILE, "damaged; remove it, and the job compares the manifests of the shards instead")
         )
-    return Contents({index: planned.get(index) for index in committed}, len(planned), problems)
+    return Contents({index: planned.get(shard_of(index)) for index in committed}, len(planned), problems)
 
 
 class Sums:
@@ -81,7 +86,13 @@ def requeue(store: Store, findings: Sequence[Finding], lease: Lease) -> None:
     """Let the next run of the job compute broken shards again, or restore their index if nothing else is broken.
 
     Only the manifest (or the index) is removed: readers ignore a shard without one, and its files are replaced when the
-    job commits it again. Raises UserError if the lease is lost or a file cannot be removed.
+    job commits it again. Later attempts of pipeline.retry at its rows are removed before it; the next run of
+    pipeline.retry tries rows of a broken attempt again. Raises UserError if the lease is lost or a file cannot be removed.
     """
     lease.check()
+    committed = list_output(store).committed()
+    broken = [finding.shard for finding in findings if finding.cause == MANIFEST_FILE.format(finding.shard)]
+    discard_attempts(
+        store, {i for index in broken for i in later_attempts(index, committed)} | set(filter(attempt_of, broken))
+    )
     store.remove_many(finding.cause for finding in findings)
