@@ -24,7 +24,7 @@ class Problem(NamedTuple):
 class Finding:
     """The defects of a shard, and the amount that was checked.
 
-    `counts` are those that it adds to the output (pipeline.write.attempts.counted), None for a damaged manifest.
+    `counts` are those that it adds to the output (pipeline.write.attempts.net_counts), None for a damaged manifest.
     """
 
     shard: int
