@@ -1,0 +1,99 @@
+// One row, opened: its pictures, boxes, caption, tree and facts.
+
+import { decimals, html, plural, useEffect, useRef, useState } from "./html.js";
+import { MARKS, canMark, slice } from "./marks.js";
+import { Picture, colour } from "./picture.js";
+import { Tree } from "./tree.js";
+
+const FACTS = ["key", "id", "source", "source_row", "stage", "reason", "detail", "original_format", "sha256", "caption_original", "extra"];
+
+function Caption({ details, box }) {
+  const caption = details.caption ?? details.caption_original ?? "", chunk = details.noun_chunks?.[details.boxes?.[box]?.phrase];
+  if (!chunk) return html`<p class="text" dir="auto">${caption}</p>`;
+  return html`<p class="text" dir="auto">${slice(caption, 0, chunk.start)}<mark class=${colour(box)}>${slice(caption, chunk.start, chunk.end)}</mark>${slice(caption, chunk.end)}</p>`;
+}
+
+function Facts({ details }) {
+  const size = (kind) => (details[`${kind}width`] ? `${details[`${kind}width`]} × ${details[`${kind}height`]} px` : null);
+  const url = details.url, isLink = /^https?:\/\//i.test(url ?? "");
+  const facts = [["url", isLink ? html`<a href=${url} target="_blank" rel="noopener noreferrer">${url}</a>` : url],
+    ...FACTS.map((name) => [name, details[name]]), ["image", size("")], ["original image", size("original_")],
+    ["image and caption", details.clip_similarity === null ? null : `cosine ${details.clip_similarity.toFixed(3)}`]];
+  return html`<dl class="facts">${facts.filter(([, value]) => value !== null && value !== undefined).map(([name, value]) =>
+    html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+}
+
+function Boxes({ output, row, details, box, onBox, marks, onMark }) {
+  const first = output.firstBox[row], n = output.firstBox[row + 1] - first;
+  if (n === 0) return html`<p class="soft">No box.</p>`;
+  return html`<ol class="boxes">${Array.from({ length: n }, (_, number) => {
+    const at = first + number, removal = output.removal(at), given = marks?.get(details.key, number);
+    return html`<li key=${number} class=${number === box ? "current" : ""} onMouseEnter=${() => onBox(number)}>
+      <span class="swatch ${colour(number)}"></span>
+      <b dir="auto">${output.phrase(at)}</b> <span class="soft">${output.label(at)}</span>
+      <span class="numbers">score ${decimals(output.boxes.score[at])} · CLIPScore ${decimals(output.clipScore(at))} · side ${Math.max(output.boxes.side[at], 0)} px
+        · <span class=${removal ? "less" : "more"}>${removal ?? "kept"}</span></span>
+      ${marks && canMark(details) && html`<span class="marks">${MARKS.map((mark) => html`<button key=${mark} value=${mark} aria-pressed=${given === mark}
+        onClick=${() => onMark(number, given === mark ? "" : mark)}>${mark}</button>`)}</span>`}
+    </li>`;
+  })}</ol>`;
+}
+
+/** A row of an output. `marks`: null for an output whose boxes cannot be marked. */
+function Side({ output, row, letter, marks, box, onBox, onMark, onDetails }) {
+  const [details, setDetails] = useState(null), [error, setError] = useState("");
+  useEffect(() => {
+    let isCurrent = true;
+    setDetails(null);
+    setError("");
+    if (row >= 0) output.detailsOf(row).then((found) => { if (isCurrent) { setDetails(found); onDetails?.(found); } }, (e) => isCurrent && setError(String(e.message)));
+    return () => { isCurrent = false; };
+  }, [output, row]);
+  if (row < 0) return html`<section class="column"><p class="soft">This row is not in ${letter}.</p></section>`;
+  return html`<section class="column">
+    ${letter && html`<h3>${letter}: ${output.name}</h3>`}
+    <${Picture} output=${output} row=${row} isClear=${(at) => box === null || at - output.firstBox[row] === box} onBox=${onBox} />
+    ${error && html`<p class="warning">${error}</p>`}
+    ${details && html`<${Caption} details=${details} box=${box} />
+      <${Boxes} output=${output} row=${row} details=${details} box=${box} onBox=${onBox} marks=${marks} onMark=${onMark} />
+      <${Tree} details=${details} /><${Facts} details=${details} />`}
+  </section>`;
+}
+
+/** The opened row: a dialog over the page. `keys` receives the functions that the keyboard calls. */
+export function RowView({ outputs, left, right, marks, link, place, keys, onClose, onStep }) {
+  const [box, setBox] = useState(null), [note, setNote] = useState(""), [, setVersion] = useState(0), [isLinkShown, showLink] = useState(false);
+  const details = useRef(null), dialog = useRef(null), [a, b] = outputs;
+  const n = left >= 0 ? a.firstBox[left + 1] - a.firstBox[left] : 0;
+  useEffect(() => { details.current = null; setBox(null); setNote(""); showLink(false); dialog.current.focus(); dialog.current.scrollTop = 0; }, [left, right]);
+  const mark = async (number, value) => {
+    if (!details.current || !canMark(details.current) || number >= n) return;
+    try {
+      await marks.set(a.place(left), details.current, number, value);
+      setNote("");
+    } catch (error) { setNote(`The mark was not saved: ${error.message}`); }
+    setVersion((version) => version + 1);
+  };
+  keys.current = {
+    box: (step) => n > 0 && setBox(box === null ? (step > 0 ? 0 : n - 1) : (box + step + n) % n),
+    mark: async (value) => {
+      const number = box ?? 0;
+      if (n === 0) return;
+      await mark(number, marks.get(details.current?.key, number) === value ? "" : value);
+      setBox(Math.min(number + 1, n - 1));
+    },
+  };
+  const share = () => { showLink(true); navigator.clipboard?.writeText(link).catch(() => {}); };
+  return html`<div class="shade" onClick=${(event) => event.target === event.currentTarget && onClose()}>
+    <div class="dialog" role="dialog" aria-modal="true" aria-label="Row" tabindex="-1" ref=${dialog}>
+      <header><button onClick=${() => onStep(-1)} aria-label="Previous row">←</button><button onClick=${() => onStep(1)} aria-label="Next row">→</button>
+        <span class="soft">${place}${n > 0 && ` · ${plural(n, "box")}`}</span>
+        <button name="share" onClick=${share}>Copy link</button><button name="close" onClick=${onClose} aria-label="Close">✕</button></header>
+      ${isLinkShown && html`<input class="link" readonly value=${link} aria-label="Link to this row" ref=${(input) => input?.select()} />`}
+      ${note && html`<p class="warning">${note}</p>`}
+      <div class=${b ? "columns two" : "columns"}>
+        <${Side} output=${a} row=${left} letter=${b && "A"} marks=${marks} box=${box} onBox=${setBox} onMark=${mark} onDetails=${(found) => { details.current = found; }} />
+        ${b && html`<${Side} output=${b} row=${right} letter="B" marks=${null} box=${null} />`}
+      </div>
+    </div></div>`;
+}

@@ -1,0 +1,80 @@
+// Thresholds: the rows and boxes that other settings would keep, by the rules of the score stage.
+
+export const NAMES = ["min_score", "min_clip_score", "min_side_px"];
+export const RANGES = { min_score: [1, 0.01], min_clip_score: [2.5, 0.01], min_side_px: [256, 1] };
+const EXAMPLES = 6;
+
+/** The thresholds of the output: of several shards the highest, which all of them have reached. */
+export const own = (output) =>
+  Object.fromEntries(NAMES.map((name) => [name, Math.max(...output.meta.shards.map((shard) => shard.thresholds[name]))]));
+
+/** True if some shards have other thresholds. */
+export const isMixed = (output) =>
+  NAMES.some((name) => output.meta.shards.some((shard) => shard.thresholds[name] !== own(output)[name]));
+
+/** Of each drop reason: 1 if the score stage judged the row, 2 if a later stage dropped it, 0 if an earlier one did. */
+const judged = (output) => Uint8Array.from(output.words.reason, (reason) =>
+  reason === "kept" ? 1 : reason.startsWith("write:") ? 2 : reason.startsWith("score:") && reason !== "score:internal_error" ? 1 : 0);
+
+/** The value of a box that a threshold is compared with. */
+export const valueOf = (output, name, box) =>
+  name === "min_score" ? output.boxes.score[box] : name === "min_side_px" ? output.boxes.side[box] : output.clipScore(box);
+
+/** Count the rows and boxes that changed thresholds keep, in all rows and in those of the mask.
+ *  `changed` maps names to numbers; shards keep their own thresholds of other names. */
+export function countKept(output, changed, mask) {
+  const { boxes, rows, firstBox, meta } = output, kinds = judged(output);
+  const total = { rows: 0, boxes: 0, selectedRows: 0, selectedBoxes: 0 };
+  meta.shards.forEach((shard, at) => {
+    const t = { ...shard.thresholds, ...changed }, end = output.shardEnd(at);
+    const minScore = Math.fround(t.min_score), minClip = t.min_clip_score, minSide = t.min_side_px;
+    for (let row = shard.first; row < end; row += 1) {
+      if (kinds[rows.reason[row]] !== 1) continue;
+      let kept = 0;
+      for (let box = firstBox[row]; box < firstBox[row + 1]; box += 1) {
+        // A missing CLIPScore is NaN, which is not at least any threshold.
+        if (boxes.side[box] >= minSide && boxes.score[box] >= minScore && 2.5 * Math.max(boxes.cosine[box], 0) >= minClip) kept += 1;
+      }
+      if (!kept) continue;
+      total.rows += 1;
+      total.boxes += kept;
+      if (mask[row]) { total.selectedRows += 1; total.selectedBoxes += kept; }
+    }
+  });
+  return total;
+}
+
+/** The boxes of the mask's rows nearest to a threshold that pass the two others: `above` those that pass it too. */
+export function examples(output, changed, name, mask) {
+  const { rows, firstBox, meta } = output, kinds = judged(output), others = NAMES.filter((other) => other !== name);
+  const above = [], below = [];
+  const insert = (list, item, isBetter) => {
+    if (list.length === EXAMPLES && !isBetter(item, list.at(-1))) return;
+    const place = list.findIndex((other) => isBetter(item, other));
+    list.splice(place < 0 ? list.length : place, 0, item);
+    if (list.length > EXAMPLES) list.pop();
+  };
+  meta.shards.forEach((shard, at) => {
+    const t = { ...shard.thresholds, ...changed, }, end = output.shardEnd(at);
+    t.min_score = Math.fround(t.min_score);
+    for (let row = shard.first; row < end; row += 1) {
+      if (!mask[row] || !rows.has_image[row] || kinds[rows.reason[row]] !== 1) continue;
+      for (let box = firstBox[row]; box < firstBox[row + 1]; box += 1) {
+        if (!others.every((other) => valueOf(output, other, box) >= t[other])) continue;
+        const value = valueOf(output, name, box);
+        if (value >= t[name]) insert(above, { row, box, value }, (a, b) => a.value < b.value);
+        else if (value < t[name]) insert(below, { row, box, value }, (a, b) => a.value > b.value);
+      }
+    }
+  });
+  return { above, below };
+}
+
+const quoted = (text) => (/^[\w./:@%+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+
+/** The command that applies changed thresholds. */
+export function command(output, changed) {
+  const settings = NAMES.filter((name) => name in changed).map((name) => `score.${name}=${changed[name]}`);
+  const source = output.name.replace(/\/+$/, "");
+  return ["python -m pipeline.refilter", `source=${quoted(source)}`, `output=${quoted(`${source}_refiltered`)}`, ...settings].join(" ");
+}
