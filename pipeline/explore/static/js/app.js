@@ -9,6 +9,7 @@ import { Marks } from "./marks.js";
 import { Panel, TextField, panelOptions } from "./panel.js";
 import { RowView } from "./row.js";
 import { Sliders } from "./slider.js";
+import { NAMES } from "./thresholds.js";
 import { EMPTY, parseRow, readState, rowName, shareLink, writeState } from "./state.js";
 import { nextTheme, setTheme } from "./theme.js";
 
@@ -33,7 +34,8 @@ function Loading() {
 
 function App({ site, outputs, marks, pairs }) {
   const [state, setState] = useState(readState), [cursor, setCursor] = useState(0), [isHelp, showHelp] = useState(false);
-  const [theme, chooseTheme] = useState(setTheme()), [output, other] = outputs, rowKeys = useRef({});
+  const [theme, chooseTheme] = useState(() => setTheme()), [isPreview, showPreview] = useState(NAMES.some((name) => state[name] !== ""));
+  const [output, other] = outputs, rowKeys = useRef({});
   const change = (...values) => setState((before) => {
     const next = { ...before, page: "" };
     for (let i = 0; i < values.length; i += 2) next[values[i]] = String(values[i + 1]);
@@ -99,9 +101,9 @@ function App({ site, outputs, marks, pairs }) {
         <${Panel} options=${options} state=${state} onChange=${change}
           onReset=${() => change(...FIELDS.flatMap((name) => [name, EMPTY[name]]))} /></details>
       <main>
-        <details class="thresholds" open=${NAMED.some((name) => state[name] !== "")}><summary>Other thresholds</summary>
-          <${Sliders} output=${output} state=${state} mask=${masks[0]} isFiltered=${isFiltered} onChange=${change}
-            onOpen=${(row) => change("row", rowName("a", output, row))} /></details>
+        <details class="thresholds" open=${isPreview} onToggle=${(event) => showPreview(event.target.open)}><summary>Other thresholds</summary>
+          ${isPreview && html`<${Sliders} output=${output} state=${state} mask=${masks[0]} isFiltered=${isFiltered} onChange=${change}
+            onOpen=${(row) => change("row", rowName("a", output, row))} />`}</details>
         <div class="bar"><p id="count" role="status" data-n=${found.length}><b>${count(found.length)}</b> of ${plural(pairs.left.length, "row")}</p>
           ${nMarked > 0 && html`<p id="marked">${marked.right} right, ${marked.wrong} wrong, ${marked.unsure} unsure${site.marks !== null && ` in ${site.marks}`}</p>`}
           ${site.marks === null && nMarked > 0 && html`<button name="download" onClick=${() => marks.download()}>Download marks</button>`}
@@ -117,7 +119,6 @@ function App({ site, outputs, marks, pairs }) {
     ${isHelp && html`<${Help} onClose=${() => showHelp(false)} />`}`;
 }
 
-const NAMED = ["min_score", "min_clip_score", "min_side_px"];
 const root = document.getElementById("app");
 root.replaceChildren();
 render(html`<${Loading} />`, root);

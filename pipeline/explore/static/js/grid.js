@@ -14,7 +14,8 @@ function Status({ output, row }) {
 function Side({ output, row, letter, test }) {
   if (row < 0) return html`<div class="side"><div class="picture missing">not in ${letter}</div></div>`;
   return html`<div class="side">
-    <${Picture} output=${output} row=${row} isClear=${(box) => !test || test(box)} />
+    <${Picture} output=${output} row=${row} isClear=${(box) => !test || test(box)}
+      isDrawn=${(box) => output.boxes.removed[box] === 0 || Boolean(test?.(box))} />
     <div class="chips">${letter && html`<b class="letter">${letter}</b>`}<${Status} output=${output} row=${row} />
       <span class="soft" title="cosine of image and caption">${decimals(output.rows.similarity[row])}</span></div>
   </div>`;

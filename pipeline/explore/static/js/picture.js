@@ -5,12 +5,12 @@ import { html } from "./html.js";
 /** Class of the colour of a box. */
 export const colour = (number) => `c${number % 8}`;
 
-/** The picture of a row. `isClear(box)`: draw the box in full strength; `only`: draw no other box. */
-export function Picture({ output, row, isClear = () => true, only = null, onBox = null }) {
+/** The picture of a row. `isDrawn(box)`: draw the box at all; `isClear(box)`: draw it in full strength. */
+export function Picture({ output, row, isDrawn = () => true, isClear = () => true, onBox = null }) {
   const { boxes, rows, firstBox } = output, url = output.imageUrl(row);
   const width = rows.width[row] || 4, height = rows.height[row] || 3, first = firstBox[row], drawn = [];
   for (let box = firstBox[row + 1] - 1; box >= first; box -= 1) {
-    if (only !== null && box !== only) continue;
+    if (!isDrawn(box)) continue;
     const kind = `${colour(box - first)} ${boxes.removed[box] ? "removed" : ""} ${isClear(box) ? "" : "faint"}`;
     drawn.push(html`<rect key=${box} class="box ${kind}" x=${boxes.x_min[box] * width} y=${boxes.y_min[box] * height}
       width=${Math.max(boxes.x_max[box] - boxes.x_min[box], 0) * width}

@@ -1,6 +1,6 @@
 // One row, opened: its pictures, boxes, caption, tree and facts.
 
-import { decimals, html, plural, useEffect, useRef, useState } from "./html.js";
+import { count, decimals, html, plural, useEffect, useRef, useState } from "./html.js";
 import { MARKS, canMark, slice } from "./marks.js";
 import { Picture, colour } from "./picture.js";
 import { Tree } from "./tree.js";
@@ -23,12 +23,18 @@ function Facts({ details }) {
     html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 }
 
-function Boxes({ output, row, details, box, onBox, marks, onMark }) {
-  const first = output.firstBox[row], n = output.firstBox[row + 1] - first;
-  if (n === 0) return html`<p class="soft">No box.</p>`;
-  return html`<ol class="boxes">${Array.from({ length: n }, (_, number) => {
-    const at = first + number, removal = output.removal(at), given = marks?.get(details.key, number);
-    return html`<li key=${number} class=${number === box ? "current" : ""} onMouseEnter=${() => onBox(number)}>
+/** The numbers of the boxes of a row in the order of the list: kept ones first. */
+export function boxOrder(output, row) {
+  const first = output.firstBox[row], numbers = [...Array(output.firstBox[row + 1] - first).keys()];
+  const kept = numbers.filter((number) => output.boxes.removed[first + number] === 0);
+  return { kept, removed: numbers.filter((number) => output.boxes.removed[first + number] !== 0) };
+}
+
+function Boxes({ output, row, details, box, onBox, marks, onMark, areRemovedShown, onRemoved }) {
+  const { kept, removed } = boxOrder(output, row);
+  const item = (number) => {
+    const at = output.firstBox[row] + number, removal = output.removal(at), given = marks?.get(details.key, number);
+    return html`<li key=${number} class=${number === box ? "current" : ""} data-box=${number} onMouseEnter=${() => onBox?.(number)}>
       <span class="swatch ${colour(number)}"></span>
       <b dir="auto">${output.phrase(at)}</b> <span class="soft">${output.label(at)}</span>
       <span class="numbers">score ${decimals(output.boxes.score[at])} · CLIPScore ${decimals(output.clipScore(at))} · side ${Math.max(output.boxes.side[at], 0)} px
@@ -36,12 +42,18 @@ function Boxes({ output, row, details, box, onBox, marks, onMark }) {
       ${marks && canMark(details) && html`<span class="marks">${MARKS.map((mark) => html`<button key=${mark} value=${mark} aria-pressed=${given === mark}
         onClick=${() => onMark(number, given === mark ? "" : mark)}>${mark}</button>`)}</span>`}
     </li>`;
-  })}</ol>`;
+  };
+  const isOpen = areRemovedShown || removed.includes(box);
+  return html`<div class="found"><ol class="boxes">${kept.map(item)}</ol>
+    ${removed.length > 0 && html`<details open=${isOpen} onToggle=${(event) => event.target.open !== isOpen && onRemoved(event.target.open)}>
+      <summary>${count(removed.length)} removed</summary><ol class="boxes">${isOpen && removed.map(item)}</ol></details>`}
+    ${kept.length + removed.length === 0 && html`<p class="soft">No box.</p>`}</div>`;
 }
 
 /** A row of an output. `marks`: null for an output whose boxes cannot be marked. */
 function Side({ output, row, letter, marks, box, onBox, onMark, onDetails }) {
-  const [details, setDetails] = useState(null), [error, setError] = useState("");
+  const [details, setDetails] = useState(null), [error, setError] = useState(""), [areRemovedShown, showRemoved] = useState(false);
+  const at = (number) => number - output.firstBox[row];
   useEffect(() => {
     let isCurrent = true;
     setDetails(null);
@@ -52,10 +64,12 @@ function Side({ output, row, letter, marks, box, onBox, onMark, onDetails }) {
   if (row < 0) return html`<section class="column"><p class="soft">This row is not in ${letter}.</p></section>`;
   return html`<section class="column">
     ${letter && html`<h3>${letter}: ${output.name}</h3>`}
-    <${Picture} output=${output} row=${row} isClear=${(at) => box === null || at - output.firstBox[row] === box} onBox=${onBox} />
+    <${Picture} output=${output} row=${row} onBox=${onBox} isClear=${(number) => box === null || at(number) === box}
+      isDrawn=${(number) => output.boxes.removed[number] === 0 || at(number) === box || areRemovedShown} />
     ${error && html`<p class="warning">${error}</p>`}
     ${details && html`<${Caption} details=${details} box=${box} />
-      <${Boxes} output=${output} row=${row} details=${details} box=${box} onBox=${onBox} marks=${marks} onMark=${onMark} />
+      <${Boxes} output=${output} row=${row} details=${details} box=${box} onBox=${onBox} marks=${marks} onMark=${onMark}
+        areRemovedShown=${areRemovedShown} onRemoved=${showRemoved} />
       <${Tree} details=${details} /><${Facts} details=${details} />`}
   </section>`;
 }
@@ -64,10 +78,11 @@ function Side({ output, row, letter, marks, box, onBox, onMark, onDetails }) {
 export function RowView({ outputs, left, right, marks, link, place, keys, onClose, onStep }) {
   const [box, setBox] = useState(null), [note, setNote] = useState(""), [, setVersion] = useState(0), [isLinkShown, showLink] = useState(false);
   const details = useRef(null), dialog = useRef(null), [a, b] = outputs;
-  const n = left >= 0 ? a.firstBox[left + 1] - a.firstBox[left] : 0;
+  const order = left < 0 ? [] : Object.values(boxOrder(a, left)).flat(), n = order.length;
+  const after = (number, step) => order[(order.indexOf(number) + step + n) % n];
   useEffect(() => { details.current = null; setBox(null); setNote(""); showLink(false); dialog.current.focus(); dialog.current.scrollTop = 0; }, [left, right]);
   const mark = async (number, value) => {
-    if (!details.current || !canMark(details.current) || number >= n) return;
+    if (!details.current || !canMark(details.current)) return;
     try {
       await marks.set(a.place(left), details.current, number, value);
       setNote("");
@@ -75,12 +90,12 @@ export function RowView({ outputs, left, right, marks, link, place, keys, onClos
     setVersion((version) => version + 1);
   };
   keys.current = {
-    box: (step) => n > 0 && setBox(box === null ? (step > 0 ? 0 : n - 1) : (box + step + n) % n),
+    box: (step) => n > 0 && setBox(box === null ? order.at(step > 0 ? 0 : -1) : after(box, step)),
     mark: async (value) => {
-      const number = box ?? 0;
+      const number = box ?? order[0];
       if (n === 0) return;
       await mark(number, marks.get(details.current?.key, number) === value ? "" : value);
-      setBox(Math.min(number + 1, n - 1));
+      setBox(number === order.at(-1) ? number : after(number, 1));
     },
   };
   const share = () => { showLink(true); navigator.clipboard?.writeText(link).catch(() => {}); };

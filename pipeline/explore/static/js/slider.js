@@ -1,15 +1,15 @@
 // The preview of other thresholds: sliders, counts, the command, and boxes on either side of the border.
 
-import { count, decimals, html, plural, useMemo, useState } from "./html.js";
+import { count, html, plural, useMemo, useState } from "./html.js";
 import { Picture } from "./picture.js";
 import { NAMES, RANGES, command, countKept, examples, isMixed, own } from "./thresholds.js";
 
 const LABELS = { min_score: "Grounding score", min_clip_score: "CLIPScore", min_side_px: "Side in px" };
 
 function Example({ output, name, item, onOpen }) {
-  const value = name === "min_side_px" ? item.value : decimals(item.value);
+  const value = name === "min_side_px" ? item.value : item.value.toFixed(3);
   return html`<button class="example" title=${output.phrase(item.box)} onClick=${() => onOpen(item.row)}>
-    <${Picture} output=${output} row=${item.row} only=${item.box} /><span dir="auto">${value} ${output.phrase(item.box)}</span></button>`;
+    <${Picture} output=${output} row=${item.row} isDrawn=${(box) => box === item.box} /><span dir="auto">${value} ${output.phrase(item.box)}</span></button>`;
 }
 
 function Difference({ now, then }) {
@@ -40,13 +40,13 @@ export function Sliders({ output, state, mask, isFiltered, onChange, onOpen }) {
       <input type="number" name="${name}_value" min=${canLower ? 0 : base[name]} max=${RANGES[name][0]} step="any" aria-label="${LABELS[name]}: value"
         value=${state[name] === "" ? base[name] : state[name]} onChange=${set(name)} /></label>`)}
       <button type="button" name="thresholds" onClick=${() => onChange("min_score", "", "min_clip_score", "", "min_side_px", "")}>Reset</button></div>
-    <p id="kept" data-rows=${after.rows} data-boxes=${after.boxes}>Keeps <b>${plural(after.rows, "row")}</b><${Difference} now=${before.rows} then=${after.rows} />
+    ${!isTooLow && html`<p id="kept" data-rows=${after.rows} data-boxes=${after.boxes}>Keeps <b>${plural(after.rows, "row")}</b><${Difference} now=${before.rows} then=${after.rows} />
       ${" and "}<b>${plural(after.boxes, "box")}</b><${Difference} now=${before.boxes} then=${after.boxes} />.
-      ${isFiltered && ` Of the rows the filters select: ${plural(after.selectedRows, "row")}, ${plural(after.selectedBoxes, "box")}.`}</p>
+      ${isFiltered && ` Of the rows the filters select: ${plural(after.selectedRows, "row")}, ${plural(after.selectedBoxes, "box")}.`}</p>`}
     ${isTooLow && html`<p class="warning">The job did not compare boxes below its own thresholds with their phrases. Lower ones need a job with score.keep_all=true.</p>`}
     ${!canLower && html`<p class="soft">Thresholds can be raised. A job with score.keep_all=true can be previewed below its own thresholds too.</p>`}
     ${isMixed(output) && html`<p class="soft">The shards have several thresholds; unchanged ones stay.</p>`}
     ${Object.keys(changed).length > 0 && !isTooLow && html`<pre id="command">${command(output, changed)}</pre>`}
-    <div class="border">${strip(border.below, `Below ${LABELS[last]} ${threshold}`)}${strip(border.above, "At or above it")}</div>
+    <div class="border">${strip(border.below, `Below ${LABELS[last].replace(/^[GS]/, (letter) => letter.toLowerCase())} ${threshold}`)}${strip(border.above, "At or above it")}</div>
   </section>`;
 }
