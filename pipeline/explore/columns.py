@@ -22,6 +22,7 @@ SOURCE_COLUMNS: Final = (
 """Columns of arrow/ that the index is made of, besides `image`."""
 WORDS: Final = ("reason", "host", "source", "phrase", "label")
 """Columns of the index that hold the number of a word."""
+URL_START: Final = "[^/?#]*//[^/?#]*"
 REMOVALS: Final = (None, *BOX_REMOVALS)
 Ints = npt.NDArray[np.int32]
 
@@ -57,12 +58,11 @@ def read_part(
 ) -> Part:
     """Return the columns of a batch of SOURCE_COLUMNS, whose first row is the `first_row`-th of the output."""
     captions = pc.fill_null(pc.coalesce(batch["caption"], batch["caption_original"]), "")
-    hosts = pa.array([host_of(url) for url in batch["url"].to_pylist()], pa.string())
     reasons = pc.binary_join_element_wise(batch["stage"], batch["reason"], ":")
     rows = {
         "key": batch["key"],
         "reason": words.encode("reason", pc.fill_null(reasons, "kept")),
-        "host": words.encode("host", hosts),
+        "host": words.encode("host", hosts(batch["url"])),
         "source": words.encode("source", batch["source"]),
         **{name: pc.fill_null(batch[name], 0) for name in ("width", "height", "original_width", "original_height")},
         "similarity": batch["clip_similarity"],
@@ -71,6 +71,13 @@ def read_part(
     texts = captions.to_pylist()
     boxes = box_columns(batch, first_row, words, thresholds, texts)
     return Part({name: as_array(values) for name, values in rows.items()}, boxes, [one_line(text) for text in texts])
+
+
+def hosts(urls: pa.StringArray) -> pa.Array:
+    """Return the host name of each URL as `host_of` does, which is called once for each distinct start of a URL."""
+    starts = pc.struct_field(pc.extract_regex(urls, f"^(?P<start>{URL_START})"), "start").dictionary_encode()
+    names = pa.array([*map(host_of, starts.dictionary.to_pylist()), host_of(None)], pa.string())
+    return names.take(starts.indices.fill_null(len(names) - 1))
 
 
 def one_line(text: str) -> str:

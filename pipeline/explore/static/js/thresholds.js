@@ -16,10 +16,6 @@ export const isMixed = (output) =>
 const judged = (output) => Uint8Array.from(output.words.reason, (reason) =>
   reason === "kept" ? 1 : reason.startsWith("write:") ? 2 : reason.startsWith("score:") && reason !== "score:internal_error" ? 1 : 0);
 
-/** The value of a box that a threshold is compared with. */
-export const valueOf = (output, name, box) =>
-  name === "min_score" ? output.boxes.score[box] : name === "min_side_px" ? output.boxes.side[box] : output.clipScore(box);
-
 /** Count the rows and boxes that changed thresholds keep, in all rows and in those of the mask.
  *  `changed` maps names to numbers; shards keep their own thresholds of other names. */
 export function countKept(output, changed, mask) {
@@ -44,30 +40,37 @@ export function countKept(output, changed, mask) {
   return total;
 }
 
+/** The EXAMPLES items with the lowest `rank`, in its order. `limit` is the rank that a new item must be below. */
+class Nearest {
+  constructor() { this.items = []; this.limit = Infinity; }
+  add(item, rank) {
+    const place = this.items.findIndex((other) => rank < other.rank);
+    this.items.splice(place < 0 ? this.items.length : place, 0, { ...item, rank });
+    if (this.items.length > EXAMPLES) this.items.pop();
+    if (this.items.length === EXAMPLES) this.limit = this.items.at(-1).rank;
+  }
+}
+
 /** The boxes of the mask's rows nearest to a threshold that pass the two others: `above` those that pass it too. */
 export function examples(output, changed, name, mask) {
-  const { rows, firstBox, meta } = output, kinds = judged(output), others = NAMES.filter((other) => other !== name);
-  const above = [], below = [];
-  const insert = (list, item, isBetter) => {
-    if (list.length === EXAMPLES && !isBetter(item, list.at(-1))) return;
-    const place = list.findIndex((other) => isBetter(item, other));
-    list.splice(place < 0 ? list.length : place, 0, item);
-    if (list.length > EXAMPLES) list.pop();
-  };
+  const { boxes, rows, firstBox, meta } = output, kinds = judged(output), above = new Nearest(), below = new Nearest();
   meta.shards.forEach((shard, at) => {
-    const t = { ...shard.thresholds, ...changed, }, end = output.shardEnd(at);
+    const t = { ...shard.thresholds, ...changed }, end = output.shardEnd(at);
     t.min_score = Math.fround(t.min_score);
+    const [minScore, minClip, minSide] = NAMES.map((other) => (other === name ? -Infinity : t[other])), border = t[name];
     for (let row = shard.first; row < end; row += 1) {
       if (!mask[row] || !rows.has_image[row] || kinds[rows.reason[row]] !== 1) continue;
       for (let box = firstBox[row]; box < firstBox[row + 1]; box += 1) {
-        if (!others.every((other) => valueOf(output, other, box) >= t[other])) continue;
-        const value = valueOf(output, name, box);
-        if (value >= t[name]) insert(above, { row, box, value }, (a, b) => a.value < b.value);
-        else if (value < t[name]) insert(below, { row, box, value }, (a, b) => a.value > b.value);
+        const score = boxes.score[box], side = boxes.side[box], clip = 2.5 * Math.max(boxes.cosine[box], 0);
+        // A missing CLIPScore is NaN, which is not at least any threshold.
+        if (score < minScore || side < minSide || !(clip >= minClip)) continue;
+        const value = name === "min_score" ? score : name === "min_side_px" ? side : clip, distance = value - border;
+        if (distance >= 0) { if (distance < above.limit) above.add({ row, box, value }, distance); }
+        else if (-distance < below.limit) below.add({ row, box, value }, -distance);
       }
     }
   });
-  return { above, below };
+  return { above: above.items, below: below.items };
 }
 
 const quoted = (text) => (/^[\w./:@%+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
