@@ -25,9 +25,9 @@ def parse() -> Parse:
 
 @pytest.fixture(scope="session")
 def output(tmp_path_factory: pytest.TempPathFactory, parse: Parse) -> str:
-    """An output of 96 rows in three shards. Tests must not change it."""
-    rows = make_rows(parse, 96)
-    return write_output(tmp_path_factory.mktemp("run"), [rows[:40], rows[40:80], rows[80:]], "formats=[arrow,grit]")
+    """An output of 72 rows in three shards. Tests must not change it."""
+    rows = make_rows(parse, 72)
+    return write_output(tmp_path_factory.mktemp("run"), [rows[:30], rows[30:60], rows[60:]], "formats=[arrow,grit]")
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,7 @@ def test_static_pages_hold_all_rows_and_a_sample_of_the_images(output: str, cach
         shard = [item for item in shards if item["first"] <= row][-1]
         assert (data / IMAGE_FILE.format(shard["shard"], row - shard["first"])).is_file()
     rows = [json.loads((data / ROWS_FILE.format(m["shard"], 0)).read_text()) for m in read_manifests(Store(output))]
-    assert sum(map(len, rows)) == 96
+    assert sum(map(len, rows)) == 72
     assert (site["marks"], site["token"]) == (None, None)
     assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if "data" not in path.parts} >= {
         "index.html", "style.css", "js/app.js", "vendor/packages.json"}  # fmt: skip
@@ -69,8 +69,8 @@ def test_two_outputs_are_paired_by_key_or_url(output: str, hostile_output: str, 
         folder = tmp_path / match
         assert main([output, hostile_output, f"static={folder}", "images=0", f"match={match}", f"cache={cache}"]) == 0
         found[match] = pa.ipc.open_file(str(folder / "data/pairs.arrow")).read_all()["row"].to_pylist()
-    assert found["key"] == [*range(12), *[-1] * 84]
-    assert found["url"] == [-1] * 96
+    assert found["key"] == [*range(12), *[-1] * 60]
+    assert found["url"] == [-1] * 72
 
 
 def test_vendored_files_are_those_of_their_packages_with_their_licences() -> None:
