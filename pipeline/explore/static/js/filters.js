@@ -1,6 +1,16 @@
 // Filters: which rows and boxes of an output the fields of the panel select.
 
-export const BOX_FIELDS = ["phrase", "label", "box", "score_min", "score_max", "clip_min", "clip_max", "side_min", "side_max"];
+export const BOX_FIELDS = [
+  "phrase",
+  "label",
+  "box",
+  "score_min",
+  "score_max",
+  "clip_min",
+  "clip_max",
+  "side_min",
+  "side_max",
+];
 export const ROW_FIELDS = ["q", "status", "reason", "host", "source", "image_min", "image_max"];
 export const FIELDS = [...ROW_FIELDS, ...BOX_FIELDS, "pair"];
 
@@ -24,7 +34,8 @@ function search(output, term, mask) {
 
 /** One flag for each word: those equal to the text or, if there are none or `inside`, those that contain it. */
 export function matching(words, text, inside = false) {
-  const wanted = text.trim().toLowerCase(), lower = words.map((word) => word.toLowerCase());
+  const wanted = text.trim().toLowerCase(),
+    lower = words.map((word) => word.toLowerCase());
   const isExact = !inside && lower.includes(wanted);
   return Uint8Array.from(lower, (word) => (isExact ? word === wanted : word.includes(wanted)));
 }
@@ -36,11 +47,17 @@ const most = (text) => (text === "" ? Infinity : Number(text));
 export function boxTest(output, f) {
   if (!BOX_FIELDS.some((name) => f[name])) return null;
   const { boxes, words, meta } = output;
-  const phrases = f.phrase && matching(words.phrase, f.phrase, true), labels = f.label && matching(words.label, f.label);
+  const phrases = f.phrase && matching(words.phrase, f.phrase, true),
+    labels = f.label && matching(words.label, f.label);
   const removed = f.box === "kept" ? 0 : meta.removals.indexOf(f.box);
   // Scores are float32: without rounding, 0.9 as a number would be below the stored 0.9.
   const [minScore, maxScore] = [Math.fround(least(f.score_min)), Math.fround(most(f.score_max))];
-  const [minClip, maxClip, minSide, maxSide] = [least(f.clip_min), most(f.clip_max), least(f.side_min), most(f.side_max)];
+  const [minClip, maxClip, minSide, maxSide] = [
+    least(f.clip_min),
+    most(f.clip_max),
+    least(f.side_min),
+    most(f.side_max),
+  ];
   const needsClip = f.clip_min !== "" || f.clip_max !== "";
   return (box) => {
     if (phrases && !phrases[boxes.phrase[box]]) return false;
@@ -58,14 +75,18 @@ export function select(output, f) {
   const { rows, words, n, firstBox } = output;
   const mask = new Uint8Array(n).fill(1);
   for (const term of terms(f.q)) search(output, term, mask);
-  const reasons = words.reason.map((reason) =>
-    (!f.status || (reason === "kept") === (f.status === "kept")) && (!f.reason || reason === f.reason));
-  const hosts = f.host && matching(words.host, f.host), sources = f.source && matching(words.source, f.source);
-  const [minImage, maxImage] = [least(f.image_min), most(f.image_max)], hasSize = f.image_min !== "" || f.image_max !== "";
+  const reasons = words.reason.map(
+    (reason) => (!f.status || (reason === "kept") === (f.status === "kept")) && (!f.reason || reason === f.reason),
+  );
+  const hosts = f.host && matching(words.host, f.host),
+    sources = f.source && matching(words.source, f.source);
+  const [minImage, maxImage] = [least(f.image_min), most(f.image_max)],
+    hasSize = f.image_min !== "" || f.image_max !== "";
   const test = boxTest(output, f);
   for (let row = 0; row < n; row += 1) {
     if (!mask[row]) continue;
-    let is = reasons[rows.reason[row]] && (!hosts || hosts[rows.host[row]]) && (!sources || sources[rows.source[row]]);
+    let is =
+      reasons[rows.reason[row]] && (!hosts || hosts[rows.host[row]]) && (!sources || sources[rows.source[row]]);
     if (is && hasSize) {
       const side = Math.min(rows.original_width[row], rows.original_height[row]);
       is = side > 0 && side >= minImage && side <= maxImage;
@@ -89,7 +110,9 @@ const COMPARISONS = {
 
 /** The pairs of rows, of which the filters select one, as numbers in `pairs`; and the mask of each output. */
 export function selectPairs(outputs, pairs, f) {
-  const masks = outputs.map((output) => select(output, f)), [a, b] = outputs, { left, right } = pairs;
+  const masks = outputs.map((output) => select(output, f)),
+    [a, b] = outputs,
+    { left, right } = pairs;
   const compare = b && COMPARISONS[f.pair];
   const keptBoxes = (output, row) => (row < 0 ? -1 : output.isKept(row) ? output.keptBoxes(row) : 0);
   const found = new Int32Array(left.length);

@@ -7,8 +7,10 @@ import { Picture } from "./picture.js";
 export const PAGE = 60;
 
 function Status({ output, row }) {
-  const reason = output.word("reason", row), isKept = reason === "kept";
-  return html`<span class="chip ${isKept ? "kept" : "dropped"}">${isKept ? plural(output.keptBoxes(row), "box") : reason}</span>`;
+  const reason = output.word("reason", row),
+    isKept = reason === "kept";
+  return html`<span class="chip ${isKept ? "kept" : "dropped"}">
+    ${isKept ? plural(output.keptBoxes(row), "box") : reason}</span>`;
 }
 
 function Side({ output, row, letter, test }) {
@@ -23,12 +25,16 @@ function Side({ output, row, letter, test }) {
 
 /** The cards of a page. `found`: selected pairs; `cursor`: place of the current card in `found`. */
 export function Grid({ outputs, pairs, found, page, cursor, filters, onOpen }) {
-  const tests = outputs.map((output) => boxTest(output, filters)), [a, b] = outputs;
+  const tests = outputs.map((output) => boxTest(output, filters)),
+    [a, b] = outputs;
   const shown = [...found.subarray(page * PAGE, (page + 1) * PAGE)];
   return html`<div class="grid ${b ? "two" : ""}">${shown.map((pair, place) => {
-    const left = pairs.left[pair], right = b ? pairs.right[pair] : -1, at = page * PAGE + place;
+    const left = pairs.left[pair],
+      right = b ? pairs.right[pair] : -1,
+      at = page * PAGE + place;
     const caption = left >= 0 ? a.caption(left) : b.caption(right);
-    return html`<article key=${pair} class=${at === cursor ? "card current" : "card"} data-at=${at} onClick=${() => onOpen(at)}>
+    return html`<article key=${pair} class=${at === cursor ? "card current" : "card"} data-at=${at}
+      onClick=${() => onOpen(at)}>
       <div class="sides"><${Side} output=${a} row=${left} letter=${b && "A"} test=${tests[0]} />
         ${b && html`<${Side} output=${b} row=${right} letter="B" test=${tests[1]} />`}</div>
       <button class="caption" dir="auto" title="Open the row">${caption || "(no caption)"}</button>
@@ -42,7 +48,8 @@ export function Pages({ n, page, onPage }) {
   return html`<nav class="pages" aria-label="Pages">
     <button disabled=${page === 0} onClick=${() => onPage(page - 1)}>Previous</button>
     <label>Page <input type="number" min="1" max=${last + 1} value=${page + 1}
-      onChange=${(event) => onPage(Math.min(Math.max(Number(event.target.value) - 1, 0), last))} /> of ${last + 1}</label>
+      onChange=${(event) => onPage(Math.min(Math.max(Number(event.target.value) - 1, 0), last))} /> of ${last + 1}
+        </label>
     <button disabled=${page >= last} onClick=${() => onPage(page + 1)}>Next</button>
   </nav>`;
 }

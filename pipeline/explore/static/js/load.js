@@ -3,12 +3,27 @@
 const { tableFromIPC } = globalThis.Arrow;
 const CONCURRENCY = 4;
 const ROW_COLUMNS = {
-  reason: Int32Array, host: Int32Array, source: Int32Array, width: Int32Array, height: Int32Array,
-  original_width: Int32Array, original_height: Int32Array, similarity: Float32Array, has_image: Uint8Array,
+  reason: Int32Array,
+  host: Int32Array,
+  source: Int32Array,
+  width: Int32Array,
+  height: Int32Array,
+  original_width: Int32Array,
+  original_height: Int32Array,
+  similarity: Float32Array,
+  has_image: Uint8Array,
 };
 const BOX_COLUMNS = {
-  row: Int32Array, phrase: Int32Array, label: Int32Array, x_min: Float32Array, y_min: Float32Array,
-  x_max: Float32Array, y_max: Float32Array, score: Float32Array, cosine: Float32Array, side: Int32Array,
+  row: Int32Array,
+  phrase: Int32Array,
+  label: Int32Array,
+  x_min: Float32Array,
+  y_min: Float32Array,
+  x_max: Float32Array,
+  y_max: Float32Array,
+  score: Float32Array,
+  cosine: Float32Array,
+  side: Int32Array,
   removed: Uint8Array,
 };
 const pad = (number, digits) => String(number).padStart(digits, "0");
@@ -24,7 +39,9 @@ const getTable = async (path) => tableFromIPC(new Uint8Array(await (await get(pa
 /** Call `work` on each item, a few at a time. */
 async function each(items, work) {
   const queue = items.entries();
-  const run = async () => { for (const [number, item] of queue) await work(item, number); };
+  const run = async () => {
+    for (const [number, item] of queue) await work(item, number);
+  };
   await Promise.all(Array.from({ length: CONCURRENCY }, run));
 }
 
@@ -61,10 +78,12 @@ export class Output {
 
   /** Position in `meta.shards` of the shard of a row. */
   shardOf(row) {
-    let low = 0, high = this.meta.shards.length - 1;
+    let low = 0,
+      high = this.meta.shards.length - 1;
     while (low < high) {
       const middle = (low + high + 1) >> 1;
-      if (this.meta.shards[middle].first <= row) low = middle; else high = middle - 1;
+      if (this.meta.shards[middle].first <= row) low = middle;
+      else high = middle - 1;
     }
     return low;
   }
@@ -73,19 +92,39 @@ export class Output {
     const { shard, first } = this.meta.shards[this.shardOf(row)];
     return { shard, number: row - first };
   }
-  shardEnd(at) { return at + 1 < this.meta.shards.length ? this.meta.shards[at + 1].first : this.n; }
-  partOf(row) { return this.parts.find((part) => row < part.first + part.n); }
-  key(row) { const part = this.partOf(row); return part.keys.get(row - part.first); }
+  shardEnd(at) {
+    return at + 1 < this.meta.shards.length ? this.meta.shards[at + 1].first : this.n;
+  }
+  partOf(row) {
+    return this.parts.find((part) => row < part.first + part.n);
+  }
+  key(row) {
+    const part = this.partOf(row);
+    return part.keys.get(row - part.first);
+  }
   caption(row) {
-    const part = this.partOf(row), line = row - part.first;
+    const part = this.partOf(row),
+      line = row - part.first;
     return part.text.slice(part.starts[line], part.starts[line + 1] - 1);
   }
-  word(column, row) { return this.words[column][this.rows[column][row]]; }
-  isKept(row) { return this.word("reason", row) === "kept"; }
-  phrase(box) { return this.words.phrase[this.boxes.phrase[box]]; }
-  label(box) { return this.words.label[this.boxes.label[box]] ?? ""; }
-  clipScore(box) { return 2.5 * Math.max(this.boxes.cosine[box], 0); }
-  removal(box) { return this.meta.removals[this.boxes.removed[box]]; }
+  word(column, row) {
+    return this.words[column][this.rows[column][row]];
+  }
+  isKept(row) {
+    return this.word("reason", row) === "kept";
+  }
+  phrase(box) {
+    return this.words.phrase[this.boxes.phrase[box]];
+  }
+  label(box) {
+    return this.words.label[this.boxes.label[box]] ?? "";
+  }
+  clipScore(box) {
+    return 2.5 * Math.max(this.boxes.cosine[box], 0);
+  }
+  removal(box) {
+    return this.meta.removals[this.boxes.removed[box]];
+  }
   keptBoxes(row) {
     let n = 0;
     for (let box = this.firstBox[row]; box < this.firstBox[row + 1]; box += 1) n += this.boxes.removed[box] === 0;
@@ -99,7 +138,8 @@ export class Output {
   find(shard, key) {
     const at = this.meta.shards.findIndex((item) => item.shard === shard);
     if (at < 0) return -1;
-    for (let row = this.meta.shards[at].first; row < this.shardEnd(at); row += 1) if (this.key(row) === key) return row;
+    for (let row = this.meta.shards[at].first; row < this.shardEnd(at); row += 1)
+      if (this.key(row) === key) return row;
     return -1;
   }
   /** Everything that arrow/ holds about a row; a few hundred rows are kept. */
@@ -108,7 +148,13 @@ export class Output {
     const path = `${this.folder}/rows/${pad(shard, 5)}-${pad(Math.floor(number / this.chunk), 5)}.json`;
     if (!this.details.has(path)) {
       if (this.details.size > 8) this.details.clear();
-      this.details.set(path, getJson(path).catch((error) => { this.details.delete(path); throw error; }));
+      this.details.set(
+        path,
+        getJson(path).catch((error) => {
+          this.details.delete(path);
+          throw error;
+        }),
+      );
     }
     return (await this.details.get(path))[number % this.chunk];
   }
@@ -116,26 +162,44 @@ export class Output {
 
 /** Read the index of an output; `onProgress` is called with the share that is read. */
 export async function loadOutput(entry, chunk, onProgress) {
-  const [meta, words] = await Promise.all([getJson(`${entry.folder}/meta.json`), getJson(`${entry.folder}/words.json`)]);
+  const [meta, words] = await Promise.all([
+    getJson(`${entry.folder}/meta.json`),
+    getJson(`${entry.folder}/words.json`),
+  ]);
   const output = new Output(entry, meta, words, chunk);
   const first = { rows: [0], boxes: [0] };
-  for (const part of meta.parts) for (const kind of ["rows", "boxes"]) first[kind].push(first[kind].at(-1) + part[kind]);
+  for (const part of meta.parts)
+    for (const kind of ["rows", "boxes"]) first[kind].push(first[kind].at(-1) + part[kind]);
   let done = 0;
   await each(meta.parts, async (part, number) => {
     const file = (name) => `${entry.folder}/${name}-${pad(number, 5)}`;
     const [rows, boxes, captions] = await Promise.all([
-      getTable(`${file("rows")}.arrow`), getTable(`${file("boxes")}.arrow`), get(`${file("captions")}.txt`)]);
+      getTable(`${file("rows")}.arrow`),
+      getTable(`${file("boxes")}.arrow`),
+      get(`${file("captions")}.txt`),
+    ]);
     copyInto(output.rows, rows, first.rows[number]);
     copyInto(output.boxes, boxes, first.boxes[number]);
-    const text = await captions.text(), lower = text.toLowerCase(), starts = lineStarts(text, part.rows);
+    const text = await captions.text(),
+      lower = text.toLowerCase(),
+      starts = lineStarts(text, part.rows);
     const lowerStarts = lower.length === text.length ? starts : lineStarts(lower, part.rows);
-    output.parts[number] = { first: first.rows[number], n: part.rows, keys: rows.getChild("key"), text, starts, lower, lowerStarts };
+    output.parts[number] = {
+      first: first.rows[number],
+      n: part.rows,
+      keys: rows.getChild("key"),
+      text,
+      starts,
+      lower,
+      lowerStarts,
+    };
     onProgress((done += 1) / meta.parts.length);
   });
   for (const row of output.boxes.row) output.firstBox[row + 1] += 1;
   for (let row = 0; row < output.n; row += 1) output.firstBox[row + 1] += output.firstBox[row];
   if (entry.images !== null) {
     output.nImages = output.rows.has_image.reduce((sum, has) => sum + has, 0);
+    output.nShown = entry.images.length;
     output.rows.has_image.fill(0);
     for (const row of entry.images) output.rows.has_image[row] = 1;
   }
@@ -144,15 +208,20 @@ export async function loadOutput(entry, chunk, onProgress) {
 
 /** Rows of two outputs that belong together, as two columns; -1 where an output has none. */
 export async function loadPairs(outputs) {
-  const [a, b] = outputs, n = a.n;
+  const [a, b] = outputs,
+    n = a.n;
   if (!b) return { left: Int32Array.from({ length: n }, (_, row) => row), right: null };
   const partner = (await getTable("data/pairs.arrow")).getChild("row").toArray();
   const isPaired = new Uint8Array(b.n);
   for (const row of partner) if (row >= 0) isPaired[row] = 1;
   const lonely = [];
   for (let row = 0; row < b.n; row += 1) if (!isPaired[row]) lonely.push(row);
-  const left = new Int32Array(n + lonely.length).fill(-1), right = new Int32Array(n + lonely.length);
-  for (let row = 0; row < n; row += 1) { left[row] = row; right[row] = partner[row]; }
+  const left = new Int32Array(n + lonely.length).fill(-1),
+    right = new Int32Array(n + lonely.length);
+  for (let row = 0; row < n; row += 1) {
+    left[row] = row;
+    right[row] = partner[row];
+  }
   right.set(lonely, n);
   return { left, right };
 }

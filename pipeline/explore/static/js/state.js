@@ -30,7 +30,9 @@ export const rowName = (letter, output, row) => `${letter}/${output.place(row).s
 
 /** The output and the row that a name refers to; null if there is none. */
 export function parseRow(outputs, name) {
-  const [letter, shard, ...key] = name.split("/"), number = "ab".indexOf(letter), output = outputs[number];
+  const [letter, shard, ...key] = name.split("/"),
+    number = "ab".indexOf(letter),
+    output = outputs[number];
   const row = letter && output ? output.find(Number(shard), key.join("/")) : -1;
   return row < 0 ? null : { number, row };
 }
