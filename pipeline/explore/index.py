@@ -4,7 +4,7 @@
     words.json          the words that columns refer to by number
     rows-NNNNN.arrow    columns of the rows of a part
     boxes-NNNNN.arrow   columns of their boxes
-    captions-NNNNN.txt  their captions, one a line
+    captions-NNNNN.txt  their captions, one per line
 
 Arrow files are not compressed, so that the page can use their buffers as they are.
 """

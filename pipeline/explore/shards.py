@@ -66,7 +66,7 @@ class Shard:
             return {key: (m.data_offset, m.size) for (key, _, kind), m in parts if kind == GRIT_IMAGE}
 
     def image(self, number: int) -> bytes | None:
-        """Return the stored image of a row; None if there is none."""
+        """Return the stored image of a row, or None without one."""
         batch, place = self._place(number)
         if at := self.places.get(self.keys[batch][place]):
             path = self.store.path(FILES["grit"][0].format(self.manifest["shard"]))

@@ -118,9 +118,10 @@ function App({ site, outputs, marks, pairs }) {
 
   const marked = marks.counts(),
     nMarked = marked.right + marked.wrong + marked.unsure;
+  const isCovered = openPair >= 0 || isHelp;
   const isFiltered = found.length < pairs.left.length;
   return html`
-    <header class="top">
+    <header class="top" inert=${isCovered}>
       <h1>${outputs.map((item, i) => html`<span key=${i}>${other && html`<b class="letter">${"AB"[i]}
         </b>`}${item.name}</span>`)}</h1>
       <${TextField} name="q" label="Search captions" value=${state.q} placeholder='red "fire truck"'
@@ -129,7 +130,7 @@ function App({ site, outputs, marks, pairs }) {
         onClick=${() => chooseTheme(setTheme(nextTheme(theme)))}>Theme: ${theme}</button>
         <button name="help" onClick=${() => showHelp(true)} aria-label="Help">?</button></div>
     </header>
-    <div class="layout">
+    <div class="layout" inert=${isCovered}>
       <details class="aside" open=${innerWidth > 900}><summary>Filters</summary>
         <${Panel} options=${options} state=${state} onChange=${change}
           onReset=${() => change(...FIELDS.flatMap((name) => [name, EMPTY[name]]))} /></details>
@@ -150,8 +151,8 @@ function App({ site, outputs, marks, pairs }) {
           ${site.marks === null && nMarked > 0 && html`<button name="download"
             onClick=${() => marks.download()}>Download marks</button>`}
           ${outputs.map((item) => item.nImages !== undefined && html`<p key=${item.folder}
-            class="soft">This page includes a random sample of ${`${count(item.nShown)} of ${plural(item.nImages, "picture")}`}.
-          </p>`)}
+            class="soft">This page includes a random sample of ${count(item.nShown)}
+              ${" of "}${plural(item.nImages, "picture")}.</p>`)}
           <${Pages} n=${found.length} page=${page} onPage=${goTo} /></div>
         <${Grid} outputs=${outputs} pairs=${pairs} found=${found} page=${page} cursor=${cursor} filters=${state}
           onOpen=${open} />

@@ -25,7 +25,7 @@ function Difference({ now, then }) {
 /** The panel. `state` holds the changed thresholds as text, "" for unchanged ones; `mask`: the selected rows. */
 export function Sliders({ output, state, mask, isFiltered, onChange, onOpen }) {
   const base = useMemo(() => own(output), [output]);
-  const [last, setLast] = useState("min_score");
+  const [last, setLast] = useState(() => NAMES.find((name) => state[name] !== "") ?? NAMES[0]);
   const texts = NAMES.map((name) => state[name]).join(" ");
   const changed = Object.fromEntries(
     NAMES.filter((name) => state[name] !== "" && Number(state[name]) !== base[name]).map((name) => [
