@@ -87,4 +87,4 @@ def guard(token: str, address: str) -> Middleware:
 
 def same(given: str, token: str) -> bool:
     """Compare in constant time."""
-    return hmac.compare_digest(given.encode(), token.encode())
+    return hmac.compare_digest(given.encode(errors="replace"), token.encode())

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from common.errors import UserError
@@ -14,7 +15,7 @@ from pipeline import audit
 from pipeline.explore.access import is_own_name
 from pipeline.explore.marks import MarkFile
 from pipeline.explore.shards import Shard
-from pipeline.explore.site import IMAGE_FILE, ROWS_FILE
+from pipeline.explore.site import IMAGE_FILE, ROWS_FILE, read_outputs
 from pipeline.quality.marks import marked_boxes, read_marks
 from pipeline.report.shards import read_images, read_manifests
 from pipeline.write.store import Store
@@ -154,3 +155,14 @@ def test_a_file_that_holds_no_marks_is_not_overwritten(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match="has no column 'key'; give another file with marks="):
         MarkFile(path)
+
+
+def test_a_remote_output_has_the_same_index_images_and_rows(output: str, cache: str, tmp_path: Path) -> None:
+    remote = fsspec.filesystem("memory")
+    remote.put(f"{output}/", "/explored/", recursive=True)
+    (here,), (there,) = read_outputs([output], cache), read_outputs(["memory://explored"], str(tmp_path))
+    assert {path.name: path.read_bytes() for path in there.index.iterdir()} == {
+        path.name: path.read_bytes() for path in here.index.iterdir()
+    }
+    assert there.shards.get(0).image(0) == here.shards.get(0).image(0) is not None
+    assert there.shards.get(1).details(0) == here.shards.get(1).details(0)
