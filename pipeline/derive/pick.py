@@ -87,10 +87,10 @@ def with_indexed_images(table: pa.Table, store: Store, manifest: Manifest) -> pa
     return add_images(table, found)
 
 
-def image_places(store: Store, manifest: Manifest, keys: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return offset and size of the images of these rows in grit/; {} for a shard without an index."""
+def image_places(store: Store, manifest: Manifest, keys: Collection[str] | None = None) -> dict[str, tuple[int, int]]:
+    """Return offset and size of the images of these rows, or of all, in grit/; {} for a shard without an index."""
     name, tar = INDEX_FILE.format(manifest["shard"]), FILES["grit"][0].format(manifest["shard"])
-    if not keys or not {name, tar} <= manifest["files"].keys():
+    if (keys is not None and not keys) or not {name, tar} <= manifest["files"].keys():
         return {}
     content = store.read(name)
     if content is None:
@@ -99,7 +99,8 @@ def image_places(store: Store, manifest: Manifest, keys: Collection[str]) -> dic
         index = pa.ipc.open_file(pa.BufferReader(content)).read_all()
         index.validate(full=True)
         index = index.filter(pc.equal(index["format"].cast(pa.string()), "grit"))
-        index = index.filter(pc.is_in(index["key"], pa.array(sorted(keys))))
+        if keys is not None:
+            index = index.filter(pc.is_in(index["key"], pa.array(sorted(keys))))
         members = zip(index["key"].to_pylist(), index["members"].to_pylist(), strict=True)
         return {
             key: (member["offset"], member["size"]) for key, found in members for member in found
