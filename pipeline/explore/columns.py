@@ -23,6 +23,8 @@ SOURCE_COLUMNS: Final = (
 WORDS: Final = ("reason", "host", "source", "phrase", "label")
 """Columns of the index that hold the number of a word."""
 URL_START: Final = "[^/?#]*//[^/?#]*"
+RETRIED: Final = "download:retried"
+"""Reason of a row whose result in a later attempt of pipeline.retry counts."""
 REMOVALS: Final = (None, *BOX_REMOVALS)
 Ints = npt.NDArray[np.int32]
 
@@ -54,11 +56,21 @@ class Part:
 
 
 def read_part(
-    batch: pa.RecordBatch, first_row: int, words: Words, thresholds: ThresholdValues, has_image: pa.Array
+    batch: pa.RecordBatch,
+    first_row: int,
+    words: Words,
+    thresholds: ThresholdValues,
+    has_image: pa.Array,
+    replaced: pa.ChunkedArray,
 ) -> Part:
-    """Return the columns of a batch of SOURCE_COLUMNS, whose first row is the `first_row`-th of the output."""
+    """Return the columns of a batch of SOURCE_COLUMNS, whose first row is the `first_row`-th of the output.
+
+    `replaced` has the keys of the rows that a later attempt of pipeline.retry holds.
+    """
     captions = pc.fill_null(pc.coalesce(batch["caption"], batch["caption_original"]), "")
     reasons = pc.binary_join_element_wise(batch["stage"], batch["reason"], ":")
+    if len(replaced):
+        reasons = pc.if_else(pc.is_in(batch["key"], replaced), RETRIED, reasons)
     rows = {
         "key": batch["key"],
         "reason": words.encode("reason", pc.fill_null(reasons, "kept")),

@@ -27,13 +27,15 @@ from common.text import one_line
 from pipeline.config import PipelineConfig
 from pipeline.derive.settings import read_config
 from pipeline.explore.columns import REMOVALS, SOURCE_COLUMNS, Part, Words, read_part
+from pipeline.report.attempts import keys_of
 from pipeline.report.shards import check_finished, read_batches, read_manifests
+from pipeline.write.attempts import group_attempts
 from pipeline.write.manifest import manifest_hash
 from pipeline.write.store import Store
 from schemas.manifest import Manifest, ThresholdValues
 from schemas.status import KEPT
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Increased by every change of the files, so that old indexes are built again."""
 PART_ROWS: Final = 1 << 16
 META, WORD_LISTS = "meta.json", "words.json"
@@ -112,14 +114,16 @@ def digest(*texts: str) -> str:
 def build_index(store: Store, manifests: Sequence[Manifest], folder: Path) -> None:
     """Write the index of an output into an empty folder; meta.json is written last."""
     config, words = read_config(store), Words()
+    later = {m["shard"]: attempts[i:] for attempts in group_attempts(manifests) for i, m in enumerate(attempts, 1)}
     parts, n_rows, shards = list[dict[str, int]](), 0, list[ShardMeta]()
     pending = list[Part]()
     with tqdm(total=sum(m["counts"]["read"] for m in manifests), desc="index", unit=" rows", disable=None) as bar:
         for manifest in manifests:
             thresholds = manifest["provenance"]["thresholds"]
+            replaced = keys_of(store, later[manifest["shard"]])
             shards.append({"shard": manifest["shard"], "first": n_rows, "thresholds": thresholds})
             for batch, has_image in batches_with_images(store, manifest, config):
-                pending.append(read_part(batch, n_rows, words, thresholds, has_image))
+                pending.append(read_part(batch, n_rows, words, thresholds, has_image, replaced))
                 n_rows += batch.num_rows
                 bar.update(batch.num_rows)
             if sum(len(part.captions) for part in pending) >= PART_ROWS:

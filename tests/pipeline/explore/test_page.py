@@ -236,6 +236,9 @@ def test_link_opens_the_same_row_and_filters(browser: Any, server: Server, outpu
             "async () => (await fetch(document.querySelector('.dialog image').getAttribute('href'))).status"
         )
         assert image == 200
+    with opened(browser, f"{server.url}#row={row['key']}") as tab:  # as in the report
+        tab.wait_for_selector(".dialog .facts")
+        assert tab.locator(".dialog .text").inner_text() == row["caption"]
     with opened(browser, f"{server.url}#row=a/7/none") as tab:
         assert "is not in this output" in tab.locator(".toast").inner_text()
 

@@ -61,7 +61,7 @@ def test_the_page_shows_the_pictures_of_dropped_rows_with_their_scores(
     write_report(output, ReportConfig(pictures=0, trees=0, examples=2))
     text = (tmp_path / "report.html").read_text()
     assert text.count("<img ") == len(found) >= 2
-    assert "#reason=no_box" in text
+    assert "#reason=ground:no_box" in text
 
 
 def test_a_damaged_file_of_thumbnails_is_ignored(tmp_path: Path) -> None:

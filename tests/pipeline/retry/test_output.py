@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from pipeline.explore.columns import RETRIED
+from pipeline.explore.index import build_index, open_output
 from pipeline.report.shards import read_manifests
 from pipeline.report.stats import build_stats
 from pipeline.verify.__main__ import main as verify_main
@@ -138,3 +141,13 @@ def test_an_object_store_keeps_and_loses_attempts_like_a_folder(
     store.write("grit/00002.tar", "")  # seen when the shards are done, by the sizes in the manifests
     assert run_job(web, finished_job.folder, output) == 0
     assert [manifest["shard"] for manifest in read_manifests(store)] == [0, 1, 2, FIRST, SECOND]
+
+
+def test_the_explorer_shows_which_result_of_a_row_counts(retried: Path, tmp_path: Path) -> None:
+    build_index(*open_output(str(retried)), tmp_path)
+    rows = pa.concat_tables(pa.ipc.open_file(path).read_all() for path in sorted(tmp_path.glob("rows-*.arrow")))
+    reasons = json.loads((tmp_path / "words.json").read_text())["reason"]
+    found = zip(rows["key"].to_pylist(), rows["reason"].to_pylist(), strict=True)
+    counting = [key for key, reason in found if reasons[reason] != RETRIED]
+    assert sorted(counting) == sorted(set(rows["key"].to_pylist()))
+    assert len(counting) < rows.num_rows

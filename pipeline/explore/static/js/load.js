@@ -142,6 +142,12 @@ export class Output {
       if (this.key(row) === key) return row;
     return -1;
   }
+  /** The last row with this key; -1 if there is none. */
+  findKey(key) {
+    let row = this.n - 1;
+    while (row >= 0 && this.key(row) !== key) row -= 1;
+    return row;
+  }
   /** Everything that arrow/ holds about a row; a few hundred rows are kept. */
   async detailsOf(row) {
     const { shard, number } = this.place(row);

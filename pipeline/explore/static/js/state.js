@@ -28,8 +28,12 @@ export function writeState(before, state) {
 /** The name of a row in the address: letter of the output, shard, key. */
 export const rowName = (letter, output, row) => `${letter}/${output.place(row).shard}/${output.key(row)}`;
 
-/** The output and the row that a name refers to; null if there is none. */
+/** The output and the row that a name, or the key of a row of the first output, refers to; null if there is none. */
 export function parseRow(outputs, name) {
+  if (!name.includes("/")) {
+    const row = outputs[0].findKey(name);
+    return row < 0 ? null : { number: 0, row };
+  }
   const [letter, shard, ...key] = name.split("/"),
     number = "ab".indexOf(letter),
     output = outputs[number];
