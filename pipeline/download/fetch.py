@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import os
-import re
 import ssl
 import time
 import zlib
@@ -18,6 +17,7 @@ from common.errors import MACHINE_ERRORS
 from pipeline.download.addresses import PrivateAddressError
 from pipeline.download.budget import Lease
 from pipeline.download.config import DownloadConfig
+from pipeline.download.error_numbers import error_number
 from pipeline.download.failures import FetchError
 from pipeline.download.headers import opt_out, retry_after_s
 from pipeline.download.resolver import NameLookupError
@@ -26,8 +26,6 @@ from pipeline.download.urls import check_url, parse_url
 
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 INFLATE_WBITS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-
-NUMBER: Final = re.compile(r"\[Errno (\d{1,5})\]")
 
 
 class Deadline:
@@ -118,15 +116,6 @@ async def attempt_fetch(
         name = errno.errorcode.get(number, "") or type(error).__name__
         lack = OSError(number, os.strerror(number)) if number in MACHINE_ERRORS else None
         raise FetchError("connection_error", name, is_transient=True, is_silence=lack is None, lack=lack) from error
-
-
-def error_number(error: Exception) -> int:
-    """Return the number of an error of the system, 0 without one; for the errors of several addresses that of a lack."""
-    number = getattr(error, "errno", None)
-    if isinstance(number, int):
-        return number
-    numbers = map(int, NUMBER.findall(str(error)))  # aiohappyeyeballs joins the messages
-    return next((number for number in numbers if number in MACHINE_ERRORS - {errno.EADDRNOTAVAIL}), 0)
 
 
 async def follow(
