@@ -9,7 +9,7 @@ from pipeline.download.addresses import PrivateAddressError, canonical_host, che
 from pipeline.download.budget import BudgetError, ByteBudget, Lease
 from pipeline.download.config import DownloadConfig
 from pipeline.download.extra import is_local_name, proxy_hosts
-from pipeline.download.failures import FetchError
+from pipeline.download.failures import FetchError, Verdict
 from pipeline.download.fetch import Request, attempt_fetch
 from pipeline.download.hosts import Host, HostDeadError, Hosts
 from pipeline.download.job_permits import JobPermits
@@ -142,7 +142,7 @@ class Client:
         if error.lack is not None:
             return
         self.shortage.worked()
-        if error.is_silence:
+        if error.verdict is Verdict.SILENT:
             host.failed(start_s, error.drop.reason)
-        else:
+        elif error.verdict is Verdict.ANSWERED:
             host.answered()

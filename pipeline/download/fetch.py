@@ -18,7 +18,7 @@ from pipeline.download.addresses import PrivateAddressError
 from pipeline.download.budget import Lease
 from pipeline.download.config import DownloadConfig
 from pipeline.download.error_numbers import error_number
-from pipeline.download.failures import FetchError
+from pipeline.download.failures import FetchError, Verdict
 from pipeline.download.headers import opt_out, retry_after_s
 from pipeline.download.resolver import NameLookupError
 from pipeline.download.session import InterimFloodError, Watcher
@@ -70,6 +70,10 @@ class Attempt:
         self.is_connected = True
         self._watcher.connected()
 
+    def reused(self) -> None:
+        self.is_connected = True
+        self._watcher.reused()
+
 
 async def attempt_fetch(
     session: aiohttp.ClientSession, request: Request, config: DownloadConfig, lease: Lease, watcher: Watcher
@@ -94,19 +98,24 @@ async def attempt_fetch(
     except aiohttp.ClientHttpProxyError as error:
         is_host = error.status >= 500  # the proxy cannot reach the host; other codes are between us and the proxy
         detail = f"the proxy answered {error.status}"
-        raise FetchError("connection_error", detail, is_transient=is_host, is_silence=is_host) from error
+        verdict = Verdict.SILENT if is_host else Verdict.ANSWERED
+        raise FetchError("connection_error", detail, is_transient=is_host, verdict=verdict) from error
     except aiohttp.ClientProxyConnectionError as error:
         raise proxy_error("no connection") from error
     except (aiohttp.ClientSSLError, ssl.SSLError) as error:
         detail = str(getattr(error, "certificate_error", None) or error)
-        raise FetchError("tls_error", detail, is_silence=True) from error
+        raise FetchError("tls_error", detail, verdict=Verdict.SILENT) from error
     except TimeoutError as error:
+        # The time of the row, which other hosts may have used up, says nothing about this one.
+        full_s = min(config.timeout_s, config.deadline_s)
         if attempt.is_connected:
             detail = f"{config.timeout_s:g} s" if limit_s == config.timeout_s else f"{config.deadline_s:g} s in all"
-            raise FetchError("timeout", detail, is_transient=True, is_silence=True) from error
+            verdict = Verdict.SILENT if limit_s >= full_s else Verdict.NOTHING
+            raise FetchError("timeout", detail, is_transient=True, verdict=verdict) from error
         # Not repeated: TCP has sent several packets meanwhile, and a dead host would occupy a connection again.
         detail = f"no connection in {min(limit_s, config.connect_timeout_s):g} s"
-        raise FetchError("timeout", detail, is_silence=True) from error
+        verdict = Verdict.SILENT if limit_s >= min(full_s, config.connect_timeout_s) else Verdict.NOTHING
+        raise FetchError("timeout", detail, verdict=verdict) from error
     except InterimFloodError as error:
         raise FetchError("connection_error", "no valid HTTP: endless interim responses") from error
     except aiohttp.ClientResponseError as error:
@@ -115,7 +124,7 @@ async def attempt_fetch(
         number = error_number(error)
         name = errno.errorcode.get(number, "") or type(error).__name__
         lack = OSError(number, os.strerror(number)) if number in MACHINE_ERRORS else None
-        raise FetchError("connection_error", name, is_transient=True, is_silence=lack is None, lack=lack) from error
+        raise FetchError("connection_error", name, is_transient=True, verdict=Verdict.SILENT, lack=lack) from error
 
 
 async def follow(

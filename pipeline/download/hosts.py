@@ -84,6 +84,11 @@ class Host:
             self._is_connected = True
             self._wake(len(self._waiting))
 
+    def reused(self) -> None:
+        """Note an idle connection of an earlier shard or row, which stays open only after a complete response."""
+        self.connected()
+        self.has_answered = True
+
     def answered(self) -> None:
         """Note a complete response, of whatever status."""
         self.connected()
