@@ -15,11 +15,20 @@ from pipeline.download.hosts import Host, HostDeadError, Hosts
 from pipeline.download.job_permits import JobPermits
 from pipeline.download.open_files import count_open_files, raise_file_limit, share_files
 from pipeline.download.permits import LocalPermits, PermitAddress
+from pipeline.download.pulse import MAX_REPEATS, Pulse
 from pipeline.download.resolver import NameLookupError, Resolver
 from pipeline.download.session import new_session
 from pipeline.download.shortage import Patience, Shortage, has_source
 from pipeline.download.slots import Slots
 from pipeline.download.urls import check_url
+
+
+class PauseError(Exception):
+    """This process stood still during an attempt, which therefore says nothing; `failure` is what became of it."""
+
+    def __init__(self, failure: FetchError) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
 
 
 class Client:
@@ -28,13 +37,16 @@ class Client:
     def __init__(self, config: DownloadConfig, permits: PermitAddress | None) -> None:
         self.config = config
         shares = share_files(config, raise_file_limit() - count_open_files())
-        self.shortage = Shortage(asyncio.get_running_loop().time)
+        self.pulse = Pulse()
+        self.shortage = Shortage(self.pulse.time)
         allowed = config.private_hosts | proxy_hosts(config.proxy)  # rows whose host is the proxy are refused before
-        self.resolver = Resolver(allowed, config.dns_concurrency, config.dns_timeout_s, shares.lookups, self.shortage)
+        self.resolver = Resolver(
+            allowed, config.dns_concurrency, config.dns_timeout_s, shares.lookups, self.shortage, self.pulse
+        )
         self.budget = ByteBudget(max(config.max_bytes_in_flight, 2 * config.max_bytes))
         # Timers may fire a little early, so a time-out must count as a failure of its whole time.
         patience_s = 0.9 * min(config.connect_timeout_s, config.timeout_s)
-        self.hosts = Hosts(config.host_failures, patience_s, asyncio.get_running_loop().time)
+        self.hosts = Hosts(config.host_failures, patience_s, self.pulse.time)
         self.session = new_session(config, self.resolver, shares.idle)
         self._permits = JobPermits(permits) if permits else LocalPermits(config.concurrency_per_host)
         self._slots = Slots(shares.requests, self._permits)
@@ -68,9 +80,10 @@ class Client:
         next attempt.
         """
         host, deadline = self.hosts.at(request.host, request.port), request.deadline
-        patience, n_bytes, n_retries = Patience(self.shortage), 0, 0
+        patience, n_bytes, n_retries, n_repeats = Patience(self.shortage), 0, 0, 0
         while True:
             await self._resolve(request)
+            left_s = deadline.left_s
             try:
                 return await self._attempt(request, host, n_bytes)
             except BudgetError as error:
@@ -78,8 +91,14 @@ class Client:
                 continue
             except HostDeadError as error:
                 raise FetchError(error.reason, str(error)) from error
+            except PauseError as error:
+                if n_repeats == MAX_REPEATS:
+                    raise error.failure from error
+                deadline.left_s, n_repeats = left_s, n_repeats + 1
+                continue
             except FetchError as error:
                 if error.lack is not None and self._is_of_machine(error.lack, request):
+                    deadline.left_s = left_s
                     await patience.wait(error.lack)  # of no effect on the time and the retries of the row
                     continue
                 # A host that has never answered is not asked again after a time-out.
@@ -88,7 +107,7 @@ class Client:
                 if not is_transient or n_retries == self.config.retries or pause_s >= deadline.left_s:
                     raise
                 n_retries += 1
-            with deadline:
+            with deadline.passing(self.pulse.time):
                 await asyncio.sleep(pause_s)
 
     def _is_of_machine(self, lack: OSError, request: Request) -> bool:
@@ -116,19 +135,22 @@ class Client:
     async def _attempt(self, request: Request, host: Host, n_bytes: int) -> tuple[bytes | Request, Lease]:
         """Make one attempt with a connection slot and `n_bytes` of memory.
 
-        Raises FetchError, BudgetError and HostDeadError.
+        Raises FetchError, BudgetError, HostDeadError and PauseError.
         """
         await host.enter()
         try:
             async with self._slots.at(request.host):
                 lease = await self.budget.lease(n_bytes)
-                start_s = asyncio.get_running_loop().time()
+                start_s, n_pauses = self.pulse.time(), self.pulse.n_pauses
                 try:
                     host.start()
-                    found = await attempt_fetch(self.session, request, self.config, lease, host)
+                    with request.deadline.passing(self.pulse.time):
+                        found = await attempt_fetch(self.session, request, self.config, lease, host)
                 except BaseException as error:
                     lease.release()
                     if isinstance(error, FetchError):
+                        if error.verdict is not Verdict.ANSWERED and self.pulse.has_paused(n_pauses):
+                            raise PauseError(error) from error
                         self._note(error, host, start_s)
                     raise
                 host.answered()

@@ -4,8 +4,9 @@ import asyncio
 import errno
 import os
 import ssl
-import time
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -29,17 +30,19 @@ INFLATE_WBITS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
 class Deadline:
-    """The time that is left for the attempts of a row and the pauses between them. It passes within the context."""
+    """The time that is left for the attempts of a row and the pauses between them."""
 
     def __init__(self, limit_s: float) -> None:
-        self.limit_s = self.left_s = limit_s
-        self._start_s = 0.0
+        self.left_s = limit_s
 
-    def __enter__(self) -> None:
-        self._start_s = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self.left_s -= time.monotonic() - self._start_s
+    @contextmanager
+    def passing(self, clock: Callable[[], float]) -> Iterator[None]:
+        """Let the time pass within the context."""
+        start_s = clock()
+        try:
+            yield
+        finally:
+            self.left_s -= clock() - start_s
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,8 @@ async def attempt_fetch(
     attempt = Attempt(watcher)
     limit_s = min(config.timeout_s, request.deadline.left_s)
     try:
-        with request.deadline:
-            async with asyncio.timeout(limit_s):
-                return await follow(session, request, config, lease, attempt)
+        async with asyncio.timeout(limit_s):
+            return await follow(session, request, config, lease, attempt)
     except PrivateAddressError as error:
         raise FetchError("private_address", str(error)) from error
     except NameLookupError as error:

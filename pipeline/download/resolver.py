@@ -18,6 +18,7 @@ from typing import Final
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from pipeline.download.addresses import check_addresses
+from pipeline.download.pulse import MAX_REPEATS, Pulse
 from pipeline.download.shortage import Patience, Shortage, is_doubtful, lack_behind
 
 FOUND_S: Final = 600.0
@@ -62,9 +63,15 @@ class Resolver(AbstractResolver):
     """
 
     def __init__(
-        self, allowed: frozenset[str], concurrency: int, timeout_s: float, max_threads: int, shortage: Shortage
+        self,
+        allowed: frozenset[str],
+        concurrency: int,
+        timeout_s: float,
+        max_threads: int,
+        shortage: Shortage,
+        pulse: Pulse,
     ) -> None:
-        self.allowed, self.timeout_s, self.shortage = allowed, timeout_s, shortage
+        self.allowed, self.timeout_s, self.shortage, self.pulse = allowed, timeout_s, shortage, pulse
         self._answers: dict[str, Answer] = {}
         self._running: dict[str, asyncio.Task[Answer]] = {}
         self._places = asyncio.Semaphore(concurrency)
@@ -136,16 +143,18 @@ class Resolver(AbstractResolver):
         return f"{type(error).__name__}: {error}"
 
     async def _ask_with_retries(self, host: str) -> Found:
-        """Ask again after a quick temporary failure, once, and while this machine lacks something.
+        """Ask again after a quick temporary failure, once, after a pause, and while this machine lacks something.
 
         Raises OSError if the lack lasts too long.
         """
-        loop = asyncio.get_running_loop()
-        patience, has_retried = Patience(self.shortage), False
+        patience, has_retried, n_repeats = Patience(self.shortage), False, 0
         while True:
-            start_s = loop.time()
+            start_s, n_pauses = self.pulse.time(), self.pulse.n_pauses
             found = await self._ask_once(host)
-            is_quick = loop.time() - start_s < QUICK_FAILURE_S
+            is_quick = self.pulse.time() - start_s < QUICK_FAILURE_S
+            if not isinstance(found, tuple) and self.pulse.has_paused(n_pauses) and n_repeats < MAX_REPEATS:
+                n_repeats += 1
+                continue
             lack = lack_behind(found) if isinstance(found, Exception) else None
             if lack is None and isinstance(found, Exception) and is_quick and self.shortage.felt_since(start_s):
                 # Without a file for its socket, the C library may also report an unknown name.
