@@ -26,6 +26,7 @@ from pipeline.download.session import InterimFloodError, Watcher
 from pipeline.download.urls import check_url, parse_url
 
 REDIRECTS: Final = (301, 302, 303, 307, 308)
+UNREACHED: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT)
 INFLATE_WBITS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
@@ -117,7 +118,7 @@ async def attempt_fetch(
         # Not repeated: TCP has sent several packets meanwhile, and a dead host would occupy a connection again.
         detail = f"no connection in {min(limit_s, config.connect_timeout_s):g} s"
         verdict = Verdict.SILENT if limit_s >= min(full_s, config.connect_timeout_s) else Verdict.NOTHING
-        raise FetchError("timeout", detail, verdict=verdict) from error
+        raise FetchError("timeout", detail, verdict=verdict, is_unreached=True) from error
     except InterimFloodError as error:
         raise FetchError("connection_error", "no valid HTTP: endless interim responses") from error
     except aiohttp.ClientResponseError as error:
@@ -126,7 +127,10 @@ async def attempt_fetch(
         number = error_number(error)
         name = errno.errorcode.get(number, "") or type(error).__name__
         lack = OSError(number, os.strerror(number)) if number in MACHINE_ERRORS else None
-        raise FetchError("connection_error", name, is_transient=True, verdict=Verdict.SILENT, lack=lack) from error
+        is_unreached, verdict = number in UNREACHED, Verdict.SILENT
+        raise FetchError(
+            "connection_error", name, is_transient=True, verdict=verdict, lack=lack, is_unreached=is_unreached
+        ) from error
 
 
 async def follow(

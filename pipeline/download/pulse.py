@@ -48,12 +48,11 @@ class Pulse:
         self._seen_s = self._clock()
 
         def beat() -> None:
-            nonlocal timer
             self.time()
-            timer = loop.call_later(BEAT_S, beat)
+            timers[0] = loop.call_later(BEAT_S, beat)
 
-        timer = loop.call_later(BEAT_S, beat)
+        timers = [loop.call_later(BEAT_S, beat)]
         try:
             yield
         finally:
-            timer.cancel()
+            timers[0].cancel()
