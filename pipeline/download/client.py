@@ -206,7 +206,7 @@ class Client:
         """
         await host.enter()
         try:
-            async with self._slots.at(request.host):
+            async with self._slots.at(canonical_host(request.host)):
                 lease = await self.budget.lease(n_bytes)
                 start_s, n_pauses = self.pulse.time(), self.pulse.n_pauses
                 try:
