@@ -26,7 +26,7 @@ from pipeline.download.urls import check_url
 
 
 class PauseError(Exception):
-    """This process stood still during an attempt, which therefore says nothing; `failure` is what became of it."""
+    """A pause of this process during an attempt, whose `failure` therefore says nothing."""
 
     def __init__(self, failure: FetchError) -> None:
         super().__init__(str(failure))

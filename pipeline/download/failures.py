@@ -6,7 +6,7 @@ from schemas.table import Drop
 
 
 class Verdict(Enum):
-    """What a failed attempt says about its host."""
+    """Evidence of a failed attempt about its host."""
 
     ANSWERED = "it sent a complete response, or was not asked"
     SILENT = "it sent none, although it had the full time, or it broke off"

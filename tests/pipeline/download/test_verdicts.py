@@ -1,4 +1,4 @@
-"""What an attempt says about its host: kept-alive connections, and rows whose time was used up elsewhere."""
+"""Evidence of attempts about their host: kept-alive connections, and rows whose time was used up elsewhere."""
 
 import socket
 import threading
