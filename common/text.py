@@ -14,17 +14,25 @@ UNPRINTABLE: Final = re.compile(
 )
 CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters other than tab and newline."""
+PERCENT: Final = "%(?:25){0,3}"
+"""A percent sign in a URL that was encoded up to four times."""
+ENCODED_AT: Final = f"(?:{PERCENT}40|&#0{{0,5}}64;|&#x0{{0,5}}40;|&commat;|\uff20)"
+ENCODED_USER: Final = rf"(?:(?!{PERCENT}(?:2f|3f|23))[^/\\?#\s&]){{0,500}}"
+AT: Final = re.compile(f"@|{ENCODED_AT}", re.IGNORECASE)
+"""An @, which each user info has: texts without one need no search."""
 USER_INFO_PATTERN: Final = (
-    r"(?P<start>(?<![\w+.-])(?:https?|ftps?|s3):(?:[/\\]+[\x00-\x20]+)?(?=[^/\\?#\s:@]{0,200}:[^/\\?#\s@]{0,300}@)"  # http:ann:pw@h
+    r"(?P<start>(?<![\w+.-])(?:https?|ftps?)[/\\]{2}(?=[^/\\?#\s:@]{0,200}:)"  # http//ann:pw@h
+    r"|(?<![\w+.-])(?:https?|ftps?|s3):(?:[/\\]+[\x00-\x20]+[/\\]*)?(?=[^/\\?#\s:@]{0,200}:[^/\\?#\s@]{0,300}@)"  # http:ann:pw@h
     r"|(?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs):[/\\]+|(?<![:/\\\w])//"
     r"|(?:abfss?|wasbs?):[/\\]+(?=[^/\\?#\s:@]{0,200}:))"
     r"(?:[^/\\?#\s]*@|[^/\\?#\s:@\[]{0,200}:(?!\d)[^PASSWORD@\"<>]{0,300}@)"
-    r"|(?P<escaped>%3a(?:%2f){2})(?:(?!%2f|%3f|%23)[^/\\?#\s&]){0,500}?%40"
+    rf"|(?P<escaped>{PERCENT}3a(?:/|{PERCENT}2f){{2}}|:(?:{PERCENT}2f){{2}}|:[/\\]{{2}}(?={ENCODED_USER}{ENCODED_AT}))"
+    rf"{ENCODED_USER}(?:@|{ENCODED_AT})"
 )
 USER_INFO: Final = re.compile(USER_INFO_PATTERN.replace("PASSWORD", r"\n"), re.IGNORECASE)
 """User name and password of a URL within a text, after a scheme or two slashes; a password may contain an @, and in a
 malformed URL any character. In Azure's URLs a name without a password is a container. `http%3A%2F%2Fann%3Apw%40h` is
-a URL in the query of another. Without slashes, only the usual schemes make a URL."""
+a URL in the query of another, of which any part may be encoded. Without slashes, only the usual schemes make a URL."""
 USER_INFO_IN_PROSE: Final = re.compile(USER_INFO_PATTERN.replace("PASSWORD", r"\s"), re.IGNORECASE)
 """The same in sentences, in which a space ends a URL: `http://example.org: write to ann@example.org`."""
 MAX_CHARS: Final = 4000

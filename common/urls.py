@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from common.errors import UserError
-from common.text import redact
+from common.text import AT, redact
 
 SCHEME_AND_USER: Final = re.compile(r"^(?!(?:abfss?|wasbs?):/+[^/?#:]*@)([^/?#]*/[\x00-\x20]*/)[^/?#]*@")
 """Scheme and user info at the start of a URL. URL parsers ignore control characters, also between the slashes."""
@@ -72,7 +72,7 @@ def text_without_user(text: str) -> str:
     >>> text_without_user("a dog (http://ann:pw@example.org), write to ann@example.org")
     'a dog (http://example.org), write to ann@example.org'
     """
-    return redact(text, "") if "@" in text or "%40" in text else text
+    return redact(text, "") if AT.search(text) else text
 
 
 def text_without_secrets(text: str, *, strip_query: bool) -> str:

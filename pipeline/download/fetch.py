@@ -3,10 +3,10 @@
 import asyncio
 import errno
 import os
-import re
 import ssl
-import time
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -18,30 +18,32 @@ from common.errors import MACHINE_ERRORS
 from pipeline.download.addresses import PrivateAddressError
 from pipeline.download.budget import Lease
 from pipeline.download.config import DownloadConfig
-from pipeline.download.failures import FetchError
+from pipeline.download.error_numbers import error_number
+from pipeline.download.failures import FetchError, Verdict
 from pipeline.download.headers import opt_out, retry_after_s
 from pipeline.download.resolver import NameLookupError
 from pipeline.download.session import InterimFloodError, Watcher
 from pipeline.download.urls import check_url, parse_url
 
 REDIRECTS: Final = (301, 302, 303, 307, 308)
+UNREACHED: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT)
 INFLATE_WBITS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-
-NUMBER: Final = re.compile(r"\[Errno (\d{1,5})\]")
 
 
 class Deadline:
-    """The time that is left for the attempts of a row and the pauses between them. It passes within the context."""
+    """The time that is left for the attempts of a row and the pauses between them."""
 
     def __init__(self, limit_s: float) -> None:
-        self.limit_s = self.left_s = limit_s
-        self._start_s = 0.0
+        self.left_s = limit_s
 
-    def __enter__(self) -> None:
-        self._start_s = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self.left_s -= time.monotonic() - self._start_s
+    @contextmanager
+    def passing(self, clock: Callable[[], float]) -> Iterator[None]:
+        """Let the time pass within the context."""
+        start_s = clock()
+        try:
+            yield
+        finally:
+            self.left_s -= clock() - start_s
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,10 @@ class Attempt:
         self.is_connected = True
         self._watcher.connected()
 
+    def reused(self) -> None:
+        self.is_connected = True
+        self._watcher.reused()
+
 
 async def attempt_fetch(
     session: aiohttp.ClientSession, request: Request, config: DownloadConfig, lease: Lease, watcher: Watcher
@@ -84,9 +90,8 @@ async def attempt_fetch(
     attempt = Attempt(watcher)
     limit_s = min(config.timeout_s, request.deadline.left_s)
     try:
-        with request.deadline:
-            async with asyncio.timeout(limit_s):
-                return await follow(session, request, config, lease, attempt)
+        async with asyncio.timeout(limit_s):
+            return await follow(session, request, config, lease, attempt)
     except PrivateAddressError as error:
         raise FetchError("private_address", str(error)) from error
     except NameLookupError as error:
@@ -96,19 +101,24 @@ async def attempt_fetch(
     except aiohttp.ClientHttpProxyError as error:
         is_host = error.status >= 500  # the proxy cannot reach the host; other codes are between us and the proxy
         detail = f"the proxy answered {error.status}"
-        raise FetchError("connection_error", detail, is_transient=is_host, is_silence=is_host) from error
+        verdict = Verdict.SILENT if is_host else Verdict.ANSWERED
+        raise FetchError("connection_error", detail, is_transient=is_host, verdict=verdict) from error
     except aiohttp.ClientProxyConnectionError as error:
         raise proxy_error("no connection") from error
     except (aiohttp.ClientSSLError, ssl.SSLError) as error:
         detail = str(getattr(error, "certificate_error", None) or error)
-        raise FetchError("tls_error", detail, is_silence=True) from error
+        raise FetchError("tls_error", detail, verdict=Verdict.SILENT) from error
     except TimeoutError as error:
+        # The time of the row, which other hosts may have used up, says nothing about this one.
+        full_s = min(config.timeout_s, config.deadline_s)
         if attempt.is_connected:
             detail = f"{config.timeout_s:g} s" if limit_s == config.timeout_s else f"{config.deadline_s:g} s in all"
-            raise FetchError("timeout", detail, is_transient=True, is_silence=True) from error
+            verdict = Verdict.SILENT if limit_s >= full_s else Verdict.NOTHING
+            raise FetchError("timeout", detail, is_transient=True, verdict=verdict) from error
         # Not repeated: TCP has sent several packets meanwhile, and a dead host would occupy a connection again.
         detail = f"no connection in {min(limit_s, config.connect_timeout_s):g} s"
-        raise FetchError("timeout", detail, is_silence=True) from error
+        verdict = Verdict.SILENT if limit_s >= min(full_s, config.connect_timeout_s) else Verdict.NOTHING
+        raise FetchError("timeout", detail, verdict=verdict, is_unreached=True) from error
     except InterimFloodError as error:
         raise FetchError("connection_error", "no valid HTTP: endless interim responses") from error
     except aiohttp.ClientResponseError as error:
@@ -117,16 +127,10 @@ async def attempt_fetch(
         number = error_number(error)
         name = errno.errorcode.get(number, "") or type(error).__name__
         lack = OSError(number, os.strerror(number)) if number in MACHINE_ERRORS else None
-        raise FetchError("connection_error", name, is_transient=True, is_silence=lack is None, lack=lack) from error
-
-
-def error_number(error: Exception) -> int:
-    """Return the number of an error of the system, 0 without one; for the errors of several addresses that of a lack."""
-    number = getattr(error, "errno", None)
-    if isinstance(number, int):
-        return number
-    numbers = map(int, NUMBER.findall(str(error)))  # aiohappyeyeballs joins the messages
-    return next((number for number in numbers if number in MACHINE_ERRORS - {errno.EADDRNOTAVAIL}), 0)
+        is_unreached, verdict = number in UNREACHED, Verdict.SILENT
+        raise FetchError(
+            "connection_error", name, is_transient=True, verdict=verdict, lack=lack, is_unreached=is_unreached
+        ) from error
 
 
 async def follow(

@@ -37,14 +37,15 @@ class Host:
         self._n_trying = 0
         self._is_connected = False
         self._reason = ""
-        self._since_s = self._failed_s = self._probe_s = 0.0
+        self.since_s = self._failed_s = self._probe_s = 0.0
+        self.is_convicted = False  # its failures are not those of this machine's network
         self.n_failures = 0
         self.has_answered = False
 
     @property
     def is_dead(self) -> bool:
         """True if no request but an occasional probe is worth its time."""
-        return self.n_failures >= self._max_failures and self._failed_s - self._since_s >= self._patience_s
+        return self.n_failures >= self._max_failures and self._failed_s - self.since_s >= self._patience_s
 
     async def enter(self) -> None:
         """Wait until the host may be asked; each call is followed by one of `leave`. Raises HostDeadError."""
@@ -84,14 +85,24 @@ class Host:
             self._is_connected = True
             self._wake(len(self._waiting))
 
+    def forgive(self) -> None:
+        """Forget the failures: they were those of this machine's network."""
+        self.n_failures, self.is_convicted = 0, False
+        self._wake(TRIALS)
+
+    def reused(self) -> None:
+        """Note an idle connection of an earlier shard or row, which stays open only after a complete response."""
+        self.connected()
+        self.has_answered = True
+
     def answered(self) -> None:
         """Note a complete response, of whatever status."""
         self.connected()
-        self.n_failures, self.has_answered = 0, True
+        self.n_failures, self.has_answered, self.is_convicted = 0, True, False
 
     def failed(self, start_s: float, reason: str) -> None:
         """Note an attempt, begun at `start_s`, without a complete response."""
-        self._since_s = start_s if self.n_failures == 0 else min(self._since_s, start_s)
+        self.since_s = start_s if self.n_failures == 0 else min(self.since_s, start_s)
         self._failed_s = self._clock()
         self._probe_s = self._failed_s + DEAD_S
         self.n_failures += 1

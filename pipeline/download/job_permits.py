@@ -176,13 +176,15 @@ class JobPermits(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._stop_pings()
+        if not (self._asked or self._queued):  # nobody needs the server now; the next request looks for it anew
+            self._lost_s = None
+            return
         loop, pause_s = asyncio.get_running_loop(), PAUSE_S
         if self._lost_s is None:  # the server may have closed it between two shards, when this worker was silent
             self._lost_s, pause_s = loop.time(), 0.0
         elif loop.time() - self._lost_s > RECONNECT_S:  # it accepts connections and closes them
             return self._fail(PermitsError("the job's permits refuse this worker"))
-        if self._asked or self._queued:
-            loop.call_later(pause_s, self._reconnect)
+        loop.call_later(pause_s, self._reconnect)
 
 
 def _key(host: str) -> bytes:

@@ -10,14 +10,16 @@ import asyncio
 import errno
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from pipeline.download.addresses import check_addresses
+from pipeline.download.pulse import MAX_REPEATS, Pulse
 from pipeline.download.shortage import Patience, Shortage, is_doubtful, lack_behind
 
 FOUND_S: Final = 600.0
@@ -40,17 +42,25 @@ Found = tuple[str, ...] | Exception | None
 """The addresses of a name, the exception of its look-up, or None without an answer in time."""
 
 
-class NameLookupError(Exception):
-    """A name has no addresses; the message is the reason."""
-
-
 @dataclass(frozen=True)
 class Answer:
-    """The addresses of a name, or the reason why there are none, until a time of the event loop."""
+    """The addresses of a name, or the reason why there are none, until a time of the event loop.
+
+    `asked_s` is the begin of a look-up to which no name server gave an answer, perhaps because none can be reached.
+    """
 
     addresses: tuple[str, ...]
     failure: str
     expires_s: float
+    asked_s: float | None = None
+
+
+class NameLookupError(Exception):
+    """A name has no addresses; the message is the reason."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.failure)
+        self.answer = answer
 
 
 class Resolver(AbstractResolver):
@@ -58,13 +68,22 @@ class Resolver(AbstractResolver):
 
     `lookup` finds the addresses of a name. `resolve` hands them to aiohttp, which connects to no others; it raises
     PrivateAddressError if one of them is private, unless the name is in `allowed` (canonical forms). At most
-    `concurrency` look-ups run that are not slow, and `max_threads` in all.
+    `concurrency` look-ups run that are not slow, and `max_threads` in all. `answered` is called for each answer of a
+    name server, also that a name does not exist.
     """
 
     def __init__(
-        self, allowed: frozenset[str], concurrency: int, timeout_s: float, max_threads: int, shortage: Shortage
+        self,
+        allowed: frozenset[str],
+        concurrency: int,
+        timeout_s: float,
+        max_threads: int,
+        shortage: Shortage,
+        pulse: Pulse,
+        answered: Callable[[], None] = lambda: None,
     ) -> None:
-        self.allowed, self.timeout_s, self.shortage = allowed, timeout_s, shortage
+        self._answered = answered
+        self.allowed, self.timeout_s, self.shortage, self.pulse = allowed, timeout_s, shortage, pulse
         self._answers: dict[str, Answer] = {}
         self._running: dict[str, asyncio.Task[Answer]] = {}
         self._places = asyncio.Semaphore(concurrency)
@@ -80,8 +99,15 @@ class Resolver(AbstractResolver):
             # A row that is cancelled must not take the answer from the others.
             answer = await asyncio.shield(self._running[host])
         if answer.failure:
-            raise NameLookupError(answer.failure)
+            raise NameLookupError(answer)
         return answer.addresses
+
+    def judge(self, host: str, answer: Answer, *, is_final: bool) -> None:
+        """Keep an answer with `asked_s` as one of the name's own fault, or forget it, so that the name is asked again."""
+        if self._answers.get(host) is answer:  # else another row has done so
+            del self._answers[host]
+            if is_final:
+                self._answers[host] = replace(answer, asked_s=None)
 
     def known(self, host: str) -> tuple[str, ...]:
         """Return the addresses of the last look-up of a name, if there are any."""
@@ -116,12 +142,15 @@ class Resolver(AbstractResolver):
             task.exception()  # each row of the name has raised it, unless it was cancelled
 
     async def _ask(self, host: str) -> Answer:
-        found = await self._ask_with_retries(host)
+        found, asked_s = await self._ask_with_retries(host)
+        if isinstance(found, tuple) or (isinstance(found, socket.gaierror) and found.errno not in TEMPORARY):
+            self._answered()
+        is_unanswered = found is None or (isinstance(found, socket.gaierror) and found.errno in TEMPORARY)
         addresses, failure = (found, "") if isinstance(found, tuple) else ((), self._failure(found))
         if not addresses and not failure:
             failure = "no addresses"
         expires_s = asyncio.get_running_loop().time() + (MISSING_S if failure else FOUND_S)
-        answer = Answer(addresses, failure, expires_s)
+        answer = Answer(addresses, failure, expires_s, asked_s if is_unanswered else None)
         self._answers.pop(host, None)
         self._answers[host] = answer  # the last, so that the oldest is the first
         if len(self._answers) > MAX_NAMES:
@@ -135,17 +164,20 @@ class Resolver(AbstractResolver):
             return error.strerror or str(error)
         return f"{type(error).__name__}: {error}"
 
-    async def _ask_with_retries(self, host: str) -> Found:
-        """Ask again after a quick temporary failure, once, and while this machine lacks something.
+    async def _ask_with_retries(self, host: str) -> tuple[Found, float]:
+        """Ask again after a quick temporary failure, once, after a pause, and while this machine lacks something.
 
-        Raises OSError if the lack lasts too long.
+        Also return the begin of the first look-up. Raises OSError if the lack lasts too long.
         """
-        loop = asyncio.get_running_loop()
-        patience, has_retried = Patience(self.shortage), False
+        patience, has_retried, n_repeats = Patience(self.shortage), False, 0
+        asked_s = self.pulse.time()
         while True:
-            start_s = loop.time()
+            start_s, n_pauses = self.pulse.time(), self.pulse.n_pauses
             found = await self._ask_once(host)
-            is_quick = loop.time() - start_s < QUICK_FAILURE_S
+            is_quick = self.pulse.time() - start_s < QUICK_FAILURE_S
+            if not isinstance(found, tuple) and self.pulse.has_paused(n_pauses) and n_repeats < MAX_REPEATS:
+                n_repeats += 1
+                continue
             lack = lack_behind(found) if isinstance(found, Exception) else None
             if lack is None and isinstance(found, Exception) and is_quick and self.shortage.felt_since(start_s):
                 # Without a file for its socket, the C library may also report an unknown name.
@@ -158,7 +190,7 @@ class Resolver(AbstractResolver):
                 not isinstance(found, socket.gaierror) or found.errno in TEMPORARY
             )
             if has_retried or not (is_temporary and is_quick):
-                return found
+                return found, asked_s
             has_retried = True
             await asyncio.sleep(RETRY_PAUSE_S)
 

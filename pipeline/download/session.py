@@ -22,7 +22,13 @@ MAX_INTERIM: Final = 16
 class Watcher(Protocol):
     """Whoever wants to know that a request has got a connection; passed as `trace_request_ctx`."""
 
-    def connected(self) -> None: ...
+    def connected(self) -> None:
+        """Note a new connection."""
+        ...
+
+    def reused(self) -> None:
+        """Note an idle connection, on which the host has answered before."""
+        ...
 
 
 class InterimFloodError(Exception):
@@ -78,6 +84,7 @@ def new_session(config: DownloadConfig, resolver: Resolver, max_idle: int) -> ai
     """
     tracing = aiohttp.TraceConfig()
     tracing.on_connection_create_end.append(_on_connected)
+    tracing.on_connection_reuseconn.append(_on_reused)
     contact = f"; +{config.contact}" if config.contact else ""
     return aiohttp.ClientSession(
         connector=Connector(
@@ -106,3 +113,9 @@ async def _on_connected(
     session: aiohttp.ClientSession, context: SimpleNamespace, _: aiohttp.TraceConnectionCreateEndParams
 ) -> None:
     context.trace_request_ctx.connected()
+
+
+async def _on_reused(
+    session: aiohttp.ClientSession, context: SimpleNamespace, _: aiohttp.TraceConnectionReuseconnParams
+) -> None:
+    context.trace_request_ctx.reused()

@@ -22,7 +22,7 @@ FIX: Final = (
     "raise the limits of this machine (ulimit -n, ulimit -u), or lower download.concurrency and dns_concurrency"
 )
 
-NETWORK_FIX: Final = "check the network of this machine and download.proxy"
+NETWORK_FIX: Final = "check the network of this machine and download.proxy, and its name server"
 
 
 def fix_of(lack: OSError) -> str:

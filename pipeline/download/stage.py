@@ -103,7 +103,8 @@ class Download:
         """The outcomes of `rows` (key, URL, image bytes or None), in their order."""
         client.hosts.forget()
         requests = [parse_request(url or "", self.config) if image is None else image for _, url, image in rows]
-        with ThreadPoolExecutor(self.config.decode_threads, thread_name_prefix="decode") as pool:
+        workers = ThreadPoolExecutor(self.config.decode_threads, thread_name_prefix="decode")
+        with client.pulse.beating(), workers as pool:
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = {

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from common.text import USER_INFO_IN_PROSE
+from common.text import AT, USER_INFO_IN_PROSE
 from common.urls import id_without_secrets, json_without_secrets, text_without_secrets, without_secrets
 from pipeline.write.samples import Row
 
@@ -32,7 +32,7 @@ def _original_caption(row: Row) -> dict[str, Any]:
     text = row.get("caption_original") or ""
     cuts = [
         (found.start() + len(found["start"] or found["escaped"]), found.end())
-        for found in (USER_INFO_IN_PROSE.finditer(text) if "@" in text or "%40" in text else ())
+        for found in (USER_INFO_IN_PROSE.finditer(text) if AT.search(text) else ())
     ]
     if not cuts:
         return {}

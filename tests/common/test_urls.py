@@ -2,6 +2,7 @@
 
 import json
 import time
+from urllib.parse import quote
 
 import pytest
 
@@ -106,6 +107,37 @@ def test_no_field_of_a_row_holds_a_query_if_queries_are_removed(field: str, valu
     assert "S3CRET" not in str(remove_url_secrets(row, strip_query=True))
 
 
+INNER = "http://ann:S3CRET@h.org/a.jpg"
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        *(quote(INNER, safe=safe) for safe in ("", "/", "/:", "@", "/:@", ":")), quote(quote(INNER)), quote(quote(INNER, "")),
+        "http://ann:S3CRET%40h.org", "http%3A%2F%2Fann%3AS3CRET@h.org", "http://ann%3AS3CRET%40h.org",
+        "http%3a//ann:p%40S3CRET%40h.org", "http:/\t/ann:S3CRET@h", "http//ann:S3CRET@h", "http://ann:S3CRET&#64;h",
+        "http://ann:S3CRET\uff20h", "http%253A%252F%252Fann%253aS3CRET%2540h",
+    ],
+)  # fmt: skip
+def test_the_password_of_an_encoded_url_is_removed(inner: str) -> None:
+    for text in (f"https://proxy.org/img?url={inner}", f"https://web.archive.org/web/2020/{inner}"):
+        assert "S3CRET" not in redact(text)
+        for field in ("url", "id", "detail", "caption_original"):
+            assert "S3CRET" not in str(remove_url_secrets({field: text}, strip_query=False)), field
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://medium.com/%40user/a.jpg", "http://h/?u=http%3A//h/a%40b", "http://h/?u=http%3A%2F%2Fh%2Fa%40b",
+        "http://h/?u=http://h&to=a%40b", "http://h/100%25/a.jpg?to=ann%40h",
+    ],
+)  # fmt: skip
+def test_an_encoded_at_sign_in_a_path_or_query_is_no_user(url: str) -> None:
+    assert remove_url_secrets({"url": url}, strip_query=False) == {"url": url}
+    assert redact(url) == url
+
+
 @pytest.mark.parametrize("text", ["12345@N00", "mailto:ann@h.org", "is it a dog? yes", "what?", "3/4 of it? = 2"])
 def test_an_id_that_is_no_url_stays(text: str) -> None:
     assert remove_url_secrets({"id": text}, strip_query=True) == {"id": text}
@@ -122,7 +154,26 @@ def test_an_id_or_a_url_of_a_megabyte_takes_linear_time(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["http:", "//", "http://", ":/", "http:/ \0", "%3A%2F%2F", "abfs://a:", "?a ", "  &a=", "?", "@"]
+    "unit",
+    [
+        "http:",
+        "//",
+        "http://",
+        ":/",
+        "http:/ \0",
+        "%3A%2F%2F",
+        "%253A//a%40",
+        "://a%2540",
+        "http//a:",
+        "http:/\t/",
+        "%25",
+        "&#64;",
+        "abfs://a:",
+        "?a ",
+        "  &a=",
+        "?",
+        "@",
+    ],
 )
 def test_long_texts_take_linear_time(unit: str) -> None:
     start = time.process_time()

@@ -20,7 +20,7 @@ class Names:
         self._original = socket.getaddrinfo
 
     def getaddrinfo(self, host: Any, port: Any, *args: Any, **options: Any) -> Any:
-        if not str(host).endswith(".test"):
+        if not str(host).removesuffix(".").endswith(".test"):
             return self._original(host, port, *args, **options)
         self.asked[host] += 1
         time.sleep(self.delay_s)

@@ -16,6 +16,7 @@ from pipeline.download.permit_server import PermitServer
 from pipeline.download.permits import LocalPermits, PermitAddress, PermitsError, PermitTable
 from pipeline.download.slots import Slots, Turns
 from pipeline.download.stage import Download
+from tests.pipeline.download.names import Names
 from tests.pipeline.download.rows import config, reasons, table
 from tests.pipeline.download.server import TinyWeb
 
@@ -230,6 +231,39 @@ def test_a_worker_is_served_at_once_after_a_long_pause_between_two_tables(web: T
         assert reasons(download(table(web.url("/image/0")))) == [None]
         assert time.monotonic() - start < job_permits.PAUSE_S
         download.close()
+
+
+def test_a_server_lost_between_two_tables_is_searched_for_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_permits, "PAUSE_S", 0.05)
+    monkeypatch.setattr(job_permits, "RECONNECT_S", 0.3)
+    with PermitServer(limit=1) as server:
+
+        async def run() -> None:
+            loop, n_failures = asyncio.get_running_loop(), iter(range(2))
+            found, connect = JobPermits(server.address), loop.create_connection
+
+            async def connect_later(*args: Any) -> Any:
+                if next(n_failures, None) is not None:
+                    raise ConnectionRefusedError
+                return await connect(*args)
+
+            (await found.ask("h")).result()
+            found.give("h")
+            assert found._transport is not None
+            found._transport.abort()
+            await asyncio.sleep(0.5)
+            monkeypatch.setattr(loop, "create_connection", connect_later)
+            assert (await asyncio.wait_for(found.ask("h"), 5)).done()
+            found.close()
+
+        asyncio.run(run())
+
+
+def test_a_name_with_and_without_its_final_dot_is_one_host(web: TinyWeb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", Names().getaddrinfo)
+    urls = [f"http://{name}:{web.port}/busy/{i}" for i, name in enumerate(("ok0.test", "ok0.test.") * 4)]
+    assert reasons(Download(config(concurrency_per_host=2))(table(*urls))) == [None] * 8
+    assert web.max_busy == 2
 
 
 @pytest.mark.parametrize("answers", [False, True])

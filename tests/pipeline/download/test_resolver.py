@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.download import resolver
 from pipeline.download.addresses import PrivateAddressError
+from pipeline.download.pulse import Pulse
 from pipeline.download.resolver import NameLookupError, Resolver
 from pipeline.download.shortage import Shortage
 from pipeline.download.stage import Download
@@ -34,7 +35,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
 
 def new_resolver(concurrency: int = 128, timeout_s: float = 5.0) -> Resolver:
     shortage = Shortage(asyncio.get_running_loop().time)
-    return Resolver(frozenset(), concurrency, timeout_s, 8 * concurrency, shortage)
+    return Resolver(frozenset(), concurrency, timeout_s, 8 * concurrency, shortage, Pulse())
 
 
 @pytest.mark.parametrize("n_dead", [1, 4, 16, 40])

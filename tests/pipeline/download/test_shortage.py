@@ -19,6 +19,7 @@ from pipeline.download import client, open_files, shortage, stage
 from pipeline.download.config import DownloadConfig
 from pipeline.download.failures import FetchError
 from pipeline.download.open_files import Shares, lacks_files, share_files
+from pipeline.download.pulse import Pulse
 from pipeline.download.resolver import NameLookupError, Resolver
 from pipeline.download.shortage import Shortage, has_source
 from pipeline.download.stage import Download
@@ -197,7 +198,7 @@ def test_a_name_that_alone_is_invalid_costs_its_own_row(monkeypatch: pytest.Monk
     monkeypatch.setattr(socket, "getaddrinfo", names.getaddrinfo)
 
     async def run() -> None:
-        found = Resolver(frozenset(), 8, 5.0, 8, Shortage(asyncio.get_running_loop().time))
+        found = Resolver(frozenset(), 8, 5.0, 8, Shortage(asyncio.get_running_loop().time), Pulse())
         asking = asyncio.create_task(found.lookup("bad0.test"))
         for i in range(40):
             assert await found.lookup(f"ok{i}.test") == ("127.0.0.1",)
