@@ -72,7 +72,7 @@ class BatchBuilder:
 
     def __post_init__(self) -> None:
         self.reader = RunReader(self.index)
-        self.segmenter = Segmenter(self.tokenizer) if self.layout != "hycoclip" else None
+        self.segmenter = Segmenter(self.tokenizer)  # for the samples that have a subreddit, in whatever layout
 
     def build(self, position: int, draw: Draw) -> tuple[dict[str, Any], BatchReport]:
         """Return the fields of a `trainer.batch.Batch` of the samples of `draw`, and a report.
@@ -149,7 +149,7 @@ class BatchBuilder:
 
         A caption with a parse gets no prefix, because the offsets in the parse count from the start of the caption.
         """
-        if sample.subreddit is None or sample.words is not None or self.segmenter is None:
+        if sample.subreddit is None or sample.words is not None:
             return sample.caption
         if generator.random() >= self.config.subreddit_probability:
             return sample.caption
