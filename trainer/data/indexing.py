@@ -8,6 +8,7 @@ import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -90,8 +91,8 @@ def index_shards(
         known = list(map_concurrently(partial(read_index, needs=needs), part))
         rest = [shard for shard, index in zip(part, known, strict=True) if index is None]
         scanned = scan_shards(rest, folder, parallel)
-        for index in known:
-            yield next(scanned) if index is None else index
+        for shard, index in zip(part, known, strict=True):
+            yield replace(next(scanned) if index is None else index, modified=shard.modified)
 
 
 def scan_shards(facts: Sequence[ShardFacts], folder: str, parallel: bool) -> Iterator[ShardIndex]:

@@ -30,7 +30,7 @@ class RunReader:
     n_requests: int = 0
 
     def __post_init__(self) -> None:
-        self.files = ByteRangeReader(self.index.shard_bytes)
+        self.files = ByteRangeReader(self.index.stored)
 
     def read(self, samples: Sequence[int], ahead: Sequence[int] | None = None) -> list[bytes]:
         """Return the bytes of samples; the next `ahead[i]` samples after `samples[i]` are needed later.
