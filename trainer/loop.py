@@ -74,8 +74,8 @@ def resume(run: Run) -> None:
             return [] if run.config.resume == "anyway" else differences(saved, run.config)
 
         if run.config.resume != "anyway":
-            on_rank_0(partial(check_shards, run.loader.versions, run.loader.urls, output))
-        run.step, loader_state = restore_checkpoint(last, run, run.process, changed)
+            on_rank_0(partial(check_shards, run.loader.versions, run.loader.urls, output, run.folder.url))
+        run.step, loader_state = restore_checkpoint(last, run, run.process, changed, run.folder.shown(last))
         run.loader.load_state_dict(loader_state)
     if run.process.is_main:
         with write_errors_explained(output / "config.yaml"):

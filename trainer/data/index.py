@@ -100,6 +100,10 @@ class Index:
         shard, row = self.locate(sample)
         return shard.byte_range(row)
 
+    def n_bytes(self, sample: int) -> int:
+        """Return the size of a sample in bytes."""
+        return int(self.places.read(sample, 1)[0, 1])
+
     @property
     def stored(self) -> dict[str, Stored]:
         """The sizes and versions of the shards when they were indexed, by URL."""

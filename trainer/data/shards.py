@@ -2,7 +2,6 @@
 
 import logging
 import math
-import mmap
 import os
 import time
 from collections import OrderedDict
@@ -21,6 +20,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_OPEN_FILES: Final = 384  # per process, with room for its other files below 512
+CHUNK_BYTES: Final = 1 << 17  # of a local file, which one read takes while its headers are walked
 MAX_ATTEMPTS: Final = 4  # for each read from a remote store, with pauses of 1, 2 and 4 seconds
 COMPARE_S: Final = 300.0  # between two comparisons of a remote shard with its version in the index
 
@@ -39,18 +39,32 @@ class ShardFile:
     def __init__(self, url: str) -> None:
         fs, path = remote.open_store(url)
         self.url = url
-        self.map: mmap.mmap | None = None
+        self.is_local = is_local(fs)
+        self.start, self.chunk = 0, b""  # the last bytes that were read from a local file
         with read_errors_explained(url):
-            self.file = open(path, "rb") if is_local(fs) else fs.open(path, "rb")  # noqa: SIM115
+            self.file = open(path, "rb", buffering=0) if self.is_local else fs.open(path, "rb")  # noqa: SIM115
             self.size = int(self.file.seek(0, os.SEEK_END))
-        if is_local(fs) and self.size:
-            self.map = mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Read `length` bytes starting at `offset`, or fewer at the end of the shard."""
-        if self.map is not None:
-            return self.map[offset : offset + length]
-        return read_with_retries(partial(self._read_remote, offset, length), self.url)
+        if not self.is_local:
+            return read_with_retries(partial(self._read_remote, offset, length), self.url)
+        first = offset - self.start
+        if first < 0 or first + length > len(self.chunk):
+            self._read_chunk(offset, max(length, CHUNK_BYTES))
+            first = 0
+        return self.chunk[first : first + length]
+
+    def _read_chunk(self, offset: int, length: int) -> None:
+        """Read a chunk of a local file. Not mapped into memory: a page that is truncated away would end the process."""
+        length = max(0, min(length, self.size - offset))
+        with read_errors_explained(self.url):
+            self.start, self.chunk = offset, os.pread(self.file.fileno(), length, offset)
+        if len(self.chunk) < length:
+            raise UserError(
+                f"{self.url} became shorter while it was indexed: it had {self.size} bytes; create or download it "
+                "again, then repeat the command"
+            )
 
     def _read_remote(self, offset: int, length: int) -> bytes:
         self.file.seek(offset)
@@ -58,8 +72,6 @@ class ShardFile:
         return data
 
     def close(self) -> None:
-        if self.map is not None:
-            self.map.close()
         self.file.close()
 
     def __enter__(self) -> "ShardFile":
@@ -136,7 +148,7 @@ class ByteRangeReader:
         self.versions[path] = present
 
     def _check_stores(self, urls: Sequence[str]) -> None:
-        """Compare the remote shards `urls` with their versions in the index, each after its first read and then at times."""
+        """Compare remote shards with their versions in the index, each after its first read and then at times."""
         now = time.monotonic()
         due = [url for url in urls if url in self.indexed and self.compared.get(url, -math.inf) < now - COMPARE_S]
         for url, info in zip(due, remote.map_concurrently(ask_store, due), strict=True):

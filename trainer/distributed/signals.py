@@ -33,8 +33,8 @@ class StopRequest:
 def stop_signals() -> Iterator[StopRequest]:
     """Record SIGTERM, SIGUSR1 or SIGINT, so that the loop stops within two steps.
 
-    A second one that does not repeat the first ends the process at once. Schedulers announce a preemption by SIGTERM, or
-    by SIGUSR1 (`sbatch --signal=USR1@60`).
+    A second one that does not repeat the first ends the process at once. Schedulers announce a preemption by SIGTERM,
+    or by SIGUSR1 (`sbatch --signal=USR1@60`).
 
     Signals reach the main thread only: in another thread, such as that of a Ray Train worker, nothing is recorded.
     """
