@@ -19,7 +19,7 @@ from trainer.config import TrainConfig, as_dict, differences
 from trainer.copies import BatchCopies
 from trainer.data.versions import check_shards, record_shards
 from trainer.distributed.gather import all_ranks
-from trainer.distributed.process import process_group, report_lost_processes
+from trainer.distributed.process import Process, process_group, report_lost_processes
 from trainer.distributed.rank_zero import on_rank_0
 from trainer.distributed.signals import StopRequest, stop_signals
 from trainer.health import Health
@@ -74,8 +74,8 @@ def resume(run: Run) -> None:
             return [] if run.config.resume == "anyway" else differences(saved, run.config)
 
         if run.config.resume != "anyway":
-            on_rank_0(partial(check_shards, run.loader.versions, run.loader.urls, output))
-        run.step, loader_state = restore_checkpoint(last, run, run.process, changed)
+            on_rank_0(partial(check_shards, run.loader.versions, run.loader.urls, output, run.folder.url))
+        run.step, loader_state = restore_checkpoint(last, run, run.process, changed, run.folder.shown(last))
         run.loader.load_state_dict(loader_state)
     if run.process.is_main:
         with write_errors_explained(output / "config.yaml"):
@@ -176,7 +176,8 @@ def take_steps(session: Session) -> bool:
                 session.copies.start()
         session.meter.samples += run.config.batch_size
         # The values of a step are read once the next one has been queued, unless they are needed now.
-        while len(queue) > (0 if is_stopping or is_due(run) else 1):
+        reads_now = is_due(run) or reads_at_once(run.process, is_requested)
+        while len(queue) > (0 if reads_now or is_stopping else 1):
             is_stopping |= report(session, queue.popleft())
         with session.meter.paused():
             is_stopping = evaluate_and_save_if_due(session, is_stopping)
@@ -188,6 +189,14 @@ def is_due(run: Run) -> bool:
     config, step = run.config, run.step
     periods = (config.log.every, config.save.every, config.evaluation.every)
     return step == config.optim.steps or any(n > 0 and step % n == 0 for n in periods)
+
+
+def reads_at_once(process: Process, is_requested: bool) -> bool:
+    """True if reading the values of a step costs nothing, or tells a single process to stop.
+
+    Equal on all ranks, since they must stop after the same step.
+    """
+    return process.device.type == "cpu" or (is_requested and process.world_size == 1)
 
 
 def report(session: Session, step: PendingStep) -> bool:

@@ -15,6 +15,7 @@ from common.devices import torch_dtype
 from common.errors import UserError
 from trainer.batch import Batch, Losses
 from trainer.build import Run
+from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import average, average_unsharded_gradients, gradient_norm
 from trainer.metrics.writers import named_values
 from trainer.models.nonfinite import describe_nonfinite
@@ -52,7 +53,7 @@ class PendingStep:
         is_stuck = run.skipped >= min(MAX_SKIPPED, run.config.optim.steps)
         if values.pop("fatal") > 0 or is_stuck:
             compute_gradients(run, self.batch)  # again: the steps after this one have replaced them
-            last = run.folder.newest_checkpoint()
+            last = all_ranks(run.folder.newest_checkpoint())[0]  # of rank 0, which writes them
             message = describe_nonfinite(run.model, self.batch, values, self.number, last)
             raise UserError(f"fp16 has skipped {run.skipped} steps in a row; {message}" if is_stuck else message)
         return values

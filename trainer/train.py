@@ -26,7 +26,8 @@ resume a run that was stopped: it continues from its last checkpoint.
 
 {EXIT_CODES}
 138 preempted (SIGUSR1).
-After the first step, SIGTERM, SIGUSR1 or Ctrl-C stops the run with a checkpoint; a second one ends it at once.
+After the first step, SIGTERM, SIGUSR1 or Ctrl-C stops the run with a checkpoint. A second Ctrl-C ends it at once, and
+so does another signal that comes more than ten seconds after the first.
 """
 
 

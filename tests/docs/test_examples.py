@@ -9,7 +9,7 @@ import pytest
 from pipeline.write.config import WriteConfig
 from pipeline.write.stage import write_shard
 from tests.pipeline.write.shards import CAPTION, PROVENANCE, dropped_row, kept_row, plan, table
-from trainer.data.loader import preserve_sigchld_handler
+from trainer.data.workers import preserve_sigchld_handler
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("read_*.py"))

@@ -11,6 +11,9 @@ import boto3
 import pytest
 from safetensors.torch import load
 
+from common.errors import UserError
+from tests.trainer.data.loading import small_loader, take
+from tests.trainer.data.samples import train_files, write_shards
 from tests.trainer.small_run import SMALL, write_data
 from trainer import loop, train
 from trainer.checkpoints.folder import MARK, RunFolder
@@ -99,3 +102,16 @@ def test_a_bucket_that_does_not_exist_is_an_error_that_names_the_output(
     output[-2] = "output=s3://no-such-bucket/run"
     assert train.main([*output, "steps=5"]) == 2
     assert "s3://no-such-bucket/run" in capsys.readouterr().err
+
+
+def test_a_shard_replaced_by_one_of_equal_size_stops_the_run(bucket: Any, tmp_path: Path) -> None:
+    def upload(name: str) -> None:
+        content = write_shards(tmp_path / name, [8], lambda n: train_files(n) | {"child.txt": name.encode()})
+        bucket.put_object(Bucket=BUCKET, Key="shards/00000.tar", Body=(content / "00000.tar").read_bytes())
+
+    upload("cat")
+    assert len(take(small_loader(f"s3://{BUCKET}/shards"), 2)) == 2
+    source = small_loader(f"s3://{BUCKET}/shards")
+    upload("dog")
+    with pytest.raises(UserError, match=r"s3://runs/shards/00000\.tar was replaced during the run; restore it"):
+        next(iter(source))

@@ -2,8 +2,10 @@
 
 import json
 import math
+import multiprocessing
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,17 @@ def test_a_run_that_receives_sigterm_saves_a_checkpoint_and_logs_it(tmp_path: Pa
     assert newest_checkpoint(output / "checkpoints") == output / "checkpoints" / "step_00000008"
     assert run_forked(output) == [0]
     assert read_metrics(output) == read_metrics(uninterrupted)
+
+
+def test_a_signal_that_reaches_the_loader_processes_too_saves_a_checkpoint_after_the_next_step(tmp_path: Path) -> None:
+    def terminate_all() -> None:
+        for stop in ("-USR1", "-TERM"):
+            workers = [str(process.pid) for process in multiprocessing.active_children()]
+            subprocess.run(["kill", stop, *workers, str(os.getpid())], check=True)
+
+    output, others = tmp_path / "run", ["data.workers=2", "log.every=1000", "save.every=1000"]
+    assert run_forked(output, *others, at=4, faults=[terminate_all]) == [128 + signal.SIGUSR1]
+    assert [path.name for path in list_checkpoints(output / "checkpoints")] == ["step_00000005"]
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGUSR1])

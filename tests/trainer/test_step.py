@@ -16,6 +16,7 @@ from trainer import loop, step
 from trainer.batch import Batch, Losses
 from trainer.build import Run, build_tokenizer, new_model
 from trainer.checkpoints.released import write_released
+from trainer.distributed.process import Process
 from trainer.optim import build_optimizer
 from trainer.step import MAX_SKIPPED, start_step, update
 
@@ -45,9 +46,16 @@ def test_a_step_needs_no_value_of_the_device(tmp_path: Path, monkeypatch: pytest
     assert found.step == 2
 
 
+def test_a_gpu_reads_the_values_of_a_step_after_the_next_one_unless_it_is_alone_and_asked_to_stop() -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert [loop.reads_at_once(Process(device=gpu, world_size=n), True) for n in (1, 2)] == [True, False]
+    assert [loop.reads_at_once(Process(device=device), False) for device in (gpu, cpu)] == [False, True]
+
+
 def test_the_values_of_a_step_are_read_after_the_next_one_unless_they_are_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loop, "reads_at_once", lambda *_: False)  # as on GPUs
     events: list[str] = []
     real_start, real_read = loop.start_step, step.PendingStep.read
 
@@ -104,6 +112,7 @@ def write_run_with_nan(tmp_path: Path, at: int) -> list[str]:
 def test_a_nan_that_is_read_late_changes_no_weight_and_ends_the_run_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(loop, "reads_at_once", lambda *_: False)  # as on GPUs
     arguments = write_run_with_nan(tmp_path, at=6)
     weights: dict[int, torch.Tensor] = {}
     real_start = loop.start_step

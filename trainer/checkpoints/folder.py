@@ -5,22 +5,27 @@ the other files of the run are uploaded before it, so that they are never older 
 """
 
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from common.errors import UserError
-from common.process import machine
+from common.process import ProcessId, machine, this_process
 from common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
 from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process, true_on_all_ranks
 
 logger = logging.getLogger(__name__)
 
+PREFIX: Final = "hypergrit-run-"
+"""Of the temporary folders. The identity of the process follows, and then what `tempfile` adds."""
+NOT_UPLOADED: Final = (".", "wandb/")
+"""Beginnings of the names of files that stay on this machine: drafts, and what wandb uploads to its own server."""
 CHECKPOINTS: Final = "checkpoints"
 MARK: Final = "state.json"
 """File of a checkpoint that makes it complete at a URL."""
@@ -37,12 +42,13 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step_*"))
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunFolder:
     """The folder of a run on this machine, and the URL or path that the user gave."""
 
     url: str
     path: Path
+    uploaded: str = ""  # name of the newest complete checkpoint at the URL, as far as this process knows
 
     @property
     def is_remote(self) -> bool:
@@ -50,9 +56,23 @@ class RunFolder:
         return "://" in self.url
 
     def newest_checkpoint(self) -> str | None:
-        """Path or URL of the newest complete checkpoint; None without one."""
+        """Path or URL of the newest complete checkpoint; None without one.
+
+        At a URL, rank 0 knows those of this run, and the others know those that the run began with.
+        """
+        if self.is_remote:
+            return self.shown(self.path / CHECKPOINTS / self.uploaded) if self.uploaded else None
         found = newest_checkpoint(self.path / CHECKPOINTS)
-        return f"{self.url}/{CHECKPOINTS}/{found.name}" if found and self.is_remote else str(found) if found else None
+        return str(found) if found else None
+
+    def shown(self, path: Path) -> str:
+        """The path or URL by which a message names a file or folder of the run."""
+        return f"{self.url}/{path.relative_to(self.path)}" if self.is_remote else str(path)
+
+    def note_downloaded(self) -> None:
+        """Note the checkpoint that was downloaded, also by another process of this machine."""
+        found = newest_checkpoint(self.path / CHECKPOINTS)
+        self.uploaded = found.name if found else ""
 
     def fetch(self) -> None:
         """Download the newest checkpoint and the files beside the checkpoints. Raises UserError and `store_errors`."""
@@ -72,6 +92,7 @@ class RunFolder:
             fs.get_file(f"{root}/{name}", str(target))
 
         list(map_concurrently(download, wanted))
+        self.note_downloaded()
 
     def upload_checkpoint(self, checkpoint: Path, keep: int) -> None:
         """Upload a checkpoint and the files beside the checkpoints, then remove all but the newest `keep` checkpoints.
@@ -89,6 +110,7 @@ class RunFolder:
             files = [path.name for path in checkpoint.iterdir() if path.name != MARK]
             list(map_concurrently(lambda file: self._upload(fs, root, f"{name}/{file}"), files))
             self._upload(fs, root, f"{name}/{MARK}")
+        self.uploaded = checkpoint.name
         complete = sorted({name, *(key for key, files in before.items() if MARK in files)})
         for old in (before.keys() | {name}) - set(complete[-keep:]):
             for file in sorted(before.get(old, ()), key=lambda file: file != MARK):
@@ -97,16 +119,25 @@ class RunFolder:
     def upload_files(self) -> None:
         """Upload all files but the checkpoints. Nothing is done for a folder without a URL.
 
-        Raises UserError if the URL cannot be written.
+        Files that disappear meanwhile, such as temporary ones, are skipped. Raises UserError if the URL cannot be
+        written.
         """
         if not self.is_remote:
             return
         fs, root = open_store(self.url)
-        names = [str(path.relative_to(self.path)) for path in self.path.rglob("*") if path.is_file()]
+        names = [
+            os.path.relpath(os.path.join(top, file), self.path)
+            for top, _, found in os.walk(self.path)
+            for file in found
+        ]
         try:
             for name in names:
-                if not name.startswith((f"{CHECKPOINTS}/", ".")):
-                    self._upload(fs, root, name)
+                if not name.startswith((f"{CHECKPOINTS}/", *NOT_UPLOADED)) and not name.endswith(".tmp"):
+                    try:
+                        self._upload(fs, root, name)
+                    except FileNotFoundError:
+                        if (self.path / name).exists():  # else the store lacks something, such as the bucket
+                            raise
         except store_errors(ValueError) as error:
             raise UserError(
                 f"output={self.url} cannot be written: {one_line(error)}; create the bucket and allow to write to it, "
@@ -145,7 +176,8 @@ def open_run_folder(url: str, process: Process) -> Iterator[RunFolder]:
     if "://" not in url:
         yield RunFolder(url, Path(url))
         return
-    mine = Path(tempfile.mkdtemp(prefix="hypergrit-run-"))
+    remove_abandoned_copies(Path(tempfile.gettempdir()))
+    mine = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{this_process()}."))
     try:
         # Not by host names: nodes may have equal ones.
         shared = Path(next(path for name, path in all_ranks((machine(), str(mine))) if name == machine()))
@@ -158,6 +190,17 @@ def open_run_folder(url: str, process: Process) -> Iterator[RunFolder]:
                 problem = one_line(error)
         if not true_on_all_ranks(not problem, process):
             raise UserError(f"output={url} cannot be read: {problem or 'another process names the reason'}")
+        folder.note_downloaded()
         yield folder
     finally:
         shutil.rmtree(mine, ignore_errors=True)
+
+
+def remove_abandoned_copies(parent: Path) -> None:
+    """Remove the temporary folders in `parent` that killed runs of this user and machine have left."""
+    for path in parent.glob(f"{PREFIX}*.*"):
+        process = ProcessId.parse(path.name.removeprefix(PREFIX).partition(".")[0])
+        with suppress(OSError):
+            if process and process.is_alive() is False and path.lstat().st_uid == os.getuid() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+                logger.info("%s removed: the run that it belonged to was killed", path)

@@ -29,6 +29,7 @@ from trainer.models.dual_encoder import DualEncoder
 logger = logging.getLogger(__name__)
 
 FORMAT: Final = 1
+TENSORS: Final = "state.safetensors"
 ADAM_KEYS: Final = ("exp_avg", "exp_avg_sq", "step")
 """Entries of AdamW's state for each parameter."""
 SHOWN_DIFFERENCES: Final = 3
@@ -49,56 +50,62 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 
 def restore_checkpoint(
-    path: Path, training: TrainingState, process: Process, changed: Callable[[dict[str, Any]], list[str]]
+    path: Path,
+    training: TrainingState,
+    process: Process,
+    changed: Callable[[dict[str, Any]], list[str]],
+    shown: str = "",
 ) -> tuple[int, dict[str, Any]]:
     """Restore model, optimizer, scaler and random number generators. Return the step and the loader state of this rank.
 
     `changed` receives the configuration of the checkpoint and returns a description of each setting that must equal
     that of the run, but differs. The generators are restored only if the number of ranks is that of the checkpoint.
+    Messages name the checkpoint `shown`, the URL of which `path` is a copy.
 
     Raises UserError if such a setting differs, if tensors do not fit, or if a file cannot be read.
     """
-    state = read_json(path / MARK)
+    shown = shown or str(path)
+    state = read_json(path / MARK, shown)
     if state.get("format") != FORMAT:
         raise UserError(
-            f"{path} has format {state.get('format')}, but this version reads format {FORMAT}; resume with the version "
+            f"{shown} has format {state.get('format')}, but this version reads format {FORMAT}; resume with the version "
             "that saved it, or give another output="
         )
-    check_unchanged(path, changed(state["config"]))
+    check_unchanged(shown, changed(state["config"]))
     same_ranks = state["ranks"] == process.world_size
     # The loader has the same position on all ranks, so any file serves if the number of ranks has changed.
-    rank_state = read_json(rank_file(path, process.rank if same_ranks else 0))
-    load_tensors(path, training)
+    rank_state = read_json(rank_file(path, process.rank if same_ranks else 0), shown)
+    load_tensors(path, training, shown)
     training.scaler.load_state_dict(state["scaler"])
     if same_ranks:
         set_random_state(rank_state["random"], process.device)
     else:
         logger.warning(
             "%s was saved by %d processes and this run has %d: the random number generators are not restored",
-            path,
+            shown,
             state["ranks"],
             process.world_size,
         )
     return int(state["step"]), rank_state["loader"]
 
 
-def check_unchanged(path: Path, differences: list[str]) -> None:
+def check_unchanged(shown: str, differences: list[str]) -> None:
     """Raise UserError if settings differ from those of the checkpoint."""
     if differences:
         n_more = len(differences) - SHOWN_DIFFERENCES
         raise UserError(
-            f"{path} belongs to a run with different settings: {'; '.join(differences[:SHOWN_DIFFERENCES])}"
+            f"{shown} belongs to a run with different settings: {'; '.join(differences[:SHOWN_DIFFERENCES])}"
             f"{f'; and {n_more} more' if n_more > 0 else ''}. Restore these settings, give another output=, or set "
             "resume=anyway to resume with the new settings"
         )
 
 
-def load_tensors(path: Path, training: TrainingState) -> None:
+def load_tensors(path: Path, training: TrainingState, shown: str) -> None:
     """Copy the tensors of a checkpoint into model and optimizer. Raises UserError if one is missing or does not fit."""
     targets = {f"model/{name}": value for name, value in training.model.state_dict().items()}
     parameters = dict(training.model.named_parameters())
     try:
-        with safe_open(path / "state.safetensors", framework="pt") as file:
+        with safe_open(path / TENSORS, framework="pt") as file:
             names = set(file.keys())
             for name in sorted(names):
                 if name.startswith("optimizer/"):
@@ -108,19 +115,19 @@ def load_tensors(path: Path, training: TrainingState) -> None:
             if unmatched := sorted(names ^ targets.keys()):
                 side = "the checkpoint" if unmatched[0] in names else "the model"
                 raise UserError(
-                    f"{path} does not fit this model: only {side} has {unmatched[0].split('/', 1)[-1]}; restore the "
+                    f"{shown} does not fit this model: only {side} has {unmatched[0].split('/', 1)[-1]}; restore the "
                     "settings of the checkpoint, or give another output="
                 )
             for name, target in targets.items():
                 value = file.get_tensor(name)
                 if value.shape != target.shape:
                     raise UserError(
-                        f"{path} does not fit this model: {name} is {list(value.shape)}, not {list(target.shape)}; "
+                        f"{shown} does not fit this model: {name} is {list(value.shape)}, not {list(target.shape)}; "
                         "restore the settings of the checkpoint, or give another output="
                     )
                 copy_sharded(target, value)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error}); remove it to resume from the checkpoint before it") from None
+        raise UserError(f"{shown}/{TENSORS} cannot be read ({error}); {removal(shown)}") from None
 
 
 def new_adam_state(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, key: str) -> Tensor:
@@ -131,9 +138,15 @@ def new_adam_state(optimizer: torch.optim.Optimizer, parameter: torch.nn.Paramet
     return value
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a checkpoint. Raises UserError if it is damaged."""
+def read_json(path: Path, shown: str) -> dict[str, Any]:
+    """Read a JSON file of the checkpoint `shown`. Raises UserError if it is damaged."""
     try:
         return read_object(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"{error}; remove {path.parent} to resume from the checkpoint before it") from None
+        problem = str(error).replace(str(path.parent), shown)
+        raise UserError(f"{problem}; {removal(shown)}") from None
+
+
+def removal(shown: str) -> str:
+    """The advice to remove a damaged checkpoint; at a URL, the object without which it is not complete."""
+    return f"remove {f'{shown}/{MARK}' if '://' in shown else shown} to resume from the checkpoint before it"

@@ -9,7 +9,7 @@ import shutil
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -22,8 +22,12 @@ from common.remote import one_line, store_errors
 from common.weights import save_tensors
 from trainer.checkpoints.folder import CHECKPOINTS, MARK, RunFolder, list_checkpoints
 from trainer.checkpoints.rng import random_state
-from trainer.checkpoints.run import ADAM_KEYS, FORMAT, TrainingState, rank_file
+from trainer.checkpoints.run import ADAM_KEYS, FORMAT, TENSORS, TrainingState, rank_file
+from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process, full_tensor, true_on_all_ranks
+
+FIX_DISK: Final = "free disk space"
+FIX_STORE: Final = "check the network, the bucket and the permission to write to it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +51,7 @@ class CheckpointWriter:
         self.folder, self.keep, self.process = folder, keep, process
         self.thread: threading.Thread | None = None
         self.step = -1  # of the last checkpoint
-        self.problem = ""
+        self.problem, self.fix = "", FIX_DISK
         self.bug: Exception | None = None
 
     @property
@@ -74,12 +78,12 @@ class CheckpointWriter:
             raise self.bug
         if true_on_all_ranks(not self.problem, self.process):
             return
-        last = self.folder.newest_checkpoint()
+        last = all_ranks(self.folder.newest_checkpoint())[0]
         raise UserError(
             f"the checkpoint of step {self.step} cannot be written to {self.folder.url}: "
             f"{self.problem or 'process 0 names the reason'}. "
             + (f"{last} is complete" if last else "There is no earlier checkpoint")
-            + "; free disk space, then repeat the command to resume"
+            + f"; {self.fix}, then repeat the command to resume"
         )
 
     def close(self) -> None:
@@ -91,9 +95,11 @@ class CheckpointWriter:
     def _write(self, snapshot: Snapshot) -> None:
         draft, final = (self.folder.path / CHECKPOINTS / f"{kind}_{snapshot.step:08d}" for kind in (".draft", "step"))
         try:
+            self.fix = FIX_DISK
             write_checkpoint(snapshot, draft, final)
             for old in list_checkpoints(final.parent)[: -self.keep]:
                 shutil.rmtree(old, ignore_errors=True)
+            self.fix = FIX_STORE if self.folder.is_remote else FIX_DISK
             self.folder.upload_checkpoint(final, self.keep)
         except store_errors(SafetensorError, UserError) as error:
             self.problem = one_line(error)
@@ -151,7 +157,7 @@ def write_checkpoint(snapshot: Snapshot, draft: Path, final: Path) -> None:
         snapshot.ready.synchronize()
     create_draft(draft)
     tensors = {name: value.contiguous() for name, value in snapshot.tensors.items()}
-    save_tensors(tensors, draft / "state.safetensors")
+    save_tensors(tensors, draft / TENSORS)
     (draft / MARK).write_text(json.dumps(snapshot.state))
     for rank, state in enumerate(snapshot.ranks):
         rank_file(draft, rank).write_text(json.dumps(state))

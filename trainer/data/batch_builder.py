@@ -23,7 +23,7 @@ from trainer.data.crops import draw_crop
 from trainer.data.index import Index
 from trainer.data.layouts import read_sample
 from trainer.data.order import Draw, Order
-from trainer.data.runs import RunReader
+from trainer.data.runs import MAX_SAMPLE_BYTES, RunReader
 from trainer.data.samples import BadSample, Box, Sample, open_image, sample_key
 from trainer.data.subreddits import Segmenter
 from trainer.text.syntax import WordTree, align, collate_trees
@@ -72,7 +72,7 @@ class BatchBuilder:
 
     def __post_init__(self) -> None:
         self.reader = RunReader(self.index)
-        self.segmenter = Segmenter(self.tokenizer) if self.layout != "hycoclip" else None
+        self.segmenter = Segmenter(self.tokenizer)  # for the samples that have a subreddit, in whatever layout
 
     def build(self, position: int, draw: Draw) -> tuple[dict[str, Any], BatchReport]:
         """Return the fields of a `trainer.batch.Batch` of the samples of `draw`, and a report.
@@ -85,21 +85,22 @@ class BatchBuilder:
         if "boxes" in self.needs and self.config.boxes == "random":
             rows.boxes = self.empty_images(len(samples))
         report = BatchReport()
-        contents = self.reader.read(samples, draw.ahead.tolist())
-        for row, sample in enumerate(samples):
-            data, chosen = contents[row], sample
+        contents = self.reader.read_parts(samples, draw.ahead.tolist())
+        for row, (sample, content) in enumerate(zip(samples, contents, strict=True)):
+            data, chosen = content, sample
             for attempt in range(MAX_ATTEMPTS):
                 generator = random.Random(f"{self.config.seed}:{position + row}:{attempt}")
                 if attempt:
                     chosen = self.replacement(position + row, attempt)
                     data = self.reader.read([chosen])[0]
                 try:
+                    self.check_size(chosen)
                     self.add_sample(rows, row, read_sample(data, self.layout, self.needs), chosen, generator)
                     break
                 except BadSample as bad:
                     report.counts[f"bad/{bad.reason}"] += 1
                     if len(report.bad_samples) < MAX_REPORTED:
-                        report.bad_samples.append(f"{self.index.url(chosen)}: {sample_key(data)}: {bad}")
+                        report.bad_samples.append(f"{self.index.url(chosen)}: {sample_key(data) or chosen}: {bad}")
             else:
                 report.error = (
                     f"{MAX_ATTEMPTS} bad samples in a row, among them {report.bad_samples[-1]}; "
@@ -108,6 +109,12 @@ class BatchBuilder:
                 return {}, report
         report.counts["samples"] += len(samples)
         return self.collate(rows), report
+
+    def check_size(self, sample: int) -> None:
+        """Raise BadSample for a sample that is too large to be read."""
+        size = self.index.n_bytes(sample)
+        if size > MAX_SAMPLE_BYTES:
+            raise BadSample("too_large", f"the sample has {size} bytes, more than {MAX_SAMPLE_BYTES}")
 
     def empty_images(self, n: int) -> Image:
         return np.empty((n, self.size_px, self.size_px, 3), np.uint8)
@@ -149,7 +156,7 @@ class BatchBuilder:
 
         A caption with a parse gets no prefix, because the offsets in the parse count from the start of the caption.
         """
-        if sample.subreddit is None or sample.words is not None or self.segmenter is None:
+        if sample.subreddit is None or sample.words is not None:
             return sample.caption
         if generator.random() >= self.config.subreddit_probability:
             return sample.caption

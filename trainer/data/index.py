@@ -5,13 +5,14 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.tar import BLOCK
+from trainer.data.listing import Stored
 from trainer.data.places import Places
 from trainer.data.shards import ByteRange
 
@@ -28,6 +29,7 @@ class ShardIndex:
     starts: NDArray[np.uint32]  # [n] first byte of each sample, divided by 512: headers begin at multiples of it
     sizes: NDArray[np.uint32]  # [n] bytes of each sample, from its first header
     problem: str = ""  # damage that may hide further samples; empty: none
+    modified: str = ""  # ETag or modification time when it was indexed; empty: unknown
 
     @classmethod
     def of(
@@ -61,7 +63,7 @@ class Index:
         for shard in shards:
             places.append(np.stack([shard.starts, shard.sizes], axis=1))
             n_bytes += int(shard.sizes.sum(dtype=np.int64))
-            facts.append((shard.url, shard.n_bytes, len(shard), shard.problem))
+            facts.append((shard.url, shard.n_bytes, len(shard), shard.problem, shard.modified))
         self._set(IndexFacts.of(facts, n_bytes), places)
 
     @classmethod
@@ -98,10 +100,15 @@ class Index:
         shard, row = self.locate(sample)
         return shard.byte_range(row)
 
+    def n_bytes(self, sample: int) -> int:
+        """Return the size of a sample in bytes."""
+        return int(self.places.read(sample, 1)[0, 1])
+
     @property
-    def shard_bytes(self) -> dict[str, int]:
-        """The sizes of the shards in bytes, by URL."""
-        return dict(zip(self.urls, self.facts.n_bytes.tolist(), strict=True))
+    def stored(self) -> dict[str, Stored]:
+        """The sizes and versions of the shards when they were indexed, by URL."""
+        found = map(Stored, self.facts.n_bytes.tolist(), self.facts.modified)
+        return dict(zip(self.urls, found, strict=True))
 
     @property
     def mean_bytes(self) -> float:
@@ -124,21 +131,28 @@ class Index:
 
 @dataclass(frozen=True)
 class IndexFacts:
-    """The part of an index in memory: some 200 bytes per shard."""
+    """The part of an index in memory: some 300 bytes per shard."""
 
     urls: tuple[str, ...]
     n_bytes: NDArray[np.int64]  # sizes of the shards
     counts: tuple[int, ...]  # samples of each shard
     problems: dict[int, str]  # number of a damaged shard -> damage
     n_sample_bytes: int  # of all samples
+    modified: tuple[str, ...]  # ETag or modification time of each shard; empty: unknown
 
     @classmethod
-    def of(cls, shards: Sequence[tuple[str, int, int, str]], n_sample_bytes: int) -> "IndexFacts":
-        """Return the facts of shards with these URLs, sizes, numbers of samples and problems."""
+    def of(cls, shards: Sequence[tuple[str, int, int, str, str]], n_sample_bytes: int) -> "IndexFacts":
+        """Return the facts of shards with these URLs, sizes, numbers of samples, problems and versions."""
         return cls(
             tuple(url for url, *_ in shards),
-            np.array([n_bytes for _, n_bytes, _, _ in shards], np.int64),
-            tuple(n for _, _, n, _ in shards),
-            {number: problem for number, (*_, problem) in enumerate(shards) if problem},
+            np.array([n_bytes for _, n_bytes, *_ in shards], np.int64),
+            tuple(n for _, _, n, *_ in shards),
+            {number: problem for number, (_, _, _, problem, _) in enumerate(shards) if problem},
             n_sample_bytes,
+            tuple(modified for *_, modified in shards),
         )
+
+    def on_another_machine(self) -> "IndexFacts":
+        """These facts for another machine, whose copies of local shards may have other modification times."""
+        kept = (modified if "://" in url else "" for url, modified in zip(self.urls, self.modified, strict=True))
+        return replace(self, modified=tuple(kept))

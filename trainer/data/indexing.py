@@ -8,6 +8,8 @@ import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -90,17 +92,26 @@ def index_shards(
         known = list(map_concurrently(partial(read_index, needs=needs), part))
         rest = [shard for shard, index in zip(part, known, strict=True) if index is None]
         scanned = scan_shards(rest, folder, parallel)
-        for index in known:
-            yield next(scanned) if index is None else index
+        for shard, index in zip(part, known, strict=True):
+            yield replace(next(scanned) if index is None else index, modified=shard.modified)
 
 
 def scan_shards(facts: Sequence[ShardFacts], folder: str, parallel: bool) -> Iterator[ShardIndex]:
-    """Yield the index of each shard from its headers or the cache, computed by a pool of processes if that is faster."""
+    """Yield the index of each shard from its headers or the cache, computed by a pool of processes if that is faster.
+
+    Raises UserError if a shard cannot be read, or if a process is killed.
+    """
     scan = partial(load_or_scan, folder=folder)
     if parallel and len(facts) > MAX_WITHOUT_POOL:
         n_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        with ProcessPoolExecutor(min(n_cpus, MAX_PROCESSES)) as pool:
-            yield from pool.map(scan, facts)
+        try:
+            with ProcessPoolExecutor(min(n_cpus, MAX_PROCESSES)) as pool:
+                yield from pool.map(scan, facts)
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a process that indexes shards was killed, probably because memory ran out; free memory, then repeat "
+                "the command"
+            ) from error
     else:
         yield from map(scan, facts)
 

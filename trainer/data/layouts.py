@@ -28,6 +28,7 @@ from trainer.data.samples import BadSample, Box, Sample, SampleFiles, open_image
 from trainer.text.syntax import Word, read_words
 
 IMAGES: Final = (GRIT_IMAGE, "jpeg", "png", "webp")  # extensions of the image in the layouts grit and pairs
+MAX_SUBREDDIT: Final = 64  # characters; Reddit's names have at most 21
 MIN_BOX_AREA_PX: Final = 32 * 32  # HyCoCLIP's conversion of GRIT keeps only boxes larger than this
 
 
@@ -187,9 +188,9 @@ def read_pair(files: SampleFiles, needs: frozenset[str]) -> Sample:
 
 
 def read_subreddit(fields: dict[str, Any]) -> str | None:
-    """Return the subreddit of a sample of RedCaps; None if the JSON has none."""
+    """Return the subreddit of a sample of RedCaps; None if the JSON has none, or one that is too long for a name."""
     subreddit = fields.get("subreddit")
-    return subreddit if isinstance(subreddit, str) and subreddit else None
+    return subreddit if isinstance(subreddit, str) and 0 < len(subreddit) <= MAX_SUBREDDIT else None
 
 
 def read_image_file(files: SampleFiles) -> bytes:

@@ -65,8 +65,9 @@ def list_facts(urls: Sequence[str]) -> Iterator[ShardFacts]:
     manifests: dict[str, set[str]] = {}
     for folder in dict.fromkeys(url.rpartition("/")[0] for url in urls):
         fs, path = open_store(folder or ".")
+        fs.invalidate_cache(path)  # what this process has listed before may be old
         try:
-            listings[folder] = {_base(info["name"]): _facts_of_store(info) for info in fs.ls(path, detail=True)}
+            listings[folder] = {_base(info["name"]): stored_facts(info) for info in fs.ls(path, detail=True)}
             manifests[folder] = names_in(fs, f"{path.rpartition('/')[0]}/{MANIFEST_FOLDER}") or set()
         except store_errors(ValueError):  # HTTP servers list nothing; other causes have their message for each shard
             listings[folder], manifests[folder] = {}, set()
@@ -86,13 +87,14 @@ def _stored(url: str) -> Stored:
     fs, path = open_store(url)
     with read_errors_explained(url):
         try:
-            return _facts_of_store(fs.info(path))
+            return stored_facts(fs.info(path))
         except FileNotFoundError:
             raise UserError(f"{url} does not exist any more; restore it, then repeat the command") from None
 
 
-def _facts_of_store(info: Mapping[str, Any]) -> Stored:
-    modified = next((str(info[key]) for key in (*ETAGS, *TIMES) if info.get(key) is not None), "")
+def stored_facts(info: Mapping[str, Any]) -> Stored:
+    """Size and version in what fsspec tells of a file."""
+    modified = next((str(info[key]) for key in (*ETAGS, *TIMES) if info.get(key) not in (None, "")), "")
     return Stored(int(info.get("size") or 0), modified)
 
 

@@ -1,19 +1,14 @@
 """An endless, deterministic, resumable stream of batches, independent of the number of loader processes."""
 
 import logging
-import signal
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
-import cv2
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from common.errors import UserError, prefixed
-from common.text import one_line
 from trainer.batch import Batch
 from trainer.data.batch_builder import BatchBuilder, BatchReport
 from trainer.data.config import DataConfig
@@ -23,6 +18,7 @@ from trainer.data.order import BlockOrder, Draw, Order, WindowOrder, block_width
 from trainer.data.probe import probe
 from trainer.data.runs import run_length
 from trainer.data.shared_index import build_shared_index
+from trainer.data.workers import init_worker, next_result, preserve_sigchld_handler
 from trainer.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -242,47 +238,6 @@ class IteratorSampler:
         return self.iterator
 
 
-def next_result(results: Iterator[T]) -> T:
-    """Return the next item of a DataLoader. Raises UserError if one of its processes was killed."""
-    try:
-        return next(results)
-    except (RuntimeError, OSError, EOFError) as error:  # the last two: it died while it sent a batch
-        if not has_dead_process(results) and "DataLoader worker" not in str(error):
-            raise
-        raise UserError(
-            f"a loader process was killed ({one_line(error)}), probably because memory or /dev/shm ran out; lower "
-            f"data.workers or data.prefetch, then repeat the command to resume"
-        ) from error
-
-
-def has_dead_process(results: object) -> bool:
-    """Return True if a process of a DataLoader's iterator has ended. Waits a moment for one that is being killed."""
-    for process in getattr(results, "_workers", ()):  # there is no public list
-        process.join(0.2)
-        if not process.is_alive():
-            return True
-    return False
-
-
-@contextmanager
-def preserve_sigchld_handler() -> Iterator[None]:
-    """Restore the handler of SIGCHLD, which DataLoader replaces when it starts its processes.
-
-    When a loader process dies, DataLoader's handler raises at an arbitrary point of the training code. Without it,
-    the error is raised when the next batch is requested.
-    """
-    before = signal.getsignal(signal.SIGCHLD)
-    yield
-    if threading.current_thread() is threading.main_thread() and before is not None:
-        signal.signal(signal.SIGCHLD, before)
-
-
 def identity(item: T) -> T:
     """Return `item` unchanged, because the batches are already collated."""
     return item
-
-
-def init_worker(_: int) -> None:
-    """Use one thread, and ignore Ctrl-C, which the training process handles."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    cv2.setNumThreads(0)

@@ -1,7 +1,7 @@
 """Read samples in runs: one request for a sample and those after it in its shard that this process needs soon."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,6 +14,10 @@ from trainer.data.shards import ByteRange, ByteRangeReader
 
 MAX_KEPT_BYTES: Final = 512 << 20
 """Bytes of samples that a process keeps for its next batches."""
+MAX_PART_BYTES: Final = 64 << 20
+"""Bytes of samples that are read together."""
+MAX_SAMPLE_BYTES: Final = 64 << 20
+"""Larger samples are not read, since a batch of them would need all memory."""
 MIN_USED: Final = 0.5
 """Smallest share of the bytes of a run that belongs to needed members; with less, samples are read one by one."""
 
@@ -30,14 +34,27 @@ class RunReader:
     n_requests: int = 0
 
     def __post_init__(self) -> None:
-        self.files = ByteRangeReader(self.index.shard_bytes)
+        self.files = ByteRangeReader(self.index.stored)
+
+    def read_parts(self, samples: Sequence[int], ahead: Sequence[int]) -> Iterator[bytes]:
+        """Yield the bytes of samples like `read`, which is called for at most `MAX_PART_BYTES` at a time."""
+        first = n_bytes = 0
+        for place, sample in enumerate(samples):
+            size = self.index.n_bytes(sample)
+            if place > first and n_bytes + size > MAX_PART_BYTES:
+                yield from self.read(samples[first:place], ahead[first:place])
+                first, n_bytes = place, 0
+            n_bytes += size
+        yield from self.read(samples[first:], ahead[first:])
 
     def read(self, samples: Sequence[int], ahead: Sequence[int] | None = None) -> list[bytes]:
         """Return the bytes of samples; the next `ahead[i]` samples after `samples[i]` are needed later.
 
-        Raises UserError if a shard cannot be read or has changed.
+        A sample of more than `MAX_SAMPLE_BYTES` is returned as b"" and not read. Raises UserError if a shard cannot be
+        read or has changed.
         """
         found = {sample: self._take(sample) for sample in samples if sample in self.kept}
+        found |= {sample: b"" for sample in samples if self.index.n_bytes(sample) > MAX_SAMPLE_BYTES}
         wanted = zip(samples, [0] * len(samples) if ahead is None else ahead, strict=True)
         missing = [(sample, n) for sample, n in wanted if sample not in found]
         runs = [self._run(sample, n) for sample, n in missing]
@@ -59,7 +76,8 @@ class RunReader:
         last = row + min(ahead, self.length - 1, len(shard) - 1 - row)
         byte_range = shard.byte_range(row, last)
         used = int(shard.sizes[row : last + 1].sum(dtype=np.int64))
-        if used < MIN_USED * (byte_range.end - byte_range.start):
+        n_bytes = byte_range.end - byte_range.start
+        if used < MIN_USED * n_bytes or n_bytes > MAX_PART_BYTES:
             last, byte_range = row, shard.byte_range(row)
         return shard, row, last, byte_range
 

@@ -16,7 +16,15 @@ from trainer.data.headers import sample_members
 from trainer.text.syntax import Word
 
 Reason = Literal[
-    "damaged", "duplicate_key", "missing_member", "undecodable_image", "bad_json", "no_caption", "no_boxes", "no_parse"
+    "damaged",
+    "duplicate_key",
+    "missing_member",
+    "undecodable_image",
+    "bad_json",
+    "no_caption",
+    "no_boxes",
+    "no_parse",
+    "too_large",
 ]
 
 

@@ -1,24 +1,28 @@
 """Read byte ranges of shards from local disks and from any store with an fsspec URL."""
 
 import logging
-import mmap
+import math
 import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from fsspec import AbstractFileSystem
 
 from common import remote
 from common.errors import UserError
 from common.shards import is_local, read_errors_explained
+from trainer.data.listing import ETAGS, Stored, stored_facts
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_OPEN_FILES: Final = 384  # per process, with room for its other files below 512
+CHUNK_BYTES: Final = 1 << 17  # of a local file, which one read takes while its headers are walked
 MAX_ATTEMPTS: Final = 4  # for each read from a remote store, with pauses of 1, 2 and 4 seconds
+COMPARE_S: Final = 300.0  # between two comparisons of a remote shard with its version in the index
 
 
 class ByteRange(NamedTuple):
@@ -35,18 +39,32 @@ class ShardFile:
     def __init__(self, url: str) -> None:
         fs, path = remote.open_store(url)
         self.url = url
-        self.map: mmap.mmap | None = None
+        self.is_local = is_local(fs)
+        self.start, self.chunk = 0, b""  # the last bytes that were read from a local file
         with read_errors_explained(url):
-            self.file = open(path, "rb") if is_local(fs) else fs.open(path, "rb")  # noqa: SIM115
+            self.file = open(path, "rb", buffering=0) if self.is_local else fs.open(path, "rb")  # noqa: SIM115
             self.size = int(self.file.seek(0, os.SEEK_END))
-        if is_local(fs) and self.size:
-            self.map = mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Read `length` bytes starting at `offset`, or fewer at the end of the shard."""
-        if self.map is not None:
-            return self.map[offset : offset + length]
-        return read_with_retries(partial(self._read_remote, offset, length), self.url)
+        if not self.is_local:
+            return read_with_retries(partial(self._read_remote, offset, length), self.url)
+        first = offset - self.start
+        if first < 0 or first + length > len(self.chunk):
+            self._read_chunk(offset, max(length, CHUNK_BYTES))
+            first = 0
+        return self.chunk[first : first + length]
+
+    def _read_chunk(self, offset: int, length: int) -> None:
+        """Read a chunk of a local file. Not mapped into memory: a page that is truncated away would end the process."""
+        length = max(0, min(length, self.size - offset))
+        with read_errors_explained(self.url):
+            self.start, self.chunk = offset, os.pread(self.file.fileno(), length, offset)
+        if len(self.chunk) < length:
+            raise UserError(
+                f"{self.url} became shorter while it was indexed: it had {self.size} bytes; create or download it "
+                "again, then repeat the command"
+            )
 
     def _read_remote(self, offset: int, length: int) -> bytes:
         self.file.seek(offset)
@@ -54,8 +72,6 @@ class ShardFile:
         return data
 
     def close(self) -> None:
-        if self.map is not None:
-            self.map.close()
         self.file.close()
 
     def __enter__(self) -> "ShardFile":
@@ -68,11 +84,13 @@ class ShardFile:
 class ByteRangeReader:
     """Reads many byte ranges at once: local files stay open, and requests to a remote store run concurrently."""
 
-    def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
-        """Create a reader of shards; `sizes` are those in bytes of the local ones when they were indexed, by path."""
-        self.sizes = sizes or {}
+    def __init__(self, indexed: Mapping[str, Stored] | None = None) -> None:
+        """Create a reader of shards; `indexed` are their sizes and versions when they were indexed, by path or URL."""
+        self.indexed = indexed or {}
         self.open_files: OrderedDict[str, int] = OrderedDict()  # path -> descriptor, least recently used first
         self.versions: dict[str, tuple[int, int]] = {}  # path -> size and modification time when it was first opened
+        self.compared: dict[str, float] = {}  # URL -> time of the last comparison with the store
+        self.present: dict[str, Stored] = {}  # URL -> what the store told then
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of each range.
@@ -102,6 +120,7 @@ class ByteRangeReader:
             indices, wanted = zip(*requests, strict=True)
             for index, content in zip(indices, read_remote_ranges(fs, wanted), strict=True):
                 data[index] = content
+        self._check_stores(list(stores))
         return data
 
     def _descriptor(self, path: str) -> int:
@@ -116,14 +135,29 @@ class ByteRangeReader:
     def _check_unchanged(self, path: str, descriptor: int) -> None:
         facts = os.fstat(descriptor)
         present = facts.st_size, facts.st_mtime_ns
-        before = self.versions.setdefault(path, (self.sizes.get(path, present[0]), present[1]))
+        indexed = self.indexed.get(path, Stored(present[0], ""))
+        before = self.versions.get(path, (indexed.size, present[1]))
         if present[0] < before[0]:
             raise UserError(
                 f"{path} has become shorter during the run: it has {present[0]} bytes, not {before[0]}; restore it, "
                 "then repeat the command to resume"
             )
-        if present != before:
-            raise UserError(f"{path} was replaced during the run; restore it, then repeat the command to resume")
+        is_known = path in self.versions or indexed.modified in ("", str(facts.st_mtime), str(os.lstat(path).st_mtime))
+        if present != before or not is_known:
+            raise replaced(path)
+        self.versions[path] = present
+
+    def _check_stores(self, urls: Sequence[str]) -> None:
+        """Compare remote shards with their versions in the index, each after its first read and then at times."""
+        now = time.monotonic()
+        due = [url for url in urls if url in self.indexed and self.compared.get(url, -math.inf) < now - COMPARE_S]
+        for url, info in zip(due, remote.map_concurrently(ask_store, due), strict=True):
+            present, indexed = stored_facts(info), self.indexed[url]
+            # Without ETags, listings may format times in another way than replies about one object.
+            first = indexed if any(info.get(key) for key in ETAGS) else indexed._replace(modified="")
+            if not is_same(self.present.get(url, first), present):
+                raise replaced(url)
+            self.compared[url], self.present[url] = now, present
 
     def close(self) -> None:
         """Close all files. The next `read` opens them again."""
@@ -133,6 +167,24 @@ class ByteRangeReader:
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the open files, since descriptors are valid only in one process."""
         return {**vars(self), "open_files": OrderedDict()}
+
+
+def ask_store(url: str) -> Mapping[str, Any]:
+    """Return what fsspec tells of a shard at present: one HEAD request. Raises UserError if it keeps failing."""
+    fs, path = remote.open_store(url)
+    fs.invalidate_cache(path)
+    return read_with_retries(partial(fs.info, path), url)
+
+
+def is_same(before: Stored, now: Stored) -> bool:
+    """True if a shard has the same size and version, as far as the store tells. Some stores quote ETags at times."""
+    versions = [facts.modified.removeprefix("W/").strip('"') for facts in (before, now)]
+    return now.size in (0, before.size) and ("" in versions or versions[0] == versions[1])
+
+
+def replaced(url: str) -> UserError:
+    """The error for a shard that has changed since it was indexed."""
+    return UserError(f"{url} was replaced during the run; restore it, then repeat the command to resume")
 
 
 def read_remote_ranges(fs: AbstractFileSystem, ranges: Sequence[ByteRange]) -> list[bytes]:
@@ -156,7 +208,7 @@ def read_remote_ranges(fs: AbstractFileSystem, ranges: Sequence[ByteRange]) -> l
     return contents
 
 
-def read_with_retries(read: Callable[[], bytes], path: str) -> bytes:
+def read_with_retries(read: Callable[[], T], path: str) -> T:
     """Return `read()`, retried with growing pauses. Raises UserError with the message of the last failure."""
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:

@@ -44,6 +44,8 @@ def share(index: Index | None) -> Index:
     facts = sent[0]
     assert facts is not None
     machines = all_ranks(machine() if Path("/proc/self/fd").is_dir() else str(rank()))
+    if machines[rank()] != machines[0]:
+        facts = facts.on_another_machine()
     leaders = [machines.index(name) for name in dict.fromkeys(machines)]  # the first rank of each machine
     leader = machines.index(machines[rank()])
     places = index.places if index else None

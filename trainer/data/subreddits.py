@@ -63,12 +63,16 @@ class Segmenter:
 
         Uses dynamic programming over the prefixes of `text`.
         """
-        best: list[tuple[float, list[str]]] = [(0.0, [])]  # cost and words of each prefix of `text`
+        costs, starts = [0.0], [0]  # of each prefix of `text`: its lowest cost, and the start of its last word
         for end in range(1, len(text) + 1):
-            candidates = [
-                (best[start][0] + self.costs.get(text[start:end], math.inf), [*best[start][1], text[start:end]])
-                for start in range(max(0, end - MAX_WORD_LENGTH), end)
-            ]
-            best.append(min(candidates, key=lambda candidate: candidate[0]))
-        cost, words = best[-1]
-        return words if cost < math.inf else [text]
+            first = max(0, end - MAX_WORD_LENGTH)
+            candidates = [costs[start] + self.costs.get(text[start:end], math.inf) for start in range(first, end)]
+            costs.append(min(candidates))
+            starts.append(first + candidates.index(costs[end]))
+        if math.isinf(costs[-1]):
+            return [text]
+        words, end = [], len(text)
+        while end:
+            words.append(text[starts[end] : end])
+            end = starts[end]
+        return words[::-1]

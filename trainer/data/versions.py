@@ -52,11 +52,11 @@ def altered_shards(before: Sequence[ShardVersion], now: Sequence[ShardVersion], 
     return found
 
 
-def check_shards(versions: Sequence[ShardVersion], urls: Sequence[str], output: Path) -> None:
+def check_shards(versions: Sequence[ShardVersion], urls: Sequence[str], output: Path, shown: str = "") -> None:
     """Compare shards with those that the run in `output` began with; does nothing if it did not record them.
 
-    `urls` are those of `versions`. A shard with another modification time is read, if its hash is known. Raises
-    UserError, naming the shards that differ, and for a shard that cannot be read.
+    `urls` are those of `versions`; messages name the output `shown`. A shard with another modification time is read, if
+    its hash is known. Raises UserError, naming the shards that differ, and for a shard that cannot be read.
     """
     path = output / VERSIONS_FILE
     if not path.exists():
@@ -70,7 +70,7 @@ def check_shards(versions: Sequence[ShardVersion], urls: Sequence[str], output: 
     if altered:
         more = f"; and {len(altered) - SHOWN} more" if len(altered) > SHOWN else ""
         raise UserError(
-            f"data.shards: the shards differ from those that the run in {output} began with: "
+            f"data.shards: the shards differ from those that the run in {shown or output} began with: "
             f"{'; '.join(altered[:SHOWN])}{more}. Restore them, give another output=, or set resume=anyway to resume "
             "with the new shards"
         )

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from common.errors import UserError
-from trainer.data.loader import init_worker, next_result, preserve_sigchld_handler
+from trainer.data.workers import init_worker, next_result, preserve_sigchld_handler
 from trainer.distributed.gather import all_ranks, rank, world_size
 
 UNIT: Final = 64

@@ -2,14 +2,19 @@
 
 import json
 import os
+import signal
+import tempfile
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.trainer.small_run import run
 from trainer.checkpoints import folder
 from trainer.distributed.gather import all_ranks
-from trainer.distributed.process import process_group
+from trainer.distributed.process import Process, process_group
 
 
 def one_of_three(rank: int, work: str, port: int) -> None:
@@ -38,3 +43,69 @@ def test_nodes_with_equal_host_names_have_their_own_copies_of_the_newest_checkpo
 def test_only_state_json_in_a_step_marks_a_checkpoint(name: str) -> None:
     assert not folder.is_mark(name)
     assert folder.is_mark("checkpoints/step_00000005/state.json")
+
+
+def test_messages_about_checkpoints_at_a_url_name_complete_ones_and_the_object_to_remove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, url, upload = tmp_path / "run", f"output=file://{tmp_path}/store", folder.RunFolder._upload
+
+    def failing(self: folder.RunFolder, fs: Any, root: str, name: str) -> None:
+        if "step_00000010" in name:
+            raise OSError(5, "SlowDown")
+        upload(self, fs, root, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(folder.RunFolder, "_upload", failing)
+        assert run(output, url) == 2
+    error = capsys.readouterr().err
+    assert f"the checkpoint of step 10 cannot be written to file://{tmp_path}/store" in error
+    assert f"file://{tmp_path}/store/checkpoints/step_00000005 is complete; check the network" in error
+    assert "hypergrit-run-" not in error
+
+    damaged = tmp_path / "store" / "checkpoints" / "step_00000005"
+    for name in ("state.safetensors", "rank_00000.json"):
+        content = (damaged / name).read_bytes()
+        (damaged / name).write_bytes(b"x")
+        assert run(output, url) == 2
+        (damaged / name).write_bytes(content)
+        error = capsys.readouterr().err
+        assert f"file://{damaged}/{name}" in error
+        assert f"remove file://{damaged}/state.json to resume from" in error
+        assert "hypergrit-run-" not in error
+
+
+def test_files_that_vanish_and_temporary_ones_are_not_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local, upload = tmp_path / "local", folder.RunFolder._upload
+    for name in ("metrics.jsonl", "vanishing", "shards.json.tmp", "wandb/run", "model/config.json", ".model/draft"):
+        (local / name).parent.mkdir(parents=True, exist_ok=True)
+        (local / name).write_text("x")
+
+    def vanishing(self: folder.RunFolder, fs: Any, root: str, name: str) -> None:
+        if name == "vanishing":
+            (local / name).unlink()
+        upload(self, fs, root, name)
+
+    monkeypatch.setattr(folder.RunFolder, "_upload", vanishing)
+    folder.RunFolder(f"file://{tmp_path}/store", local).upload_files()
+    found = sorted(str(path.relative_to(tmp_path / "store")) for path in (tmp_path / "store").rglob("*.*"))
+    assert found == ["metrics.jsonl", "model/config.json"]
+
+
+def test_copies_of_killed_runs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+
+    def hold() -> None:
+        with folder.open_run_folder(f"file://{tmp_path}/run", Process(device=torch.device("cpu"))):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = get_context("fork").Process(target=hold)
+    child.start()
+    child.join()
+    (killed,) = (tmp_path / "tmp").glob("hypergrit-run-*")
+    with folder.open_run_folder(f"file://{tmp_path}/run", Process(device=torch.device("cpu"))) as found:
+        assert not killed.exists()
+        folder.remove_abandoned_copies(tmp_path / "tmp")
+        assert found.path.exists()
+    assert list((tmp_path / "tmp").iterdir()) == []

@@ -1,4 +1,5 @@
 import dataclasses
+import os
 from pathlib import Path
 
 import fsspec
@@ -6,12 +7,13 @@ import pytest
 import webdataset
 
 from common.errors import UserError
+from common.shards import list_shards
 from tests.trainer.data.samples import train_files, write_shards, write_tar
 from trainer.data import indexing, listing
 from trainer.data.headers import index_shard, sample_members
 from trainer.data.index import Index
 from trainer.data.indexing import build_index
-from trainer.data.shards import ByteRangeReader
+from trainer.data.shards import ByteRangeReader, ShardFile
 
 
 def keys(index: Index) -> list[str]:
@@ -123,3 +125,22 @@ def test_index_of_a_remote_shard_equals_that_of_a_local_one(tmp_path: Path) -> N
     fsspec.filesystem("memory").pipe("/indexed/00000.tar", path.read_bytes())
     remote, local = index_shard("memory:///indexed/00000.tar"), index_shard(str(path))
     assert [remote.byte_range(n)[1:] for n in range(4)] == [local.byte_range(n)[1:] for n in range(4)]
+
+
+def test_a_tar_that_shrinks_while_it_is_indexed_is_a_user_error(tmp_path: Path) -> None:
+    path = write_shards(tmp_path, [60]) / "00000.tar"
+    with ShardFile(str(path)) as file:
+        assert len(file.read_at(0, 512)) == 512
+        os.truncate(path, 1000)
+        with pytest.raises(UserError, match=r"00000\.tar became shorter while it was indexed"):
+            file.read_at(file.size - 2048, 512)
+
+
+def test_a_killed_process_of_the_index_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexing, "load_or_scan", end_process)
+    with pytest.raises(UserError, match="a process that indexes shards was killed"):
+        build_index(list_shards(str(write_shards(tmp_path, [1] * 9))), parallel=True)
+
+
+def end_process(facts: object, folder: str) -> None:
+    os._exit(9)

@@ -16,7 +16,7 @@ from common.errors import UserError
 from tests.trainer.data.samples import train_files, write_tar
 from tests.trainer.small_run import run
 from trainer import loop
-from trainer.data.loader import next_result, preserve_sigchld_handler
+from trainer.data.workers import next_result, preserve_sigchld_handler
 from trainer.step import PendingStep
 
 

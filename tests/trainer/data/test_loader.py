@@ -160,6 +160,17 @@ def test_half_of_the_captions_start_with_their_subreddit(tmp_path: Path, layout:
     assert 18 <= texts["cats:mycat"] <= 42
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_subreddits_are_used_whether_or_not_the_first_shard_has_them(tmp_path: Path, first: bool) -> None:
+    for shard, has_subreddits in enumerate((first, not first)):
+        more = {"json": b'{"subreddit": "cats"}'} if has_subreddits else {}
+        samples = [(f"{shard}{n}", train_files(n, with_json=False) | more) for n in range(6)]
+        write_tar(tmp_path / f"0000{shard}.tar", samples)
+    batches = take(small_loader(tmp_path, 6, subreddit_probability=1.0), 2)
+    captions = [TOKENIZER.decode(row.tolist()) for batch in batches for row in batch.token_ids]
+    assert sum(text.replace(" ", "").startswith("cats:") for text in captions) == 6
+
+
 def test_pickled_builder_builds_the_same_batch(tmp_path: Path) -> None:
     for make, needs in ((train_files, BOXES), (pair_files, frozenset[str]())):
         source = small_loader(write_shards(tmp_path / make.__name__, [5], make), needs=needs)

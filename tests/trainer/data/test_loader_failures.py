@@ -144,10 +144,11 @@ def test_one_usable_sample_among_those_checked_is_enough_to_start(tmp_path: Path
 def test_run_stops_if_all_samples_are_bad(tmp_path: Path, workers: int) -> None:
     samples = [(f"{n}", train_files(n)) for n in range(4)]
     write_tar(tmp_path / "0.tar", samples)
-    source = small_loader(tmp_path, workers=workers)
+    source, facts = small_loader(tmp_path, workers=workers), (tmp_path / "0.tar").stat()
     for _, files in samples:
         files["child.txt"] = b" " * len(files["child.txt"])  # of the same size, so the index stays valid
     write_tar(tmp_path / "0.tar", samples)
+    os.utime(tmp_path / "0.tar", ns=(facts.st_atime_ns, facts.st_mtime_ns))
     with pytest.raises(UserError, match=r"256 bad samples in a row, among them .*0\.tar: \d: no_caption"):
         take(source, 1)
 

@@ -10,8 +10,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.trainer.data.loading import assert_batches_equal, small_loader, take
-from tests.trainer.data.samples import pair_files, write_shards, write_tar
-from trainer.data import order, runs
+from tests.trainer.data.samples import Files, pair_files, write_shards, write_tar
+from trainer.data import batch_builder, order, runs
 from trainer.data.indexing import build_index
 from trainer.data.loader import Loader
 from trainer.data.order import BlockOrder, WindowOrder
@@ -46,6 +46,35 @@ def test_batches_do_not_depend_on_workers_ranks_and_runs(pairs: Path, monkeypatc
     assert [batch.keys for batch in expected] == [a.keys + b.keys for a, b in zip(*ranks, strict=True)]
     monkeypatch.setattr("trainer.data.loader.run_length", lambda *_: 1)
     assert_batches_equal(take(pair_loader(pairs, 8), 80), expected)
+
+
+@pytest.mark.usefixtures("blocks_of_four")
+def test_a_large_batch_is_read_in_parts_and_is_the_same(pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, read, parts = take(pair_loader(pairs, 64), 3), RunReader.read, []
+    monkeypatch.setattr(RunReader, "read", lambda self, *asked: parts.append(read(self, *asked)) or parts[-1])
+    monkeypatch.setattr(runs, "MAX_PART_BYTES", 16_000)
+    assert_batches_equal(take(pair_loader(pairs, 64), 3), expected)
+    assert len(parts) > 12
+    assert max(sum(map(len, part)) for part in parts) <= 16_000
+
+
+def test_a_sample_above_the_limit_is_bad_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(number: int) -> Files:
+        return pair_files(number) | ({"video": bytes(100_000)} if number % 8 == 0 else {})
+
+    for owner in (runs, batch_builder):
+        monkeypatch.setattr(owner, "MAX_SAMPLE_BYTES", 50_000)
+    source = pair_loader(write_shards(tmp_path, [80], make), 16)
+    sizes: list[int] = []
+    read = source.builder.reader.files.read
+    monkeypatch.setattr(
+        source.builder.reader.files,
+        "read",
+        lambda ranges: (sizes.extend(item.end - item.start for item in ranges), read(ranges))[1],
+    )
+    take(source, 5)
+    assert source.counts["bad/too_large"] >= 10
+    assert max(sizes) <= 50_000
 
 
 @pytest.mark.usefixtures("blocks_of_four")

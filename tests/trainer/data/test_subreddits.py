@@ -1,5 +1,8 @@
+import time
+
 import pytest
 
+from trainer.data.layouts import read_subreddit
 from trainer.data.subreddits import Segmenter, redcaps_words
 from trainer.text.tokenizer import Tokenizer, openai_tokenizer
 
@@ -39,3 +42,10 @@ def test_table_holds_the_350_subreddits_of_redcaps() -> None:
 def test_names_outside_the_table_are_split_by_the_vocabulary(segmenter: Segmenter) -> None:
     assert "mybirdfeeder" not in redcaps_words()
     assert segmenter.segment("mybirdfeeder") == "my bird feeder"
+
+
+def test_a_long_name_takes_linear_time_and_is_no_subreddit(segmenter: Segmenter) -> None:
+    started = time.process_time()
+    assert segmenter.segment("mycat" * 8000) == " ".join(["my", "cat"] * 8000)
+    assert time.process_time() - started < 5
+    assert [read_subreddit({"subreddit": "x" * n}) for n in (64, 65)] == ["x" * 64, None]

@@ -15,8 +15,8 @@ from common.errors import UserError
 from tests.trainer.data.loading import small_loader, take
 from tests.trainer.data.samples import write_shards
 from tests.trainer.small_run import log_path, run, run_forked
-from trainer.data import indexing
-from trainer.data.listing import ShardFacts, list_facts
+from trainer.data import indexing, shards
+from trainer.data.listing import ShardFacts, Stored, list_facts
 from trainer.data.versions import VERSIONS_FILE, ShardVersion, check_shards, record_shards, version_of
 
 
@@ -177,9 +177,60 @@ def test_a_tar_replaced_by_another_one_during_training_stops_the_run(tmp_path: P
         deque(batches, maxlen=0)
 
 
-def test_a_tar_overwritten_before_it_is_first_read_stops_the_run(tmp_path: Path) -> None:
-    source = small_loader(write_shards(tmp_path, [400]), batch=4, max_bad_share=1.0)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_tar_overwritten_before_it_is_first_read_stops_the_run(tmp_path: Path, workers: int) -> None:
+    source = small_loader(write_shards(tmp_path, [40]), batch=4, workers=workers)
     overwrite(tmp_path / "00000.tar")
-    source.builder.reader.files.versions.clear()
+    with pytest.raises(UserError, match=r"00000\.tar was replaced during the run; restore it"):
+        take(source, 1)
+
+
+def test_an_object_replaced_during_training_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "COMPARE_S", 0.0)
+    store, path = fsspec.filesystem("memory"), write_shards(tmp_path, [40]) / "00000.tar"
+    store.pipe("/replaced/00000.tar", path.read_bytes())
+    source = small_loader("memory://replaced", batch=4)
+    batches = iter(source)
+    next(batches)
+    overwrite(path)
+    store.pipe("/replaced/00000.tar", path.read_bytes())
+    with pytest.raises(UserError, match=r"00000\.tar was replaced during the run; restore it"):
+        next(batches)
+
+
+def test_a_remote_shard_is_compared_with_its_index_once_per_process_and_five_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fsspec.filesystem("memory")
+    store.pipe("/compared/00000.tar", (write_shards(tmp_path, [40]) / "00000.tar").read_bytes())
+    source = small_loader("memory://compared", batch=4)
+    asked, real = [], type(store).info
+    monkeypatch.setattr(
+        type(store), "info", lambda self, path, **named: asked.append(path) or real(self, path, **named)
+    )
+    take(source, 10)
+    assert asked == ["/compared/00000.tar"]
+    assert shards.is_same(Stored(3, 'W/"a"'), Stored(3, "a"))
+    assert not shards.is_same(Stored(3, "a"), Stored(4, "a"))
+
+
+def test_linked_shards_and_copies_on_other_machines_may_have_other_times(tmp_path: Path) -> None:
+    path = write_shards(tmp_path / "a", [8]) / "00000.tar"
+    os.utime(path, (1, 1))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "00000.tar").symlink_to(path)
+    source = small_loader(tmp_path / "b", batch=4)
+    assert len(take(source, 1)) == 1
+    facts = source.builder.index.facts
+    assert facts.modified != ("",)
+    assert facts.on_another_machine().modified == ("",)
+
+
+def test_a_tar_overwritten_at_the_same_time_before_it_is_first_read_stops_the_run(tmp_path: Path) -> None:
+    path = write_shards(tmp_path, [400]) / "00000.tar"
+    facts = path.stat()
+    source = small_loader(tmp_path, batch=4, max_bad_share=1.0)
+    overwrite(path)
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
     with pytest.raises(UserError, match=r"more than 100 samples are damaged .* restore them"):
         take(source, 300)

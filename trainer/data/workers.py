@@ -1,0 +1,70 @@
+"""The worker processes of a DataLoader: their signals, and their death."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import cv2
+
+from common.errors import UserError
+from common.text import one_line
+
+T = TypeVar("T")
+
+
+def next_result(results: Iterator[T]) -> T:
+    """Return the next item of a DataLoader. Raises UserError if one of its processes was killed."""
+    try:
+        return next(results)
+    except (RuntimeError, OSError, EOFError) as error:  # the last two: it died while it sent a batch
+        if not has_dead_process(results) and "DataLoader worker" not in str(error):
+            raise
+        raise UserError(
+            f"a loader process was killed ({one_line(error)}), probably because memory or /dev/shm ran out; lower "
+            f"data.workers or data.prefetch, then repeat the command to resume"
+        ) from error
+
+
+def has_dead_process(results: object) -> bool:
+    """Return True if a process of a DataLoader's iterator has ended. Waits a moment for one that is being killed."""
+    for process in getattr(results, "_workers", ()):  # there is no public list
+        process.join(0.2)
+        if not process.is_alive():
+            return True
+    return False
+
+
+@contextmanager
+def preserve_sigchld_handler() -> Iterator[None]:
+    """Restore the handler of SIGCHLD, which DataLoader replaces when it starts its processes.
+
+    When a loader process dies, DataLoader's handler raises at an arbitrary point of the training code. Without it,
+    the error is raised when the next batch is requested.
+    """
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    if threading.current_thread() is threading.main_thread() and before is not None:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def init_worker(_: int) -> None:
+    """Use one thread, and leave the signals that stop a run to the training process, which needs batches until then.
+
+    A scheduler, a container or a terminal sends them to every process.
+    """
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # Linux
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=end_by_parent, name="SIGTERM", daemon=True).start()
+    cv2.setNumThreads(0)
+
+
+def end_by_parent() -> None:
+    """End this process at a SIGTERM of its parent, with which DataLoader and Python stop workers. Ignore all others."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
