@@ -87,7 +87,7 @@ def write_output(
         if left and prepare is not None:
             prepare(store, lease)
         n_failed = 0
-        results = lease.guard(map_shards(partial(commit, make_table, config), left, config.ray))
+        results = lease.guard(map_shards(partial(commit, make_table, config, lease.token), left, config.ray))
         with tqdm(total=len(left), unit=" shards", disable=None) as bar:
             for shard, result in results:
                 if isinstance(result, UserError):
@@ -129,10 +129,10 @@ def is_made_from(manifest: Manifest, shard: NewShard) -> bool:
     return is_same(manifest, shard.plan, [shard.provenance]) and manifest.get("origin") == shard.origin
 
 
-def commit(make_table: MakeTable, config: PipelineConfig, shard: NewShard) -> None:
-    """Make a shard and commit it."""
+def commit(make_table: MakeTable, config: PipelineConfig, lease: str, shard: NewShard) -> None:
+    """Make a shard and commit it. Raises UserError if the lease with this token does not hold the output any more."""
     table, runtime = make_table(shard), runtime_settings(config)
-    write_shard(table, shard.plan, config.write, config.output, shard.provenance, runtime, shard.origin)
+    write_shard(table, shard.plan, config.write, config.output, shard.provenance, runtime, shard.origin, lease=lease)
 
 
 def record_failure(store: Store, shard: NewShard, error: Exception) -> None:

@@ -88,11 +88,11 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         remove_drafts(store)
         for pending in read_pending(store):
             logger.info("shard %d: finishing an interrupted takedown", pending["manifest"]["shard"])
-            remove_rows(store, pending)
+            remove_rows(store, pending, lease.token)
         manifests = read_manifests(store)
         check_finished(store, manifests)
         n_rows, n_shards, n_failed = 0, 0, 0
-        results = lease.guard(map_shards(partial(remove_in, config.output, entries), manifests, config.ray))
+        results = lease.guard(map_shards(partial(remove_in, config.output, entries, lease.token), manifests, config.ray))
         with tqdm(total=len(manifests), unit=" shards", disable=None) as bar:
             for manifest, result in results:
                 if isinstance(result, Exception):
@@ -123,7 +123,7 @@ def find_in(output: str, entries: TakedownList, manifest: Manifest) -> Found:
     return Found(manifest["shard"], tuple(lines))
 
 
-def remove_in(output: str, entries: TakedownList, manifest: Manifest) -> Found:
+def remove_in(output: str, entries: TakedownList, lease: str, manifest: Manifest) -> Found:
     """Remove the rows of a shard; one without such rows is not written."""
     store = Store(output)
     found = find_rows(store, manifest, entries)
@@ -132,5 +132,5 @@ def remove_in(output: str, entries: TakedownList, manifest: Manifest) -> Found:
             "manifest": without(manifest, found),
             "rows": {k: kind for k, (kind, _) in found.items()},
         }
-        remove_rows(store, rows)
+        remove_rows(store, rows, lease)
     return Found(manifest["shard"], tuple(found))
