@@ -1,6 +1,6 @@
 """Read the shards of a finished output as tables, with their images."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +17,14 @@ from schemas.manifest import Manifest, SourceShard
 from schemas.rows import SCORED
 from schemas.status import KEPT
 from schemas.table import conform, set_column
+
+
+def may_lack_queries(config: PipelineConfig, manifests: Iterable[Manifest]) -> bool:
+    """Return True if URLs of an output may have lost their queries, which a list to compare them with may have.
+
+    Versions up to 0.6.0 merged such outputs with others without a trace, so all outputs of commands count.
+    """
+    return config.write.strip_url_queries or any("origin" in manifest for manifest in manifests)
 
 
 class Source:
@@ -37,6 +45,11 @@ class Source:
     def config(self) -> PipelineConfig:
         """The configuration of the job. Raises UserError if it cannot be read."""
         return read_config(self.store)
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if the shards were made with different settings (pipeline.merge mixed=true)."""
+        return len({manifest["provenance"]["config_hash"] for manifest in self.manifests.values()}) > 1
 
     def shard(self, index: int) -> SourceShard:
         """Return the identity of a shard."""

@@ -112,7 +112,7 @@ def test_each_difference_is_named_and_allowed_by_an_option(
         assert run(tmp_path / "again", f"source={tmp_path / 'new'}") == 2
         assert "itself holds shards with 2 different settings" in capsys.readouterr().err
         assert run(tmp_path / "again", f"source={tmp_path / 'new'}", "mixed=true", "formats=[train]") == 2
-        assert "so write.* cannot change" in capsys.readouterr().err
+        assert "so write.* cannot change here; change it with pipeline.refilter" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
