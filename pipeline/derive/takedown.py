@@ -17,6 +17,7 @@ from pipeline.derive.matches import find_rows, without
 from pipeline.derive.options import TakedownOptions
 from pipeline.derive.removal import remove_rows
 from pipeline.derive.settings import check_changes, read_config, take_options, take_path
+from pipeline.derive.source import may_lack_queries
 from pipeline.derive.workers import map_shards
 from pipeline.job import remove_drafts, report_shards
 from pipeline.lease import hold_lease
@@ -54,8 +55,6 @@ def takedown(arguments: Sequence[str]) -> int:
     old = read_config(store)
     config = dataclasses.replace(read_config(store, changes), output=output)
     check_changes(old, config, (), "takedown")
-    if config.write.strip_url_queries:
-        entries = entries.without_queries()
     return list_rows(store, config, entries) if options.dry_run else remove_all(store, config, entries)
 
 
@@ -63,6 +62,7 @@ def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> in
     """Print the rows that would go, in the order of their shards; nothing is written. Returns the number of failures."""
     manifests = read_manifests(store)
     check_finished(store, manifests)
+    entries = entries.without_queries() if may_lack_queries(config, manifests) else entries
     results = map_shards(
         partial(find_in, store.root if store.is_local else config.output, entries), manifests, config.ray
     )
@@ -91,6 +91,7 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
             remove_rows(store, pending, lease.token)
         manifests = read_manifests(store)
         check_finished(store, manifests)
+        entries = entries.without_queries() if may_lack_queries(config, manifests) else entries
         n_rows, n_shards, n_failed = 0, 0, 0
         results = lease.guard(map_shards(partial(remove_in, config.output, entries, lease.token), manifests, config.ray))
         with tqdm(total=len(manifests), unit=" shards", disable=None) as bar:
