@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired, get_args, get_or
 import pyarrow as pa
 
 from schemas.files import (
+    COMMAND_FILE,
     FAILED_FILE,
     FILES,
     GRIT_MEMBERS,
@@ -24,7 +25,7 @@ from schemas.files import (
     TrainAnnotations,
     grit_schema,
 )
-from schemas.job import JobRecord, Lease
+from schemas.job import CommandRecord, JobRecord, Lease
 from schemas.manifest import FailedShard, Manifest, StageTiming
 from schemas.rows import BOUNDARIES, BOX, BOX_SCORE, CHUNK, GIVEN_BOX, REF_EXP, TOKEN, VERSION
 from schemas.stats import Statistics
@@ -40,7 +41,7 @@ STRUCTS: Final = {
     "GIVEN_BOX": GIVEN_BOX,
     "INDEX_MEMBER": INDEX_MEMBER,
 }
-JSON_FILES: Final[tuple[type, ...]] = (TrainAnnotations, Manifest, JobRecord, Lease, Statistics)
+JSON_FILES: Final[tuple[type, ...]] = (TrainAnnotations, Manifest, JobRecord, CommandRecord, Lease, Statistics)
 """Types of JSON files with a table of their own; the types that they refer to follow at the end of the document."""
 JSON_NAMES: Final = {str: "string", int: "integer", float: "number", NoneType: "null", Any: "any"}
 INTRO: Final = f"""\
@@ -227,6 +228,9 @@ def files() -> list[str]:
         f"### job: `{JOB_FILE}`\n",
         "The job that wrote the shards. A later run compares its settings, versions, models and input with it.\n",
         json_table(JobRecord),
+        f"### outputs of commands: `{COMMAND_FILE}`\n",
+        f"{CommandRecord.__doc__}\n",
+        json_table(CommandRecord),
         f"### lease: `{LEASE_FILE}`\n",
         "Exists while a job writes to the output.\n",
         json_table(Lease),

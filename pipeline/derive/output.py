@@ -20,6 +20,7 @@ from pipeline.job import report
 from pipeline.lease import Lease, hold_lease
 from pipeline.paths import check_writable
 from pipeline.read.types import ShardPlan
+from pipeline.resume.command import write_command
 from pipeline.resume.finished import list_output
 from pipeline.resume.record import write_record
 from pipeline.write.failed import failed_shard, write_failed
@@ -83,6 +84,7 @@ def write_output(
             write_record(store, record)
         else:
             store.remove([JOB_FILE])  # of another command, whose shards have been discarded
+        write_command(store, shards[0].origin["command"], sorted(planned))
         left = [shard for shard in shards if shard.plan.index not in finished]
         if left and prepare is not None:
             prepare(store, lease)

@@ -15,7 +15,7 @@ from pipeline.resume.history import Files, History, plan_history
 from pipeline.resume.record import make_record, plans_of, read_record, recorded_plans, settings_of, write_record
 from pipeline.write.manifest import plan_json, read_manifest
 from pipeline.write.store import Store
-from schemas.files import MANIFEST_FILE, REPORT_FILE, STATS_FILE, shard_files
+from schemas.files import COMMAND_FILE, MANIFEST_FILE, REPORT_FILE, STATS_FILE, shard_files
 from schemas.job import JobRecord
 from schemas.manifest import Manifest, Provenance
 
@@ -60,6 +60,8 @@ class Work(NamedTuple):
         store.remove_many(self.stale)
         if self.outdated:
             store.remove([STATS_FILE, REPORT_FILE])  # of the shards that are discarded
+        if self.outdated or self.old_record is None:
+            store.remove([COMMAND_FILE])  # of a command, whose shards are discarded
         if self.record != self.old_record:
             write_record(store, self.record)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pipeline.verify.keys import ShardKeys
 from schemas.files import INDEX_FILE, MANIFEST_FILE
 from schemas.manifest import Counts
 
@@ -22,7 +23,10 @@ class Problem(NamedTuple):
 
 @dataclass
 class Finding:
-    """The defects of a shard, and the amount that was checked. `counts`: None for a damaged manifest."""
+    """The defects of a shard, and the amount that was checked.
+
+    A damaged manifest leaves `counts` and `command` None. `command` made the shard from finished ones; "": the job did.
+    """
 
     shard: int
     problems: list[Problem] = field(default_factory=list)
@@ -30,6 +34,8 @@ class Finding:
     formats: tuple[str, ...] = ()
     n_bytes: int = 0
     n_images: int = 0
+    command: str | None = None
+    keys: ShardKeys = field(default_factory=ShardKeys)
 
     @property
     def is_full(self) -> bool:
