@@ -93,7 +93,9 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         check_finished(store, manifests)
         entries = entries.without_queries() if may_lack_queries(config, manifests) else entries
         n_rows, n_shards, n_failed = 0, 0, 0
-        results = lease.guard(map_shards(partial(remove_in, config.output, entries, lease.token), manifests, config.ray))
+        results = lease.guard(
+            map_shards(partial(remove_in, config.output, entries, lease.token), manifests, config.ray)
+        )
         with tqdm(total=len(manifests), unit=" shards", disable=None) as bar:
             for manifest, result in results:
                 if isinstance(result, Exception):

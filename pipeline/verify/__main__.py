@@ -2,7 +2,8 @@
 
 Of each shard: the manifest and its sums; sizes and SHA-256 of all files; schemas; the members of the tars against
 _index/; each stored image and box crop, which is decoded; the rows of arrow/, grit/ and train/ against each other and
-against the counts of the manifest. Of the output: its keys, stats.json, and shards that a command left out. Nothing is written, unless --requeue is given.
+against the counts of the manifest. Of the output: keys in several shards, missing shards of a command, and stats.json.
+Nothing is written, unless --requeue is given.
 """
 
 import argparse

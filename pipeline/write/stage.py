@@ -45,8 +45,8 @@ def write_shard(
     the token of the lease that the output must have (pipeline.lease); None: it is not checked.
 
     Raises ValueError if rows of the plan are missing or invalid, such as a kept row without an image or a box. Raises
-    UserError if the output cannot be written or has another lease, and ShardError if only this machine or this upload failed. After an error
-    while writing, no manifest is published, so readers ignore the shard.
+    UserError if the output cannot be written or has another lease, and ShardError if only this machine or this upload
+    failed. After an error while writing, no manifest is published, so readers ignore the shard.
 
     >>> from tempfile import TemporaryDirectory
     >>> import pyarrow as pa

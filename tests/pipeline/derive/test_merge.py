@@ -173,7 +173,9 @@ def test_urls_without_queries_are_found_in_a_merged_output(tmp_path: Path) -> No
     assert "strip_url_queries: true" in config
     (new / "config.yaml").write_text(config.replace("strip_url_queries: true", "strip_url_queries: false"))  # as by 0.6
     (tmp_path / "list").write_text("http://x/2?id=2\n")
-    assert decontaminate.main([f"source={new}", f"output={tmp_path / 'c'}", f"against={tmp_path / 'list'}", *LOCAL]) == 0
+    assert (
+        decontaminate.main([f"source={new}", f"output={tmp_path / 'c'}", f"against={tmp_path / 'list'}", *LOCAL]) == 0
+    )
     assert [row["status"] for row in read_rows(tmp_path / "c").values()] == ["kept", "dropped", "kept"]
     assert takedown.main([str(new), f"list={tmp_path / 'list'}", *LOCAL]) == 0
     assert [row["reason"] for row in read_rows(new).values()] == [None, "taken_down", None]

@@ -58,7 +58,8 @@ def test_workers_end_when_their_command_is_killed(tmp_path: Path) -> None:
     try:
         deadline = time.monotonic() + 60
         while not all(file.exists() for file in files):
-            assert time.monotonic() < deadline and parent.poll() is None
+            assert time.monotonic() < deadline
+            assert parent.poll() is None
             time.sleep(0.05)
         workers = descendants(parent.pid)
         assert len(workers) >= 2
