@@ -3,11 +3,13 @@
 import functools
 import logging
 import os
+import re
 import select
 import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -18,11 +20,15 @@ from common.text import message, message_lines
 
 P = ParamSpec("P")
 
-BUG, USER_ERROR, FAILED_SHARDS, INTERRUPTED, CLOSED_PIPE, TERMINATED = 1, 2, 3, 130, 141, 143
+BUG, USER_ERROR, FAILED_SHARDS, NOTHING_KEPT, INTERRUPTED, CLOSED_PIPE, TERMINATED = 1, 2, 3, 4, 130, 141, 143
 """Exit codes. The last three are 128 + the number of SIGINT, SIGPIPE and SIGTERM, as in a shell."""
 EXIT_CODES: Final = """\
 Exit codes: 0 done; 1 a bug; 2 an error that you can fix, described by the message; 130 interrupted (Ctrl-C);
 143 terminated (SIGTERM); 141 the reader of the output closed it."""
+
+
+LIBRARY_WARNINGS: Final = ((FutureWarning, "`torch.jit.script` is deprecated"),)
+"""Warnings of libraries about their own code, by their first words: users can do nothing about them."""
 
 
 class TerminatedError(SystemExit):
@@ -133,9 +139,24 @@ class MessageFormatter(logging.Formatter):
 
 def set_up_logging(level: int = logging.INFO, text: str = "%(asctime)s %(levelname)s %(message)s") -> None:
     """Log to the standard error with `MessageFormatter`, unless the root logger has handlers already."""
+    quiet_libraries()
     handler = logging.StreamHandler()
     handler.setFormatter(MessageFormatter(text, "%H:%M:%S"))
     logging.basicConfig(level=level, handlers=[handler])
+
+
+def quiet_libraries() -> None:
+    """Hide messages of libraries about their own code, and the colors of Ray's prefixes if NO_COLOR is set.
+
+    Set in the environment too, for the processes that this one starts.
+    """
+    for kind, start in LIBRARY_WARNINGS:
+        warnings.filterwarnings("ignore", re.escape(start), kind)
+    known = os.environ.get("PYTHONWARNINGS", "").split(",")
+    filters = [f"ignore:{start}:{kind.__name__}" for kind, start in LIBRARY_WARNINGS]
+    os.environ["PYTHONWARNINGS"] = ",".join(dict.fromkeys([*filter(None, known), *filters]))
+    if os.environ.get("NO_COLOR"):
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
 
 
 def print_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

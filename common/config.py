@@ -12,6 +12,7 @@ import dataclasses
 import io
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import reduce
@@ -24,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from common.errors import UserError, prefixed
 from common.files import check_file
-from common.text import one_line
+from common.text import one_line, redact
 from common.urls import clean
 from common.yaml_text import INTERPOLATION, LITERAL, check_yaml
 
@@ -161,6 +162,12 @@ def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
         keys.check(layer, source)
         layers.append((_long_keys(layer, keys.short), source))
     return layers
+
+
+def command_line(command: str, arguments: Sequence[str], keys: Keys) -> str:
+    """Return a command with its arguments as a line for a shell, without the values of secret keys."""
+    shown = (f"{key}=***" if keys.is_secret(key := item.partition("=")[0].strip()) else item for item in arguments)
+    return redact(shlex.join([*shlex.split(command), *shown]))
 
 
 def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None = None) -> Any:

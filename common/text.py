@@ -76,6 +76,15 @@ def message_lines(text: str) -> str:
     return "\n".join(map(message, text.split("\n")))
 
 
+def counted(n: int, singular: str, plural: str = "") -> str:
+    """Return a number with its noun, in the singular or the plural.
+
+    >>> counted(1, "shard"), counted(1200, "shard"), counted(2, "box", "boxes")
+    ('1 shard', '1,200 shards', '2 boxes')
+    """
+    return f"{n:,} {singular if n == 1 else plural or f'{singular}s'}"
+
+
 def one_line(error: BaseException) -> str:
     """Return the message of an exception as part of a sentence: without line breaks and full stop at the end.
 

@@ -8,10 +8,12 @@ import argparse
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Final
 
 from common.cli import BUG, EXIT_CODES, command
 from common.config_help import print_text
@@ -25,6 +27,7 @@ from pipeline.report.html import write_report
 from pipeline.report.stats import build_stats
 from pipeline.report.summary import summary_table
 
+EXPLORE: Final = ".venv/bin/python -m pipeline.explore"
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -47,6 +50,7 @@ def main() -> int:
         print(message_lines(f"error: {error}"), file=sys.stderr)
         return BUG
     print_text(f"finished in {time.monotonic() - start:.0f} s\nreport: {output / 'report.html'}")
+    print_text(f"every row: {EXPLORE} {shlex.quote(os.path.relpath(output))}")
     return 0
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from tqdm import tqdm
 
 from common.errors import UserError
+from common.text import counted
 from pipeline.config import PipelineConfig
 from pipeline.faults.fault import Fault, check_limit
 from pipeline.lease import Lease
@@ -56,7 +57,7 @@ def compute(
     before, n_before = failed_indices(output), failures.n_failed
     plans = sorted(plans, key=lambda plan: (plan.index in before, plan.index))
     results = lease.guard(pick_runner(config)(plans, config, partial(Steps, config, provenance)))
-    for result in progress(results, sum(plan.n_rows for plan in plans)):
+    for result in progress(results, sum(plan.n_rows for plan in plans), config.quiet):
         if isinstance(result, Done):
             record_faults(failures.faults, result.faults, config)
         else:
@@ -102,25 +103,25 @@ def record_failed(output: Store, failed: FailedShard, n_failed: int, config: Pip
     output.remove([MANIFEST_FILE.format(failed["shard"])])  # of an earlier run with other settings
     write_failed(output, failed)
     logger.warning(
-        "shard %d failed in %s after %d attempts, the others go on: %s",
-        failed["shard"], failed["step"], failed["attempts"], failed["error"],
+        "shard %d failed in %s after %s, the others go on: %s",
+        failed["shard"], failed["step"], counted(failed["attempts"], "attempt"), failed["error"],
     )  # fmt: skip
     limit = config.ray.max_failed_shards
     if limit is not None and n_failed > limit:
         raise UserError(
-            f"{n_failed} shards failed, more than ray.max_failed_shards={limit}; the last is shard {failed['shard']}: "
+            f"{counted(n_failed, 'shard')} failed, more than ray.max_failed_shards={limit}; the last is shard {failed['shard']}: "
             f"{failed['error']}. The folder _failed/ of the output holds their errors; finished shards are kept"
         )
 
 
-def progress(results: Iterable[Result], n_rows: int) -> Iterator[Result]:
+def progress(results: Iterable[Result], n_rows: int, is_quiet: bool = False) -> Iterator[Result]:
     """Pass on the results of shards with `n_rows` rows in total, and show their counts.
 
-    On a terminal a progress bar, elsewhere a log line every `LOG_INTERVAL_S` seconds at most.
+    On a terminal a progress bar, elsewhere a log line every `LOG_INTERVAL_S` seconds at most; neither if `is_quiet`.
     """
     kept, dropped, unfinished, start, last_log = 0, 0, 0, time.monotonic(), 0.0
     is_terminal = sys.stderr.isatty()
-    with tqdm(total=n_rows, unit=" rows", disable=not is_terminal, smoothing=0) as bar:
+    with tqdm(total=n_rows, unit=" rows", disable=is_quiet or not is_terminal, smoothing=0) as bar:
         for result in results:
             if isinstance(result, Done):
                 counts = result.manifest["counts"]

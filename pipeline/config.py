@@ -31,7 +31,9 @@ KEYS: Final = Keys(
 )
 """Key names of the pipeline; `renamed` and `renamed_values` refer to version 0.1."""
 
-NOT_RECORDED: Final = ("overwrite", "max_internal_errors", "dry_run", "dry_run_rows", "dry_run_seed", "report", "ray")
+NOT_RECORDED: Final = (
+    "overwrite", "max_internal_errors", "dry_run", "dry_run_rows", "dry_run_seed", "quiet", "report", "ray"
+)  # fmt: skip
 """Runtime settings that say nothing about the content of a shard, so that manifests do not record them."""
 
 MAX_STEP_S: Final = 2_000_000
@@ -91,6 +93,8 @@ class PipelineConfig:
     dry_run_rows: int = runtime(200)
     # random seed of the sample of a dry run
     dry_run_seed: int = runtime(0)
+    # print only warnings and errors: no progress, no summary
+    quiet: bool = runtime(False)
     read: ReadConfig = field(default_factory=ReadConfig)
     download: DownloadConfig = field(default_factory=DownloadConfig)
     captions: CaptionsConfig = field(default_factory=CaptionsConfig)

@@ -6,10 +6,12 @@ import logging
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
 
 from common.config import RESOLVED_FILE, to_yaml
 from common.config_help import print_text
-from common.text import message
+from common.text import counted, message
 from pipeline.compute import Failures, compute, with_limits
 from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.lease import Lease, hold_lease
@@ -18,11 +20,11 @@ from pipeline.provenance import make_provenance
 from pipeline.read.listing import list_files
 from pipeline.read.takedown import read_takedown
 from pipeline.read.types import ShardPlan
-from pipeline.report.html import write_report
-from pipeline.report.stats import build_stats
+from pipeline.report.html import make_report
+from pipeline.report.stats import build_stats, read_run
 from pipeline.report.summary import summary_table
 from pipeline.resume.finished import Damage, Formats, find_damaged
-from pipeline.resume.plan import plan_work
+from pipeline.resume.plan import Work, plan_work
 from pipeline.write.manifest import read_manifest
 from pipeline.write.pending import check_nothing_pending
 from pipeline.write.restore import restore_index
@@ -34,10 +36,20 @@ from schemas.manifest import Provenance, RunTimings
 logger = logging.getLogger("hypergrit")
 
 
-def run(config: PipelineConfig) -> int:
-    """Plan the shards, compute those that are not finished, write the report; return the number of failures.
+class Result(NamedTuple):
+    """The end of a job: the number of failures, which are failed shards and damaged input files, and of rows kept."""
 
-    A failure is a shard that failed or an input file that is damaged.
+    n_failures: int
+    n_kept: int
+
+
+def run(config: PipelineConfig) -> int:
+    """Run a job as `run_job` does; return the number of failures."""
+    return run_job(config).n_failures
+
+
+def run_job(config: PipelineConfig, command: str = "") -> Result:
+    """Plan the shards, compute those that are not finished, and write the report, which shows the `command`.
 
     Raises UserError for errors that the user can fix, if possible before anything is computed.
     """
@@ -54,12 +66,12 @@ def run(config: PipelineConfig) -> int:
         provenance = make_provenance(config)
         work = plan_work(config, files, provenance, output)
         n_shards = len(work.plans)
-        n_rows, n_finished = sum(plan.n_rows for plan in work.plans), n_shards - len(work.unfinished)
-        logger.info("%d rows in %d shards, %d of them already finished", n_rows, n_shards, n_finished)
+        logger.info("%s", describe_work(work, output))
         lease.check()
         remove_drafts(output)
         work.begin(output)
         n_failed, failures, start = 0, Failures(), time.perf_counter()
+        started = datetime.now(UTC).isoformat(timespec="seconds")
         if work.unfinished:
             output.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
             limited = with_limits(config, work.unfinished)
@@ -73,17 +85,37 @@ def run(config: PipelineConfig) -> int:
             limited = with_limits(config, [*work.unfinished, *(damage.plan for damage in damages)])
             n_failed += mend(damages, limited, provenance, output, lease, failures)
         if n_computed := len(work.unfinished) + len(damages):
-            timings: RunTimings = {"wall_seconds": time.perf_counter() - start, "shards": n_computed - n_failed}
+            timings: RunTimings = {
+                "wall_seconds": time.perf_counter() - start,
+                "shards": n_computed - n_failed,
+                "rows": sum(plan.n_rows for plan in (*work.unfinished, *(damage.plan for damage in damages))),
+                "started": started,
+                "command": command,
+            }
             output.write(RUN_TIMINGS_FILE, json.dumps(timings))
-        report(config, work.plans)
+        n_kept = report(config, work.plans)
     n_damaged = len(work.damaged)
     if n_damaged:
-        text = f"{n_damaged} input files are damaged, and only the rows before the damage were read, see {STATS_FILE}"
+        noun = "input file is" if n_damaged == 1 else "input files are"
+        text = f"{n_damaged} {noun} damaged, and only the rows before the damage were read, see {STATS_FILE}"
         print(message(f"{text}; the first: {work.damaged[0]}"), file=sys.stderr)
     if n_failed:
-        text = f"{n_failed} of {n_shards} shards failed, see {config.output}/{FAILED_FOLDER}/"
+        text = f"{n_failed} of {counted(n_shards, 'shard')} failed, see {config.output}/{FAILED_FOLDER}/"
         print(message(f"{text}; run the same command again to try them again"), file=sys.stderr)
-    return n_failed + n_damaged
+    return Result(n_failed + n_damaged, n_kept)
+
+
+def describe_work(work: Work, output: Store) -> str:
+    """Describe in a line what the job has to do, and what was done before, when and by which run."""
+    n_rows, n_finished = sum(plan.n_rows for plan in work.plans), len(work.plans) - len(work.unfinished)
+    text = f"{counted(n_rows, 'row')} in {counted(len(work.plans), 'shard')}"
+    if not n_finished:
+        return text
+    started = read_run(output).get("started", "")
+    before = f" (last run: {started})" if started else ""
+    if not work.unfinished:
+        return f"{text}, all finished before{before}: only the report is written again"
+    return f"{text}, {n_finished} finished before{before}, {len(work.unfinished)} to compute"
 
 
 def remove_drafts(output: Store) -> None:
@@ -138,21 +170,25 @@ def mend(
     failures: Failures,
 ) -> int:
     """Compute shards again whose files do not have the sizes of their manifests; return the number that failed."""
-    logger.warning("%d finished shards have files that are missing or truncated; computed again", len(damages))
+    logger.warning("%s with missing or truncated files; computed again", counted(len(damages), "finished shard"))
     output.remove_many(MANIFEST_FILE.format(damage.plan.index) for damage in damages)
     formats = {damage.plan.index: damage.formats for damage in damages}
     return compute_in_formats([damage.plan for damage in damages], formats, config, provenance, output, lease, failures)
 
 
-def report(config: PipelineConfig, plans: Sequence[ShardPlan]) -> None:
-    """Write stats.json and report.html, and print their summary."""
-    report_shards(config, [plan.index for plan in plans])
+def report(config: PipelineConfig, plans: Sequence[ShardPlan]) -> int:
+    """Write stats.json and report.html, print summary and warnings, and return the number of rows kept."""
+    return report_shards(config, [plan.index for plan in plans])
 
 
-def report_shards(config: PipelineConfig, indices: Collection[int]) -> None:
-    """Write stats.json and report.html of these shards, and print their summary."""
+def report_shards(config: PipelineConfig, indices: Collection[int]) -> int:
+    """Write stats.json and report.html of these shards, print summary and warnings; return the number of rows kept."""
     stats = build_stats(config.output, shards=indices)
-    write_report(config.output, config.report)
-    if config.report.summary:
+    advice = make_report(Store(config.output), stats, config.report)
+    if config.report.summary and not config.quiet:
         print_text(summary_table(stats))
-    print_text(f"report: {config.output}/{REPORT_FILE}")
+    for warning in advice:
+        print(message(f"warning: {warning.text}; {warning.action}"), file=sys.stderr)
+    if not config.quiet:
+        print_text(f"report: {config.output}/{REPORT_FILE}")
+    return stats["rows"]["kept"]

@@ -9,9 +9,11 @@ This module starts no process: local.py runs the steps in a child process, on_ra
 
 import dataclasses
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Final, Literal
@@ -19,13 +21,16 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from common.errors import UserError
+from common.images import ImageRejected
 from pipeline.config import PipelineConfig, runtime_settings
 from pipeline.download.permits import PermitAddress
+from pipeline.drawn import UNLIKE_DRAWINGS, are_unlike_drawings, miniature_models
 from pipeline.faults.fault import Fault, ShardError, check_limit
 from pipeline.faults.stage import Stage, run_isolated
 from pipeline.read.stage import read_parts
 from pipeline.read.takedown import refuse_images
 from pipeline.read.types import ShardPlan
+from pipeline.report.dropped import DroppedPicture, pick_dropped, write_dropped
 from pipeline.stored_images import StoredImages
 from pipeline.write.stage import write_shard
 from pipeline.write.store import Store
@@ -42,12 +47,19 @@ STAGES_OF: Final[Mapping[Step, tuple[str, ...]]] = {
 }
 
 
+COMPARED_IMAGES: Final = 32
+"""Images of a shard that are compared with the drawings of the miniature models."""
+
+logger = logging.getLogger("hypergrit")
+
+
 @dataclass(frozen=True)
 class Notes:
-    """Notes on a shard besides its table: the time of each stage, and the rows on which a stage failed."""
+    """Notes on a shard besides its table: the time of each stage, the rows on which one failed, and dropped pictures."""
 
     timings: Timings
     faults: tuple[Fault, ...] = ()
+    dropped: tuple[DroppedPicture, ...] = ()
 
     def __add__(self, other: "Notes") -> "Notes":
         """Join the notes on two parts of a shard, or of two stages."""
@@ -55,7 +67,7 @@ class Notes:
         for name, new in other.timings.items():
             old = timings.get(name, {"seconds": 0.0, "rows": 0.0})
             timings[name] = {"seconds": old["seconds"] + new["seconds"], "rows": old["rows"] + new["rows"]}
-        return Notes(timings, self.faults + other.faults)
+        return Notes(timings, self.faults + other.faults, self.dropped + other.dropped)
 
 
 Part = tuple[pa.Table, Notes]
@@ -81,6 +93,7 @@ class Steps:
     def __init__(self, config: PipelineConfig, provenance: Provenance, permits: PermitAddress | None = None) -> None:
         self.config, self.provenance, self.permits = config, provenance, permits
         self._stages: dict[str, Stage] = {}
+        self.has_warned = False
 
     def load(self, step: Step) -> None:
         """Load the stages of a step."""
@@ -142,9 +155,22 @@ class Steps:
     def infer(self, plan: ShardPlan, table: pa.Table, notes: Notes) -> tuple[pa.Table, Notes]:
         """Find boxes for the phrases, and scores for the boxes."""
         try:
+            self.warn_about_miniatures(table)
             return self.run_stages("infer", plan, table, notes)
         finally:
             self.images.clear()
+
+    def warn_about_miniatures(self, table: pa.Table) -> None:
+        """Log a warning if a miniature model meets images unlike the drawings that it knows, once per process."""
+        names = miniature_models(self.config.ground.grounder, self.config.score.scorer)
+        if not names or self.has_warned:
+            return
+        kept = kept_indices(table)[:COMPARED_IMAGES]
+        with suppress(ImageRejected):  # the stage that needs the image drops its row
+            if are_unlike_drawings(self.images(table["image"][i].as_py()) for i in kept):
+                self.has_warned = True
+                settings = " and ".join(f"{name}=miniature" for name in names)
+                logger.warning("%s", UNLIKE_DRAWINGS.format(settings=settings))
 
     def write(self, plan: ShardPlan, table: pa.Table, notes: Notes) -> Done:
         """Write and commit a shard. The timings are in a separate file because they differ from run to run."""
@@ -153,7 +179,9 @@ class Steps:
             "write", partial(self.commit, plan), table, self.config.max_internal_errors, partial(self.rehearse, plan)
         )
         timings: Timings = {**notes.timings, "write": {"seconds": time.perf_counter() - start, "rows": float(n_kept)}}
-        Store(self.config.output).write(TIMINGS_FILE.format(plan.index), json.dumps(timings, sort_keys=True))
+        store = Store(self.config.output)
+        store.write(TIMINGS_FILE.format(plan.index), json.dumps(timings, sort_keys=True))
+        write_dropped(store, plan.index, notes.dropped)
         return Done(manifest, (*notes.faults, *faults))
 
     def read(self, plan: ShardPlan, rows: pa.Table | None = None) -> Iterator[Part]:
@@ -199,8 +227,17 @@ class Steps:
 
     def run_stages(self, step: Step, plan: ShardPlan, table: pa.Table, notes: Notes) -> tuple[pa.Table, Notes]:
         """Apply the stages of a step to a table, except those that work in parts."""
-        stages = [(name, self.stage(name)) for name in STAGES_OF[step] if name not in ("read", "download")]
-        return run_stages(stages, table, notes, plan, self.config.max_internal_errors)
+        for name in STAGES_OF[step]:
+            if name not in ("read", "download"):
+                table, notes = self.run_stage(name, plan, table, notes)
+        return table, notes
+
+    def run_stage(self, name: str, plan: ShardPlan, table: pa.Table, notes: Notes) -> Part:
+        """Apply a stage that works on whole shards, and note thumbnails of rows that it drops."""
+        limit = self.config.max_internal_errors
+        result, more = run_stages([(name, self.stage(name))], table, notes, plan, limit)
+        pictures = pick_dropped(table, result, notes.dropped, self.config.report)
+        return result, dataclasses.replace(more, dropped=(*notes.dropped, *pictures))
 
 
 def run_stages(
@@ -227,7 +264,7 @@ def run_stages(
             raise RuntimeError(f"stage {name!r} returned columns that differ from its schema: {table.schema.names}")
         timings[name] = {"seconds": time.perf_counter() - start, "rows": float(n_kept)}
         faults += [*found, *dropped]
-    return table, Notes(timings, tuple(faults))
+    return table, dataclasses.replace(notes, timings=timings, faults=tuple(faults))
 
 
 def join(parts: Sequence[Part]) -> Part:

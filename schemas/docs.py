@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from schemas.files import (
     COMMAND_FILE,
+    DROPPED_FILE,
     FAILED_FILE,
     FILES,
     GRIT_MEMBERS,
@@ -20,6 +21,7 @@ from schemas.files import (
     MANIFEST_FILE,
     RUN_TIMINGS_FILE,
     STATS_FILE,
+    THUMBNAIL,
     TIMINGS_FILE,
     TRAIN_MEMBERS,
     TrainAnnotations,
@@ -74,6 +76,10 @@ An Arrow IPC file, compressed with zstd, with the place of every sample in the t
 Its metadata has `subreddits: true` if a kept row has a subreddit, which the JSON of its sample in
 `train/` names.
 Outputs of version 0.3 and earlier have none.
+"""
+DROPPED_NOTE: Final = """\
+An Arrow IPC file with thumbnails for the report: of the first `report.examples` rows that each stage
+after the download dropped for each reason. It is written after the manifest, which does not name it.
 """
 TIMINGS_NOTE: Final = """\
 The time of each stage of a shard, as {stage: [StageTiming](#stagetiming)}, and of the last run, as
@@ -223,6 +229,9 @@ def files() -> list[str]:
         f"### failed shards: `{FAILED_FILE.format(0)}`\n",
         f"{FailedShard.__doc__}\n",
         json_table(FailedShard),
+        f"### thumbnails: `{DROPPED_FILE.format(0)}`\n",
+        DROPPED_NOTE,
+        field_table(THUMBNAIL),
         f"### timings: `{TIMINGS_FILE.format(0)}` and `{RUN_TIMINGS_FILE}`\n",
         TIMINGS_NOTE,
         f"### job: `{JOB_FILE}`\n",

@@ -28,6 +28,8 @@ TIMINGS_FILE: Final = f"{TIMINGS_FOLDER}/{{:05d}}.json"
 RUN_TIMINGS_FILE: Final = f"{TIMINGS_FOLDER}/run.json"
 FAILED_FOLDER: Final = "_failed"
 FAILED_FILE: Final = f"{FAILED_FOLDER}/{{:05d}}.json"
+DROPPED_FOLDER: Final = "_dropped"
+DROPPED_FILE: Final = f"{DROPPED_FOLDER}/{{:05d}}.arrow"
 TAKEDOWN_FOLDER: Final = "_takedown"
 TAKEDOWN_FILE: Final = f"{TAKEDOWN_FOLDER}/{{:05d}}.json"
 JOB_FILE: Final = "_job.json"
@@ -36,7 +38,9 @@ LEASE_FILE: Final = "_lease.json"
 FACTS_FILE: Final = "_dedupe/facts-{:05d}.arrow"
 DROPS_FILE: Final = "_dedupe/drops-{:05d}.arrow"
 """Files of pipeline.dedupe while it runs: what it compares, and the rows that it drops, of each shard."""
-OUTPUT_FOLDERS: Final = (".", *FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER, TAKEDOWN_FOLDER)
+OUTPUT_FOLDERS: Final = (
+    ".", *FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER, TAKEDOWN_FOLDER, DROPPED_FOLDER
+)  # fmt: skip
 """All folders of an output, relative to it."""
 STATS_FILE: Final = "stats.json"
 REPORT_FILE: Final = "report.html"
@@ -142,6 +146,16 @@ INDEX: Final = pa.schema(
 INDEX_SUBREDDITS: Final = "subreddits"
 """Metadata of `_index/NNNNN.arrow`: "true" if a kept row has a subreddit, which the JSON in train/ names."""
 
+THUMBNAIL: Final = pa.schema(
+    [
+        field("key", pa.string(), "key of the dropped row"),
+        field("jpeg", pa.binary(), "the image as a small JPEG"),
+        field("width", pa.int32(), "its width in pixels"),
+        field("height", pa.int32(), "its height in pixels"),
+    ]
+)
+"""Schema of `_dropped/NNNNN.arrow`: images of some rows that `captions`, `parse`, `ground` or `score` dropped."""
+
 _SPAN: Final = pa.list_(pa.list_(pa.float64()))
 
 
@@ -181,4 +195,5 @@ def grit_schema(similarity: str) -> pa.Schema:
 
 def shard_files(index: int) -> list[str]:
     """Return the paths of all files that a shard may have besides its manifest, relative to the output folder."""
-    return [name.format(index) for names in FILES.values() for name in names] + [INDEX_FILE.format(index)]
+    names = [name for names in FILES.values() for name in names]
+    return [name.format(index) for name in (*names, INDEX_FILE, DROPPED_FILE)]

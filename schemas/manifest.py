@@ -171,3 +171,6 @@ class RunTimings(TypedDict, total=False):
 
     wall_seconds: Annotated[float, "wall-clock time of the run in seconds"]
     shards: Annotated[int, "number of shards that the run wrote"]
+    rows: Annotated[int, "number of their rows"]
+    started: Annotated[str, "start of the run, ISO 8601, in UTC"]
+    command: Annotated[str, "the command, without the values of secret settings"]

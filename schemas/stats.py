@@ -60,6 +60,7 @@ class HostFailures(TypedDict):
     host: Annotated[str, "host name"]
     rows: Annotated[int, "rows dropped by download"]
     reasons: Annotated[dict[str, int], "rows by drop reason"]
+    of: NotRequired[Annotated[int, "rows with a URL of this host"]]
 
 
 class HistogramJson(TypedDict):
@@ -87,6 +88,7 @@ class RowStatistics(TypedDict):
     duplicates: Annotated[DuplicateCounts, "repeated images"]
     top: Annotated[MostFrequent, "most frequent phrases and head nouns"]
     failures: Annotated[list[HostFailures], "hosts with failed downloads, most rows first"]
+    http_statuses: NotRequired[Annotated[dict[str, int], "HTTP status of rows dropped as http_error -> rows"]]
     histograms: Annotated[dict[str, HistogramJson], "name -> histogram"]
 
 
@@ -101,6 +103,7 @@ class Statistics(RowStatistics):
     run: Annotated[RunTimings, "time of the last run; empty if unknown"]
     provenance: Annotated[Provenance, "provenance of the first shard"]
     config: Annotated[dict[str, Any], "the resolved configuration"]
+    bytes: NotRequired[Annotated[dict[str, int], "format -> bytes of its files in all shards"]]
     damaged: NotRequired[Annotated[list[DamagedFile], "damaged input files; the rows after the damage are not counted"]]
     truth: NotRequired[
         Annotated[dict[str, Any], "precision and recall of the boxes, if the ground truth is known (demo)"]

@@ -17,6 +17,7 @@ from pipeline.report.charts import (
     ToX,
     axis_position,
     number,
+    on_axis,
     round_step,
     trim,
     x_ticks,
@@ -54,7 +55,7 @@ def overlays(a: Statistics, b: Statistics) -> Iterator[Overlay]:
             continue
         for series in ours["counts"]:
             if ours["n"].get(series) and theirs["n"].get(series):
-                yield overlay(name, series, style, ours, theirs)
+                yield overlay(name, series, style, on_axis(ours, style), on_axis(theirs, style))
 
 
 def overlay(name: str, series: str, style: Style, a: HistogramJson, b: HistogramJson) -> Overlay:

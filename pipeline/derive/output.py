@@ -13,7 +13,7 @@ from tqdm import tqdm
 from common.config import RESOLVED_FILE, to_yaml
 from common.errors import UserError
 from common.remote import map_concurrently
-from common.text import one_line
+from common.text import counted, one_line
 from pipeline.config import PipelineConfig, runtime_settings
 from pipeline.derive.workers import map_shards
 from pipeline.job import report
@@ -72,10 +72,10 @@ def write_output(
         finished, others = finished_shards(store, shards)
         if others and not config.overwrite:
             raise UserError(
-                f"the output {store.root} holds {len(others)} finished shards that this command would discard; give "
-                "overwrite=true to replace them, or another output="
+                f"the output {store.root} holds {counted(len(others), 'finished shard')} that this command would discard; "
+                "give overwrite=true to replace them, or another output="
             )
-        logger.info("%d shards, %d of them already finished", len(shards), len(finished))
+        logger.info("%s, %d finished before", counted(len(shards), "shard"), len(finished))
         store.remove_many(MANIFEST_FILE.format(index) for index in others)
         planned = {shard.plan.index for shard in shards}
         store.remove_many(name for index in others if index not in planned for name in shard_files(index))

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from common.config_help import print_text
 from common.errors import UserError
 from common.paths import absolute
-from common.text import one_line
+from common.text import counted, one_line
 from common.urls import check_no_user
 from pipeline.config import PipelineConfig
 from pipeline.derive.matches import find_rows, without
@@ -77,7 +77,9 @@ def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> in
         for line in shard.lines:
             print_text(line)
     n_rows, n_shards = sum(len(shard.lines) for shard in found), sum(bool(shard.lines) for shard in found)
-    print_text(f"{n_rows} rows in {n_shards} of {len(manifests)} shards would be taken down; nothing was changed")
+    print_text(
+        f"{counted(n_rows, 'row')} in {n_shards} of {counted(len(manifests), 'shard')} would be taken down; nothing was changed"
+    )
     return n_failed
 
 
@@ -107,7 +109,7 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         lease.check()
         remove_drafts(store)
         report_shards(config, [manifest["shard"] for manifest in manifests])
-    print_text(f"{n_rows} rows in {n_shards} of {len(manifests)} shards were taken down")
+    print_text(f"{counted(n_rows, 'row')} in {n_shards} of {counted(len(manifests), 'shard')} taken down")
     return n_failed
 
 

@@ -1,7 +1,9 @@
 """Find the columns of an input that hold URL, image, caption and identifier."""
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
 
 from common.errors import UserError
 from pipeline.read.config import ReadConfig
@@ -92,6 +94,30 @@ def check_columns(path: str, names: list[str] | None, config: ReadConfig) -> Non
         raise UserError("image_path_column is set, but no folder; set read.image_roots=[FOLDER, ...] too")
     if config.selection is not None:
         config.selection.check(path, names)
+
+
+def check_image_type(path: str, schema: pa.Schema, config: ReadConfig) -> None:
+    """Raise UserError, with the type, if the column with the images of a parquet file can hold none."""
+    name = find_columns(schema.names, config, path).image
+    if name is not None and not holds_images(kind := schema.field(name).type):
+        raise UserError(
+            f"{path}: the column {name} has the type {kind}, but images are bytes (binary), paths (string), or both "
+            "(struct<bytes: binary, path: string>); set read.image_column=NAME or read.url_column=NAME"
+        )
+
+
+def holds_images(kind: Any) -> bool:
+    """Return True for types of text, bytes, and structs with a field `bytes` or `path` of one of them."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return holds_images(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return holds_images(kind.value_type)
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return any(field.name in ("bytes", "path") and holds_images(field.type) for field in fields)
+    checks = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+    return any(check(kind) for check in (*checks, *texts))
 
 
 def is_json(path: str) -> bool:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from common.errors import UserError
 from common.remote import map_concurrently
-from pipeline.read.columns import check_columns
+from pipeline.read.columns import check_columns, check_image_type
 from pipeline.read.config import ReadConfig
 from pipeline.read.folders import list_folder
 from pipeline.read.formats import DamagedFileError, compression_of, format_of, open_input
@@ -151,6 +151,7 @@ def _count_rows(path: str, config: ReadConfig) -> tuple[int, str]:
         with open_input(path) as file:
             parquet = pq.ParquetFile(file)
             check_columns(path, parquet.schema_arrow.names, config)
+            check_image_type(path, parquet.schema_arrow, config)
             return int(parquet.metadata.num_rows), ""
     except DamagedFileError as error:
         return 0, _damage(error, 0, config)

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pipeline.report.samples import Picture, Row
+from pipeline.score.config import clip_score
 
 N_COLOURS: Final = 8
 """Number of colours in style.css, `.c0` to `.c7`. Phrases also have numbers, so colours may repeat."""
 MAX_BOXES: Final = 64
 """Kept boxes shown on a card, the best ones; the card states the number of the others."""
+MAX_REMOVED: Final = 8
+"""Boxes shown on the card of a dropped row, all of which were removed."""
 TAG_PX: Final = 11.0
 """Radius of the disc with the number of a box, including its border, in pixels of the thumbnail."""
 
@@ -43,7 +46,7 @@ class DrawnBox:
 
 @dataclass(frozen=True)
 class CardPhrase:
-    """A phrase with at least one kept box. `scores` has (grounding score, cosine of crop and phrase) for each box."""
+    """A phrase with at least one drawn box. `scores` has (grounding score, CLIPScore of crop and phrase) for each."""
 
     number: int
     colour: int
@@ -54,7 +57,7 @@ class CardPhrase:
 
 @dataclass(frozen=True)
 class Card:
-    """One sample image on the page. `removed` lists (phrase, reason, number of boxes) for removed boxes."""
+    """One image on the page. `removed` lists (phrase, reason, number of boxes) for removed boxes."""
 
     key: str
     source: str
@@ -65,18 +68,20 @@ class Card:
     boxes: list[DrawnBox]
     phrases: list[CardPhrase]
     removed: list[tuple[str, str, int]]
-    similarity: float | None
-    n_hidden: int  # kept boxes above MAX_BOXES
+    similarity: float | None  # CLIPScore of image and caption
+    n_hidden: int  # boxes above MAX_BOXES
 
 
-def make_card(picture: Picture) -> Card:
-    """Prepare a sample image for the template. Phrases are numbered from 1 in the order of the caption."""
-    row, caption = picture.row, picture.row["caption"]
-    all_kept = [
-        (box, score) for box, score in zip(row["boxes"], row["box_scores"], strict=True) if score["removed"] is None
-    ]
-    kept = all_kept[:MAX_BOXES]
-    chunks = row["noun_chunks"]
+def make_card(picture: Picture, is_dropped: bool = False) -> Card:
+    """Prepare an image for the template. Phrases are numbered from 1 in the order of the caption.
+
+    The kept boxes of a row are drawn, or, if it was dropped, the best boxes, all of which were removed.
+    """
+    row, caption = picture.row, picture.row["caption"] or ""
+    pairs = list(zip(row["boxes"] or (), row["box_scores"] or (), strict=False))
+    found = [(box, score) for box, score in pairs if is_dropped or score["removed"] is None]
+    kept = found[: MAX_REMOVED if is_dropped else MAX_BOXES]
+    chunks = row["noun_chunks"] or ()
     order = sorted({box["phrase"] for box, _ in kept}, key=lambda chunk: (chunks[chunk]["start"], chunk))
     numbers = {chunk: i + 1 for i, chunk in enumerate(order)}
     phrases = [
@@ -85,7 +90,7 @@ def make_card(picture: Picture) -> Card:
             colour=colour_of(numbers[chunk]),
             text=text_of(row, chunks[chunk]),
             expression=expression_of(row, chunk),
-            scores=[(box["score"], score["clip_cosine"]) for box, score in kept if box["phrase"] == chunk],
+            scores=[(box["score"], scaled(score["clip_cosine"])) for box, score in kept if box["phrase"] == chunk],
         )
         for chunk in order
     ]
@@ -99,9 +104,14 @@ def make_card(picture: Picture) -> Card:
         boxes=draw_boxes([(box, numbers[box["phrase"]]) for box, _ in kept], picture),
         phrases=phrases,
         removed=[(text_of(row, chunks[chunk]), reason, n) for (chunk, reason), n in sorted(removed_boxes(row).items())],
-        similarity=row["clip_similarity"],
-        n_hidden=len(all_kept) - len(kept),
+        similarity=scaled(row["clip_similarity"]),
+        n_hidden=len(found) - len(kept),
     )
+
+
+def scaled(cosine: float | None) -> float | None:
+    """Return the CLIPScore of a cosine, so that the page shows all scores on the scales of the thresholds."""
+    return None if cosine is None else clip_score(cosine)
 
 
 def colour_of(number: int) -> int:
@@ -111,7 +121,7 @@ def colour_of(number: int) -> int:
 
 def removed_boxes(row: Row) -> Counter[tuple[int, str]]:
     """Count the removed boxes by noun chunk and reason."""
-    pairs = zip(row["boxes"], row["box_scores"], strict=True)
+    pairs = zip(row["boxes"] or (), row["box_scores"] or (), strict=False)
     return Counter((box["phrase"], score["removed"]) for box, score in pairs if score["removed"] is not None)
 
 
@@ -137,9 +147,10 @@ def split_caption(row: Row, numbers: dict[int, int]) -> Iterator[CaptionPart]:
 
     A noun chunk that overlaps an earlier one, which only occurs in GRIT input, is not marked.
     """
-    caption, position = row["caption"], 0
+    caption, position = row["caption"] or "", 0
     chunks = sorted(
-        enumerate(row["noun_chunks"]), key=lambda item: (item[1]["start"], item[0] not in numbers, -item[1]["end"])
+        enumerate(row["noun_chunks"] or ()),
+        key=lambda item: (item[1]["start"], item[0] not in numbers, -item[1]["end"]),
     )
     for i, chunk in chunks:
         number = numbers.get(i)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from pipeline.score.config import CLIP_SCORE_WEIGHT
 from schemas.stats import HistogramJson
 
 WIDTH: Final = 360.0
@@ -65,13 +66,15 @@ class Style:
     is_log: bool = False
     is_integer: bool = False  # each bin is one integer
     is_full_range: bool = False  # draw all bins, also empty ones at the ends
+    factor: float = 1.0  # of the values: the page shows CLIPScores, stats.json has cosines
 
 
+CLIP_AXIS: Final = "CLIPScore (2.5 × cosine)"
 STYLES: Final = {
     "box_area_ratio": Style(
         "Box area",
         "box area / image area",
-        "Fraction of the image that each box covers (compare figure 4 of the HyCoCLIP paper)",
+        "Fraction of the image that each box covers",
         is_full_range=True,
     ),
     "boxes_per_image": Style(
@@ -80,10 +83,16 @@ STYLES: Final = {
     "caption_length": Style("Caption length", "characters", "Length of each cleaned caption"),
     "grounding_score": Style("Grounding score", "score", "Confidence of the grounder in each box"),
     "clip_cosine": Style(
-        "CLIP similarity of box and phrase", "cosine", "Boxes that passed the filters by size and grounding score"
+        "CLIPScore of box and phrase",
+        CLIP_AXIS,
+        "Boxes that passed the filters by size and grounding score",
+        factor=CLIP_SCORE_WEIGHT,
     ),
     "clip_similarity": Style(
-        "CLIP similarity of image and caption", "cosine", "Full image and full caption of each kept row"
+        "CLIPScore of image and caption",
+        CLIP_AXIS,
+        "Full image and full caption of each kept row",
+        factor=CLIP_SCORE_WEIGHT,
     ),
     "image_side": Style(
         "Image size", "pixels", "Sides of each downloaded image, before resizing", is_stacked=False, is_log=True
@@ -94,6 +103,7 @@ STYLES: Final = {
 def histogram_chart(name: str, data: HistogramJson, threshold: float | None = None) -> Chart | None:
     """Return the chart of one histogram of stats.json, or None if it is empty; `threshold` is a value on its x axis."""
     style = STYLES[name]
+    data = on_axis(data, style)
     series = list(data["counts"])
     edges, counts = trim(data["edges"], [data["counts"][s] for s in series], style)
     if not edges:
@@ -119,6 +129,13 @@ def histogram_chart(name: str, data: HistogramJson, threshold: float | None = No
         threshold_x=to_x(threshold) if is_on_axis and threshold is not None else None,
         threshold_label=f"min {number(threshold)}" if threshold is not None else "",
     )
+
+
+def on_axis(data: HistogramJson, style: Style) -> HistogramJson:
+    """Return a histogram with edges and means in units of the axis."""
+    means = {name: None if mean is None else mean * style.factor for name, mean in data["mean"].items()}
+    edges = [round(edge * style.factor, 6) for edge in data["edges"]]
+    return {"edges": edges, "counts": data["counts"], "n": data["n"], "mean": means}
 
 
 def summary(data: HistogramJson, style: Style) -> str:

@@ -1,7 +1,10 @@
-"""Write report.html: a single file without scripts, which a browser opens from disk without network access."""
+"""Write report.html: a single file, which a browser opens from disk without network access."""
 
+import base64
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,13 +13,15 @@ from omegaconf import OmegaConf
 
 from common.errors import UserError
 from common.html import render_page
+from pipeline.report.advice import Advice, find_advice
 from pipeline.report.cards import make_card
 from pipeline.report.charts import Chart, histogram_chart, number
 from pipeline.report.config import ReportConfig
-from pipeline.report.samples import Row, pick_examples, pick_pictures
+from pipeline.report.dropped import find_dropped
+from pipeline.report.head import bytes_text, describe_run, duration_text
+from pipeline.report.samples import Picture, Row, Thumbnail, pick_examples, pick_pictures
 from pipeline.report.shards import read_manifests
 from pipeline.report.trees import draw_tree, is_drawable
-from pipeline.score.config import CLIP_SCORE_WEIGHT
 from pipeline.write.store import Store
 from schemas.files import REPORT_FILE, STATS_FILE
 from schemas.stats import Statistics
@@ -31,6 +36,11 @@ HINTS: Final = {
     "connection_error": "The host may be gone. A later run with another output may reach it again.",
     "http_error": "404 and 410: the image no longer exists. 403 and 429: lower download.concurrency_per_host.",
     "opted_out": "The owner does not allow this use of the image. There is nothing to fix.",
+    "undecodable": "Often an error page or half a file. Raise download.timeout_s if many images are truncated.",
+    "too_many_bytes": "Raise download.max_bytes.",
+    "too_small": "Lower download.limits.min_side_px.",
+    "no_phrase": "Head nouns that were wrongly removed belong into parse.keep.",
+    "no_box": "The model may not know these images or words. Compare the pictures with the captions.",
     "private_address": "Add the names of your own hosts to download.allowed_private_hosts.",
     "low_score": "Depends on score.min_score. The scores are stored in arrow/, so another threshold needs no GPU.",
     "low_clip_score": "Depends on score.min_clip_score. The cosines are stored in arrow/, so another threshold "
@@ -70,22 +80,47 @@ def write_report(output: str, config: ReportConfig | None = None) -> None:
     if content is None:
         raise UserError(f"{output} has no {STATS_FILE}; create it with `python -m pipeline.report {output}`")
     stats: Statistics = json.loads(content)
-    config = config or ReportConfig(**stats["config"].get("report", {}))
-    store.write(REPORT_FILE, render(stats, store, config))
+    make_report(store, stats, config or ReportConfig(**stats["config"].get("report", {})))
 
 
-def render(stats: Statistics, store: Store, config: ReportConfig) -> str:
-    """Return the page as HTML, without control characters."""
+def make_report(store: Store, stats: Statistics, config: ReportConfig) -> list[Advice]:
+    """Write report.html, and return its warnings."""
     manifests = read_manifests(store, set(stats["shards"]))
     pictures = pick_pictures(store, manifests, config)
+    examples = pick_examples(store, manifests, config.examples)
+    dropped = find_dropped(store, manifests, examples)
+    advice = find_advice(stats, [*(picture.jpeg for picture in pictures), *(image.jpeg for image in dropped.values())])
+    store.write(REPORT_FILE, render(stats, store.root, config, pictures, examples, dropped, advice))
+    return advice
+
+
+def render(
+    stats: Statistics,
+    output: str,
+    config: ReportConfig,
+    pictures: Sequence[Picture],
+    examples: Mapping[tuple[str, str], list[Row]],
+    dropped: Mapping[str, Thumbnail],
+    advice: Sequence[Advice],
+) -> str:
+    """Return the page as HTML, without control characters.
+
+    `dropped` has thumbnails of rows in `examples` by key.
+    """
     drawable = [picture.row for picture in pictures if is_drawable(picture.row)][: config.trees]
+    script = (TEMPLATES / "report.js").read_text("utf-8")
     return render_page(
         TEMPLATES,
         "template.html",
-        {"number": number, "shortened": shortened},
+        {"number": number, "shortened": shortened, "bytes": bytes_text, "duration": duration_text},
         stats=stats,
         style=Markup((TEMPLATES / "style.css").read_text("utf-8")),
-        funnel=list(funnel(stats, pick_examples(store, manifests, config.examples))),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        head=describe_run(stats),
+        advice=advice,
+        explorer=f"python -m pipeline.explore {shlex.quote(output)}",
+        funnel=list(funnel(stats, examples, dropped)),
         cards=[make_card(picture) for picture in pictures],
         trees=[(row["key"], row["caption"], draw_tree(row, i)) for i, row in enumerate(drawable)],
         charts=list(make_charts(stats)),
@@ -97,7 +132,9 @@ def render(stats: Statistics, store: Store, config: ReportConfig) -> str:
     )
 
 
-def funnel(stats: Statistics, examples: Mapping[tuple[str, str], list[Row]]) -> Iterator[dict[str, Any]]:
+def funnel(
+    stats: Statistics, examples: Mapping[tuple[str, str], list[Row]], dropped: Mapping[str, Thumbnail]
+) -> Iterator[dict[str, Any]]:
     """Yield, for each stage, the rows that entered and left it and its drop reasons, the most frequent first."""
     left = stats["rows"]["read"] - stats["rows"].get("unfinished", 0)
     for stage in STAGES:
@@ -114,6 +151,11 @@ def funnel(stats: Statistics, examples: Mapping[tuple[str, str], list[Row]]) -> 
                     "meaning": REASONS[stage][reason],
                     "hint": HINTS.get(reason),
                     "examples": examples.get((stage, reason), []),
+                    "cards": [
+                        make_card(Picture(row, *dropped[row["key"]]), is_dropped=True)
+                        for row in examples.get((stage, reason), [])
+                        if row["key"] in dropped
+                    ],
                 }
                 for reason, n in reasons
             ],
@@ -123,11 +165,7 @@ def funnel(stats: Statistics, examples: Mapping[tuple[str, str], list[Row]]) -> 
 def make_charts(stats: Statistics) -> Iterator[Chart]:
     """Yield the charts of the histograms that are not empty, with the thresholds of the job marked on their axes."""
     thresholds = stats["provenance"].get("thresholds", {})
-    clip_score = thresholds.get("min_clip_score")
-    marks = {
-        "grounding_score": thresholds.get("min_score"),
-        "clip_cosine": None if clip_score is None else clip_score / CLIP_SCORE_WEIGHT,
-    }
+    marks = {"grounding_score": thresholds.get("min_score"), "clip_cosine": thresholds.get("min_clip_score")}
     for name, data in stats["histograms"].items():
         chart = histogram_chart(name, data, marks.get(name))
         if chart is not None:

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +21,6 @@ Row = dict[str, Any]
 
 MAX_SHARDS: Final = 8
 """Maximum number of shards to take images from, since a tar has to be read up to the chosen image."""
-EXAMPLE_COLUMNS: Final = ("key", "url", "caption_original", "stage", "reason", "detail")
 PICTURE_COLUMNS: Final = (
     "key",
     "caption",
@@ -32,6 +31,7 @@ PICTURE_COLUMNS: Final = (
     "box_scores",
     "clip_similarity",
 )
+EXAMPLE_COLUMNS: Final = (*PICTURE_COLUMNS, "url", "caption_original", "stage", "reason", "detail")
 THUMBNAIL_QUALITY: Final = 82
 
 
@@ -75,12 +75,20 @@ def rows_with_keys(store: Store, manifest: Manifest, keys: set[str]) -> Iterator
         yield from batch.filter(pc.is_in(batch["key"], pa.array(sorted(keys), pa.string()))).to_pylist()
 
 
-def thumbnail(image: bytes, side_px: int) -> tuple[bytes, int, int]:
-    """Return a JPEG whose longest side is at most `side_px`, its width and its height."""
+class Thumbnail(NamedTuple):
+    """A small JPEG with its size in pixels."""
+
+    jpeg: bytes
+    width: int
+    height: int
+
+
+def thumbnail(image: bytes, side_px: int) -> Thumbnail:
+    """Return a JPEG of an encoded image whose longest side is at most `side_px`."""
     pixels = decode(image, STORED_IMAGE_LIMITS)
     scale = min(1.0, side_px / max(pixels.shape[:2]))
     height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
-    return encode_jpeg(resize(pixels, height, width), THUMBNAIL_QUALITY), width, height
+    return Thumbnail(encode_jpeg(resize(pixels, height, width), THUMBNAIL_QUALITY), width, height)
 
 
 def pick_examples(store: Store, manifests: Sequence[Manifest], n: int) -> dict[tuple[str, str], list[Row]]:

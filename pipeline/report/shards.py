@@ -19,8 +19,10 @@ logger = logging.getLogger("hypergrit")
 
 
 def check_finished(store: Store, shards: Collection[object]) -> None:
-    """Raise UserError if an output has no finished shard."""
+    """Raise UserError if an output does not exist or has no finished shard."""
     if not shards:
+        if store.is_local and not os.path.lexists(store.root):
+            raise UserError(f"{store.root} does not exist; check the path, or run the job with this output first")
         raise UserError(f"no finished shard in {store.root}; check the path, or run the job with this output first")
 
 

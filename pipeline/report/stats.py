@@ -15,7 +15,7 @@ from pipeline.report.shards import check_finished, read_batches, read_manifests
 from pipeline.report.totals import COLUMNS, Totals
 from pipeline.write.failed import read_failed
 from pipeline.write.store import Store
-from schemas.files import JOB_FILE, RUN_TIMINGS_FILE, STATS_FILE, TIMINGS_FILE
+from schemas.files import FILES, JOB_FILE, RUN_TIMINGS_FILE, STATS_FILE, TIMINGS_FILE
 from schemas.manifest import Counts, FailedShard, Manifest, RunTimings, Timings
 from schemas.rows import VERSION
 from schemas.stats import DamagedFile, HostFailures, RowStatistics, StageSpeed, Statistics
@@ -63,10 +63,12 @@ def collect_stats(store: Store, manifests: Sequence[Manifest], rows: Counts, tot
         "rows": rows,
         **row_statistics(totals),
         "stages": sum_timings(store, manifests),
-        "run": cast(RunTimings, read_object(store, RUN_TIMINGS_FILE)),
+        "run": read_run(store),
         "provenance": manifests[0]["provenance"] if manifests else job.get("provenance", {}),
         "config": read_job_config(store),
     }
+    if sizes := format_bytes(manifests):
+        stats["bytes"] = sizes
     if damaged := damaged_files(job):
         stats["damaged"] = damaged
     return stats
@@ -95,6 +97,11 @@ def read_object(store: Store, file: str) -> dict[str, Any]:
     return value
 
 
+def read_run(store: Store) -> RunTimings:
+    """Return the facts about the last run, {} if there are none. Raises UserError if their file is damaged."""
+    return cast(RunTimings, read_object(store, RUN_TIMINGS_FILE))
+
+
 def damaged_error(store: Store, file: str, error: Exception) -> UserError:
     """Return the error for a damaged file besides the shards."""
     return UserError(f"{store.url(file)} is damaged ({one_line(error)}); remove it: the shards do not need it")
@@ -104,6 +111,15 @@ def damaged_files(job: Mapping[str, Any]) -> list[DamagedFile]:
     """Return the damaged input files of a job, of which only the rows before the damage are read."""
     files = [file for batch in job.get("batches", ()) for file in batch["files"] if "damage" in file]
     return [{"path": file["path"], "rows": file["cuts"][-1][0], "error": file["damage"]} for file in files]
+
+
+def format_bytes(manifests: Iterable[Manifest]) -> dict[str, int]:
+    """Return the bytes of the files of each format, over all shards."""
+    sizes: Counter[str] = Counter()
+    for manifest in manifests:
+        for name, facts in manifest["files"].items():
+            sizes[name.partition("/")[0]] += facts["bytes"]
+    return {kind: sizes[kind] for kind in FILES if kind in sizes}
 
 
 def row_statistics(totals: Totals) -> RowStatistics:
@@ -129,7 +145,8 @@ def row_statistics(totals: Totals) -> RowStatistics:
                 reason: most_frequent(totals.removed[reason]) for reason in PHRASE_REMOVALS if reason in totals.removed
             },
         },
-        "failures": failing_hosts(totals.hosts),
+        "failures": failing_hosts(totals.hosts, totals.host_rows),
+        "http_statuses": dict(most_frequent(totals.http_statuses)),
         "histograms": {name: histogram.to_json() for name, histogram in totals.histograms.items()},
     }
 
@@ -215,10 +232,13 @@ def most_frequent(counter: Counter[str]) -> list[tuple[str, int]]:
     return sorted(counter.items(), key=lambda item: (-item[1], item[0]))[:TOP]
 
 
-def failing_hosts(hosts: Counter[tuple[str, str]]) -> list[HostFailures]:
-    """Return the hosts with the most dropped rows, from counts by (host, reason)."""
+def failing_hosts(hosts: Counter[tuple[str, str]], host_rows: Mapping[str, int]) -> list[HostFailures]:
+    """Return the hosts with the most dropped rows, from counts by (host, reason) and the rows of each host."""
     reasons: dict[str, dict[str, int]] = {}
     for (host, reason), n in sorted(hosts.items()):
         reasons.setdefault(host, {})[reason] = n
     totals = Counter({host: sum(counts.values()) for host, counts in reasons.items()})
-    return [{"host": host, "rows": n, "reasons": reasons[host]} for host, n in most_frequent(totals)]
+    return [
+        {"host": host, "rows": n, "reasons": reasons[host], "of": max(host_rows.get(host, 0), n)}
+        for host, n in most_frequent(totals)
+    ]

@@ -1,5 +1,6 @@
 """Count the rows of arrow/ batch by batch, in bounded memory, so that thousands of shards can be counted."""
 
+import re
 from collections import Counter
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -16,9 +17,12 @@ from schemas.status import KEPT
 Array = NDArray[Any]
 
 COLUMNS: Final = (
-    "url", "status", "stage", "reason", "original_width", "original_height", "sha256",
+    "url", "status", "stage", "reason", "detail", "original_width", "original_height", "sha256",
     "caption", "tokens", "noun_chunks", "boxes", "box_scores", "clip_similarity",
 )  # fmt: skip
+HOST: Final = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#]*@)?\[?(?P<host>[^/?#:\]]*|[^/?#\]]*)(?:[\]:/?#]|$)"
+"""Host name of a URL, in the syntax of RE2; it need not agree with `host_of` for malformed URLs."""
+HTTP_STATUS: Final = re.compile(r"\d{3}")
 MAX_TEXTS: Final = 500_000
 """Maximum number of distinct texts in a counter.
 
@@ -78,6 +82,8 @@ class Totals:
         self.kept_heads: Counter[str] = Counter()  # of all chunks that were not removed
         self.removed: dict[str, Counter[str]] = {}  # removal reason -> texts of chunks
         self.hosts: Counter[tuple[str, str]] = Counter()
+        self.host_rows: Counter[str] = Counter()  # of all rows with a URL
+        self.http_statuses: Counter[str] = Counter()
         self.chunks: Counter[str | None] = Counter()  # by removal reason; None: not removed
         self.boxes: Counter[str | None] = Counter()  # by removal reason; None: kept
         self.n_grounded = 0
@@ -93,7 +99,7 @@ class Totals:
         self.chunks.update(pc.list_flatten(batch["noun_chunks"]).field("removed").to_pylist())
         self._count_chunks(batch)
         self._count_boxes(batch.filter(pc.is_valid(batch["box_scores"])))
-        counters: tuple[Counter[Any], ...] = (self.phrases, self.heads, self.kept_heads, self.hosts)
+        counters: tuple[Counter[Any], ...] = (self.phrases, self.heads, self.kept_heads, self.hosts, self.host_rows)
         for counter in (*counters, *self.removed.values()):
             prune(counter)
 
@@ -109,12 +115,18 @@ class Totals:
         dropped = batch.filter(pc.not_equal(batch["status"], KEPT))
         self.kept += batch.num_rows - dropped.num_rows
         self.drops.update(zip(dropped["stage"].to_pylist(), dropped["reason"].to_pylist(), strict=True))
+        hosts = pc.extract_regex(batch["url"].drop_null(), HOST)
+        if len(hosts):
+            counts = pc.value_counts(pc.utf8_lower(hosts.field("host")))
+            self.host_rows.update(dict(zip(*(counts.field(i).to_pylist() for i in range(2)), strict=True)))
         has_host = pc.and_(pc.equal(dropped["stage"], "download"), pc.not_equal(dropped["reason"], "taken_down"))
         failed = dropped.filter(has_host)
         self.hosts.update(
             (host_of(url), reason)
             for url, reason in zip(failed["url"].to_pylist(), failed["reason"].to_pylist(), strict=True)
         )
+        details = failed.filter(pc.equal(failed["reason"], "http_error"))["detail"].drop_null()
+        self.http_statuses.update(text for text in details.to_pylist() if HTTP_STATUS.fullmatch(text))
 
     def _count_images(self, batch: pa.RecordBatch) -> None:
         width, height = batch["original_width"].drop_null(), batch["original_height"].drop_null()

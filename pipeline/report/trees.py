@@ -6,8 +6,8 @@ from markupsafe import Markup, escape
 
 from pipeline.report.samples import Row
 
-MAX_TOKENS: Final = 20
-"""Maximum number of tokens of a tree; wider ones do not fit on the page."""
+MAX_TOKENS: Final = 60
+"""Maximum number of tokens of a tree; wide ones scroll."""
 OPTIONS: Final = {
     "distance": 92,
     "word_spacing": 30,

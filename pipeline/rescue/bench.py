@@ -14,7 +14,7 @@ import pyarrow as pa
 from pipeline.faults.fault import is_fault
 from pipeline.faults.stage import check_process
 from pipeline.read.types import ShardPlan
-from pipeline.run import Notes, Part, Steps, run_stages
+from pipeline.run import Notes, Part, Steps
 from schemas.rows import READ
 
 MEMORY_SHARE: Final = 0.8
@@ -55,8 +55,7 @@ class Bench:
             table, more = self.steps.download(plan, ((part, Notes({})) for part in load_parts(source)))
             notes += more
         else:
-            limit = self.steps.config.max_internal_errors
-            table, notes = run_stages([(stage, self.steps.stage(stage))], load_table(source), notes, plan, limit)
+            table, notes = self.steps.run_stage(stage, plan, load_table(source), notes)
         save_table(table, target)
         return notes
 

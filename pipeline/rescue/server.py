@@ -1,5 +1,6 @@
 """The process at the other end of `child.Child`: create an object, and call its methods as requested."""
 
+import logging
 import os
 import pickle
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
 
+from common.cli import set_up_logging
 from common.errors import UserError
 from pipeline.faults.fault import BrokenProcessError, ShardError, TooManyFaultsError, describe, format_traceback
 from pipeline.rescue.child import RemoteError
@@ -28,6 +30,7 @@ def main() -> None:
     )  # Ctrl-C in a terminal reaches the parent too, which kills this process
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # when memory is exhausted, this process ends first
+    set_up_logging(logging.WARNING)
     connection = Connection(int(sys.argv[1]))
     requests = SimpleQueue[Any]()
     threading.Thread(target=receive, args=(connection, requests), daemon=True).start()

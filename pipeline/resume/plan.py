@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from common.errors import UserError
 from common.remote import map_concurrently
+from common.text import counted
 from pipeline.config import PipelineConfig
 from pipeline.read.types import ShardPlan
 from pipeline.resume.differences import PLAN_SETTINGS, join, provenance_differences, setting_differences
@@ -95,9 +96,10 @@ def plan_work(config: PipelineConfig, files: Files, provenance: Provenance, stor
     if differences:
         report_differences(config, store, differences, len(outdated))
     if n_again := len({damage.plan.index for damage in damages} - finished):
-        logger.warning("%d finished shards have files that are missing or truncated; computed again", n_again)
+        shards = counted(n_again, "finished shard")
+        logger.warning("%s with missing or truncated files; computed again", shards)
     if history.n_appended:
-        logger.info("%d new input files are appended", history.n_appended)
+        logger.info("%s appended", counted(history.n_appended, "new input file"))
     unfinished = [plan for plan in plans if plan.index not in finished]
     record = make_record(config, provenance, history.batches)
     if old is not None and not unfinished and not outdated:  # a run that asks for fewer formats, for example
@@ -137,7 +139,7 @@ def describe_manifests(
     for index, manifest in manifests:
         if manifest is not None:
             counts.update(describe_manifest(manifest, by_index.get(index), config, accepted))
-    return [f"{text} ({n} shards)" for text, n in counts.most_common()]
+    return [f"{text} ({counted(n, 'shard')})" for text, n in counts.most_common()]
 
 
 def describe_manifest(
@@ -159,11 +161,9 @@ def describe_manifest(
 
 def report_differences(config: PipelineConfig, store: Store, differences: Sequence[str], n_outdated: int) -> None:
     """Log the differences. Raises UserError if finished shards would be discarded without `overwrite=true`."""
-    text = join(differences)
+    shards = counted(n_outdated, "finished shard")
+    text = f"{shards} {'differs' if n_outdated == 1 else 'differ'} (changed: {join(differences)})"
     if n_outdated and not config.overwrite:
-        raise UserError(
-            f"the output {store.root} holds {n_outdated} finished shards that this job would discard, because it "
-            f"differs from the job that wrote them: {text}. Give overwrite=true to compute these shards again, or "
-            "another output="
-        )
-    logger.warning("this job differs from the last one, and discards %d finished shards: %s", n_outdated, text)
+        them = "it" if n_outdated == 1 else "them"
+        raise UserError(f"{store.root}: {text}; overwrite=true makes {them} again, or give another output=")
+    logger.warning("%s; %s", text, "computed again" if n_outdated else "all remain valid")

@@ -10,6 +10,15 @@ CLIP_SCORE_WEIGHT: Final = 2.5
 """Factor w of CLIPScore (Hessel et al. 2021, section 3)."""
 
 
+def clip_score(cosine: float) -> float:
+    """Return the CLIPScore of a cosine, the scale of `min_clip_score`.
+
+    >>> clip_score(0.26), clip_score(-0.1)
+    (0.65, 0.0)
+    """
+    return CLIP_SCORE_WEIGHT * max(cosine, 0.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScoreConfig:
     """The CLIP model that compares boxes with phrases, and the thresholds that a box must reach."""

@@ -20,7 +20,7 @@ from pipeline.write.staging import Staging
 from pipeline.write.store import Store
 from pipeline.write.tar import SamplePlace, TarWriter
 from pipeline.write.train import read_subreddit, train_sample
-from schemas.files import FAILED_FILE, FILES, INDEX_FILE, INDEX_SUBREDDITS, MANIFEST_FILE
+from schemas.files import DROPPED_FILE, FAILED_FILE, FILES, INDEX_FILE, INDEX_SUBREDDITS, MANIFEST_FILE
 from schemas.manifest import Manifest, Origin, Provenance
 from schemas.rows import SCORED, VERSION
 from schemas.status import KEPT
@@ -114,7 +114,7 @@ def write_shard(
                 file.write(manifest_bytes(manifest))
             staging.publish()
         check_committed(store, manifest)
-    store.remove([FAILED_FILE.format(index)])
+    store.remove([FAILED_FILE.format(index), DROPPED_FILE.format(index)])  # of an earlier attempt
     return manifest
 
 

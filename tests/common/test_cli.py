@@ -135,3 +135,24 @@ def test_log_lines_cannot_be_forged_and_tracebacks_keep_their_lines() -> None:
 def test_a_traceback_has_no_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:
     print_exception(ValueError, ValueError("\x1b[2J"), None)
     assert capsys.readouterr().err == "ValueError: \\x1b[2J\n"
+
+
+def test_deprecations_of_torch_are_hidden_and_other_warnings_shown() -> None:
+    code = (
+        "import warnings; from common.cli import set_up_logging; set_up_logging();"
+        "warnings.warn('`torch.jit.script` is deprecated. Use another', FutureWarning);"
+        "warnings.warn('something else', FutureWarning)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "something else" in done.stderr
+    assert "torch.jit" not in done.stderr
+
+
+def test_no_color_reaches_ray() -> None:
+    code = (
+        "import os; from common.cli import set_up_logging; set_up_logging(); print(os.environ.get('RAY_COLOR_PREFIX'))"
+    )
+    for color, expected in (("1", "0"), ("", "None")):
+        environment = {**os.environ, "NO_COLOR": color}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+        assert done.stdout.strip() == expected

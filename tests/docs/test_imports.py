@@ -46,7 +46,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"__init__"},
     ],
     "pipeline": [
-        {"images", "model_folder", "stored_images", "captions", "parse", "faults"},
+        {"images", "model_folder", "stored_images", "drawn", "captions", "parse", "faults"},
         {"read"},
         {"download", "ground", "write"},
         {"score"},

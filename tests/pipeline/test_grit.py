@@ -26,7 +26,7 @@ def test_an_output_that_has_shards_of_a_larger_input_is_refused(
 ) -> None:
     assert run_job(tars, finished, "limit=4") == 2
     error = capsys.readouterr().err
-    assert "2 finished shards that this job would discard" in error
+    assert "2 finished shards differ (changed: " in error
     assert "limit: none -> 4" in error
 
 

@@ -79,7 +79,7 @@ def test_a_shard_without_a_manifest_is_computed_again_and_the_others_are_kept(
     modified = (output / "train" / "00000.tar").stat().st_mtime_ns
     with caplog.at_level("INFO", logger="hypergrit"):
         assert run_job(tars, output) == 0
-    assert "2 of them already finished" in caplog.text
+    assert "2 finished before" in caplog.text
     assert hash_output(output) == hash_output(finished)
     assert (output / "train" / "00000.tar").stat().st_mtime_ns == modified
 
@@ -104,6 +104,38 @@ def test_a_job_whose_shards_all_fail_ends_with_code_3_and_a_report_of_its_own(
     assert stats["rows"] == {"read": N_SCENES + 1, "kept": 0, "dropped": {}, "unfinished": N_SCENES + 1}
     assert stats["provenance"]["hypergrit"]
     assert (output / "report.html").exists()
+
+
+def test_a_job_that_keeps_no_row_says_so_with_code_4_and_quiet_prints_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The report names the command, without the values of secret settings."""
+
+    def compute_here(plans: list[ShardPlan], config: PipelineConfig, _: object) -> Iterator[Done]:
+        steps = LightSteps(config, make_provenance(config), ())
+        for plan in plans:
+            yield steps.write(plan, *steps.infer(plan, *steps.prepare(plan)))
+
+    monkeypatch.setattr("pipeline.compute.compute_local", compute_here)
+    (tmp_path / "pairs.csv").write_text("url,caption\n,a cat\n,a dog\n")
+    output = tmp_path / "out"
+    assert (
+        run_job(tmp_path / "pairs.csv", output, "quiet=true", 'download.headers={"https://a.org": {Cookie: secret}}')
+        == 4
+    )
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
+        "warning: no row was kept; the most frequent reason is read: missing_url (2 rows); see its examples"
+    ]
+    text = (output / "report.html").read_text()
+    assert "no row was kept" in text
+    assert "python pipeline/grit.py" in text
+    assert "&#39;download.headers=***&#39;" in text
+    assert "secret" not in text + (output / "stats.json").read_text()
+    run = json.loads((output / "stats.json").read_text())["run"]
+    assert (run["rows"], run["shards"]) == (2, 1)
+    assert run["started"].endswith("+00:00")
 
 
 def test_the_time_of_a_run_on_an_object_store_includes_the_shards_that_it_mends(
@@ -158,16 +190,16 @@ def test_a_change_of_other_settings_is_refused_without_overwrite(
     assert run_job(tars, output, *changed) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert "score.min_side_px: 32 -> 48" in line
-    assert "1 finished shards" in line
+    assert "1 finished shard differs" in line
     assert "overwrite=true" in line
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
     with caplog.at_level("INFO", logger="hypergrit"):
         assert run_job(tars, output, *changed, "overwrite=true") == 0
-    assert "0 of them already finished" in caplog.text
+    assert "finished before" not in caplog.text
     assert "overwrite: false" in (output / "config.yaml").read_text()
     with caplog.at_level("INFO", logger="hypergrit"):
         assert run_job(tars, output, *changed) == 0
-    assert "1 of them already finished" in caplog.text
+    assert "4 rows in 1 shard, all finished before (last run: " in caplog.text
 
 
 RUNTIME = (
@@ -191,7 +223,7 @@ def test_a_change_of_runtime_settings_keeps_finished_shards_and_is_recorded_in_n
     (output / "_manifests" / "00001.json").unlink()
     with caplog.at_level("INFO", logger="hypergrit"):
         assert run_job(tars, output, *RUNTIME) == 0
-    assert "2 of them already finished" in caplog.text
+    assert "2 finished before" in caplog.text
     before, after = hash_output(finished), hash_output(output)
     changed = {name for name in before if before[name] != after[name]}
     assert "_manifests/00001.json" in changed

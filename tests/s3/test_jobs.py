@@ -88,7 +88,7 @@ def test_a_job_computes_only_the_shard_without_a_manifest(
     bucket.rm_file("mine/out/_manifests/00001.json")
     with caplog.at_level("INFO", logger="hypergrit"):
         assert run("s3://mine/in", finished) == 0
-    assert "2 of them already finished" in caplog.text
+    assert "2 finished before" in caplog.text
     after = etags(bucket)
     assert {name: tag for name, (tag, _) in after.items()} == {name: tag for name, (tag, _) in before.items()}
     assert {name for name in after if after[name] != before[name]} == {name for name in after if "/00001." in name}

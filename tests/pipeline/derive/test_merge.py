@@ -76,7 +76,7 @@ def test_a_second_run_makes_only_what_is_missing(
     (tmp_path / "new" / "_manifests" / "00002.json").unlink()
     with caplog.at_level("INFO", "hypergrit"):
         assert run(tmp_path / "new", *arguments) == 0
-    assert "4 shards, 3 of them already finished" in caplog.text
+    assert "4 shards, 3 finished before" in caplog.text
     assert hash_output(tmp_path / "new") == before
     assert run(tmp_path / "new", *reversed(arguments)) == 2
 

@@ -122,7 +122,7 @@ def test_a_second_run_makes_only_what_is_missing(loose: Path, tmp_path: Path, ca
     with caplog.at_level("INFO", "hypergrit"):
         assert run_refilter(loose, output, "score.min_score=0.8") == 0
     assert hash_output(output) == before
-    assert f"{len(list((output / '_manifests').glob('*.json')))} shards, 1 of them already finished" in caplog.text
+    assert f"{len(list((output / '_manifests').glob('*.json')))} shards, 1 finished before" in caplog.text
 
 
 def test_shards_of_another_command_are_not_discarded_without_overwrite(

@@ -112,12 +112,12 @@ def test_a_shard_without_listed_rows_keeps_its_files_and_a_second_run_changes_no
     before = [{path: path.stat().st_ino for path in output.rglob(f"{i:05d}.*")} for i in range(3)]
     path = write_list(tmp_path, "http://img.example.org/0.jpg")
     assert run_takedown(output, path) == 0
-    assert "1 rows in 1 of 3 shards were taken down" in capsys.readouterr().out
+    assert "1 row in 1 of 3 shards taken down" in capsys.readouterr().out
     after = [{path: path.stat().st_ino for path in output.rglob(f"{i:05d}.*")} for i in range(3)]
     assert after[1:] == before[1:]
     hashes = hash_output(output)
     assert run_takedown(output, path) == 0
-    assert "0 rows in 0 of 3 shards were taken down" in capsys.readouterr().out
+    assert "0 rows in 0 of 3 shards taken down" in capsys.readouterr().out
     assert hash_output(output) == hashes
 
 

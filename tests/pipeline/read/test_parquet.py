@@ -64,3 +64,31 @@ def test_a_damaged_page_is_named_with_the_rows_of_the_shard(tmp_path: Path) -> N
     with pytest.raises(UserError, match=rf"cannot read rows 0 to 49 of input file {path}: .*[^.]; replace the file"):
         read_shard(first, ReadConfig())
     assert read_shard(last, ReadConfig()).num_rows == 50
+
+
+IMAGE = pa.array([b"x"] * 3)
+
+
+@pytest.mark.parametrize(
+    ("column", "found"),
+    [
+        (pa.array([1, 2, 3]), "int64"),
+        (pa.array([[1, 2]] * 3, pa.list_(pa.uint8())), "list<"),
+        (pa.StructArray.from_arrays([IMAGE], ["data"]), "struct<data: binary>"),
+    ],
+)
+def test_an_image_column_that_holds_no_images_is_an_error_with_its_type(
+    tmp_path: Path, column: pa.Array, found: str
+) -> None:
+    pq.write_table(pa.table({"image": column, "caption": URLS}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=rf"the column image has the type {found}.*read.image_column=NAME"):
+        plan_shards(str(tmp_path / "a.parquet"), 10, None, ReadConfig())
+
+
+@pytest.mark.parametrize(
+    "column",
+    [IMAGE, pa.array(["a.jpg"] * 3), pa.StructArray.from_arrays([IMAGE], ["bytes"]), IMAGE.dictionary_encode()],
+)
+def test_image_columns_of_bytes_paths_and_structs_are_accepted(tmp_path: Path, column: pa.Array) -> None:
+    pq.write_table(pa.table({"image": column, "caption": URLS}), tmp_path / "a.parquet")
+    assert len(plan_shards(str(tmp_path / "a.parquet"), 10, None, ReadConfig())) == 1

@@ -71,3 +71,31 @@ def test_boxes_are_drawn_over_their_image(browser: Any, output: Path) -> None:
         for side in ("left", "top", "width", "height"):
             assert image[side] == pytest.approx(overlay[side], abs=1)
     page.close()
+
+
+def test_a_click_sorts_a_table_and_enlarges_a_picture(browser: Any, output: Path) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"file://{os.path.abspath(output)}/report.html")
+    table, cell = page.locator("#speed ~ div table"), "rows => rows.map(r => r.cells[2].textContent)"
+    before = table.locator("tbody tr").evaluate_all(cell)
+    table.get_by_role("button", name="seconds").click()
+    once = table.locator("tbody tr").evaluate_all(cell)
+    assert once == sorted(before, key=float, reverse=True) != before
+    table.get_by_role("button", name="seconds").click()
+    assert table.locator("tbody tr").evaluate_all(cell) == sorted(before, key=float)
+    picture = page.locator("#samples ~ div .frame").first
+    width = picture.bounding_box()["width"]
+    picture.press("Enter")
+    assert page.locator("dialog .frame").bounding_box()["width"] > 2 * width
+    page.keyboard.press("Escape")
+    assert page.locator("dialog").is_hidden()
+    page.close()
+
+
+def test_a_wide_tree_scrolls_within_its_panel(browser: Any, output: Path) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 900})
+    page.goto(f"file://{os.path.abspath(output)}/report.html")
+    widths = page.eval_on_selector_all(".trees .scroll", "all => all.map(s => [s.scrollWidth, s.clientWidth])")
+    assert any(scroll > client for scroll, client in widths)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.close()

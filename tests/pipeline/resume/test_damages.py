@@ -82,7 +82,7 @@ def test_a_damaged_shard_keeps_the_formats_that_are_not_asked_for(
     Path(config.output, "train/00002.tar").write_bytes(b"short")
     Path(config.output, "grit/00003.tar").unlink()  # not asked for
     assert run(narrowed(config, "train")) == 0
-    assert "2 finished shards have files that are missing or truncated" in caplog.text
+    assert "2 finished shards with missing or truncated files" in caplog.text
     assert computed == [1, 2]
     computed.clear()
     assert run(config) == 0

@@ -24,7 +24,9 @@ def test_no_file_of_a_job_holds_the_password_of_a_url(tmp_path: Path, strip: boo
     rows = [{"url": url, "caption": f"a dog {url}", "seen_at": f"{url} twice", "n": 1} for url in urls]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     output = tmp_path / "out"
-    assert run_job(tmp_path / "pairs.jsonl", output, f"write.strip_url_queries={str(strip).lower()}") == 0
+    assert (
+        run_job(tmp_path / "pairs.jsonl", output, f"write.strip_url_queries={str(strip).lower()}") == 4
+    )  # no row kept
     files = [path for path in output.rglob("*") if path.is_file()]
     assert {path.parent.name for path in files} >= set(FILES)
     assert not [path.name for path in files if b"hunter2" in path.read_bytes()]
