@@ -112,7 +112,7 @@ def about(samples: Sequence[Sample | None]) -> str:
         for sample in distinct
     ]
     if None in samples:
-        texts.append("unnamed, of a form before version 0.5")
+        texts.append("unnamed, of a form before version 0.5, or chosen by hand in the explorer")
     text = f"drawn from: {'; '.join(texts)}"
     if len(texts) > 1:
         return (

@@ -23,13 +23,15 @@ from pipeline.read.types import ShardPlan
 from pipeline.report.html import make_report
 from pipeline.report.stats import build_stats, read_run
 from pipeline.report.summary import summary_table
-from pipeline.resume.finished import Damage, Formats, find_damaged
+from pipeline.resume.finished import Damage, Formats, find_damaged, list_output
 from pipeline.resume.plan import Work, plan_work
+from pipeline.write.attempts import discard_attempts
 from pipeline.write.manifest import read_manifest
 from pipeline.write.pending import check_nothing_pending
 from pipeline.write.restore import restore_index
 from pipeline.write.store import Store
 from pipeline.write.temporary import remove_abandoned
+from schemas.attempts import attempt_of, shard_of
 from schemas.files import FAILED_FOLDER, MANIFEST_FILE, OUTPUT_FOLDERS, REPORT_FILE, RUN_TIMINGS_FILE, STATS_FILE
 from schemas.manifest import Provenance, RunTimings
 
@@ -171,7 +173,9 @@ def mend(
 ) -> int:
     """Compute shards again whose files do not have the sizes of their manifests; return the number that failed."""
     logger.warning("%s with missing or truncated files; computed again", counted(len(damages), "finished shard"))
-    output.remove_many(MANIFEST_FILE.format(damage.plan.index) for damage in damages)
+    indices = {damage.plan.index for damage in damages}
+    discard_attempts(output, [i for i in list_output(output).committed() if attempt_of(i) and shard_of(i) in indices])
+    output.remove_many(MANIFEST_FILE.format(index) for index in indices)
     formats = {damage.plan.index: damage.formats for damage in damages}
     return compute_in_formats([damage.plan for damage in damages], formats, config, provenance, output, lease, failures)
 

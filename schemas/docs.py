@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired, get_args, get_or
 
 import pyarrow as pa
 
+from schemas.attempts import RETRY_STEP
 from schemas.files import (
     COMMAND_FILE,
     DROPPED_FILE,
@@ -19,6 +20,7 @@ from schemas.files import (
     JOB_FILE,
     LEASE_FILE,
     MANIFEST_FILE,
+    RETRY_FILE,
     RUN_TIMINGS_FILE,
     STATS_FILE,
     THUMBNAIL,
@@ -27,7 +29,7 @@ from schemas.files import (
     TrainAnnotations,
     grit_schema,
 )
-from schemas.job import CommandRecord, JobRecord, Lease
+from schemas.job import CommandRecord, JobRecord, Lease, RetryState
 from schemas.manifest import FailedShard, Manifest, StageTiming
 from schemas.rows import BOUNDARIES, BOX, BOX_SCORE, CHUNK, GIVEN_BOX, REF_EXP, TOKEN, VERSION
 from schemas.stats import Statistics
@@ -43,9 +45,17 @@ STRUCTS: Final = {
     "GIVEN_BOX": GIVEN_BOX,
     "INDEX_MEMBER": INDEX_MEMBER,
 }
-JSON_FILES: Final[tuple[type, ...]] = (TrainAnnotations, Manifest, JobRecord, CommandRecord, Lease, Statistics)
+JSON_FILES: Final[tuple[type, ...]] = (
+    TrainAnnotations,
+    Manifest,
+    JobRecord,
+    CommandRecord,
+    RetryState,
+    Lease,
+    Statistics,
+)
 """Types of JSON files with a table of their own; the types that they refer to follow at the end of the document."""
-JSON_NAMES: Final = {str: "string", int: "integer", float: "number", NoneType: "null", Any: "any"}
+JSON_NAMES: Final = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null", Any: "any"}
 INTRO: Final = f"""\
 # Schemas
 
@@ -56,6 +66,11 @@ removes a row. If a stage drops a row, it sets `status` to `dropped`, fills `sta
 `detail`, and removes the image; the columns of later stages are null. Character offsets count
 Unicode code points in `caption`, half-open [start, end). Boxes are xyxy, as fractions of the stored
 image in [0, 1].
+"""
+FILES_NOTE: Final = f"""\
+Paths are relative to the output folder; 00000 is the index of the shard. Attempt a of
+`pipeline.retry` at rows of shard i has the index a × {RETRY_STEP:,} + i; a row counts with its result
+in the last attempt whose `arrow/` has its key.
 """
 TRAIN_NOTE: Final = """\
 One sample for each kept row, in the layout of HyCoCLIP. Members, each named `<key>.<member>`, in
@@ -196,7 +211,7 @@ def render() -> str:
     )
     parts += ["## Reasons to remove a phrase\n", mapping_table(("`removed`", "meaning"), PHRASE_REMOVALS)]
     parts += ["## Reasons to remove a box\n", mapping_table(("`removed`", "meaning"), BOX_REMOVALS)]
-    parts += ["## Files\n", "Paths are relative to the output folder; 00000 is the index of the shard.\n", *files()]
+    parts += ["## Files\n", FILES_NOTE, *files()]
     parts.append("## Types of JSON fields\n")
     for kind in dict.fromkeys(kind for file in (StageTiming, *JSON_FILES) for kind in nested_types(file)):
         if kind not in JSON_FILES:
@@ -240,6 +255,9 @@ def files() -> list[str]:
         f"### outputs of commands: `{COMMAND_FILE}`\n",
         f"{CommandRecord.__doc__}\n",
         json_table(CommandRecord),
+        f"### attempts of pipeline.retry: `{RETRY_FILE}`\n",
+        f"{RetryState.__doc__}\n",
+        json_table(RetryState),
         f"### lease: `{LEASE_FILE}`\n",
         "Exists while a job writes to the output.\n",
         json_table(Lease),

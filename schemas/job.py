@@ -1,4 +1,4 @@
-"""The JSON files of a job: the record of its inputs and settings, and the lease of its output.
+"""The JSON files of a job: the record of its inputs and settings, the state of pipeline.retry, and the lease.
 
 The second argument of each `Annotated` is the description of the field in docs/schemas.md.
 """
@@ -56,6 +56,14 @@ class CommandRecord(TypedDict):
     schema: Annotated[str, "version of the schemas"]
     command: Annotated[str, "name of the command, such as reshard"]
     shards: Annotated[list[int], "indices of all its shards, finished or not"]
+
+
+class RetryState(TypedDict):
+    """`_retry.json`: the last attempt of pipeline.retry. One that has not finished is continued by the next run."""
+
+    attempt: Annotated[int, "its number, from 1"]
+    reasons: Annotated[list[str], "drop reasons and HTTP statuses of the rows that it tries again"]
+    finished: Annotated[bool, "all shards with such rows have been tried"]
 
 
 class Lease(TypedDict):

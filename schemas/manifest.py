@@ -44,6 +44,10 @@ class Counts(TypedDict):
     kept: Annotated[int, "rows kept"]
     dropped: Annotated[dict[str, dict[str, int]], "rows dropped: {stage: {reason: n}}"]
     unfinished: NotRequired[Annotated[int, "rows of failed shards; stats.json only, a manifest has none"]]
+    retried: NotRequired[
+        Annotated[int, "rows tried again by pipeline.retry, once for each attempt; stats.json only, absent without any"]
+    ]
+    recovered: NotRequired[Annotated[int, "rows of these that were kept; stats.json only"]]
 
 
 class Removed(TypedDict):
@@ -113,6 +117,18 @@ class Origin(TypedDict):
     settings: Annotated[dict[str, Any], "settings of the command that decide the content"]
 
 
+class Retry(TypedDict):
+    """The attempt of pipeline.retry that made a shard. A row counts with its result in the last attempt that has it."""
+
+    attempt: Annotated[int, "number of the attempt, from 1; 0 is the job"]
+    shard: Annotated[int, "index of the job's shard whose rows were tried again"]
+    replaced: Annotated[
+        dict[str, dict[str, int]],
+        "drops of earlier attempts that do not count any more, one for each row of this shard: {stage: {reason: n}}",
+    ]
+    before: Annotated[dict[str, int], "the same drops by the attempt whose shard has them: {attempt: n}"]
+
+
 class Manifest(TypedDict):
     """`_manifests/NNNNN.json`, written last: readers ignore the files of a shard without a manifest."""
 
@@ -135,6 +151,7 @@ class Manifest(TypedDict):
     origin: NotRequired[
         Annotated[Origin, "finished shards from which a command made this one; absent in a job's shards"]
     ]
+    retry: NotRequired[Annotated[Retry, "attempt of pipeline.retry; absent in a job's shards"]]
 
 
 class PendingTakedown(TypedDict):

@@ -84,6 +84,11 @@ REASONS: Final = MappingProxyType(
 KEY_REASONS: Final = frozenset({"duplicate", "same_url", "same_bytes", "same_picture"})
 """Drop reasons whose `detail` is the key of another row."""
 
+PASSING: Final = ("timeout", "dns_error", "connection_error", "408", "425", "429", "5xx")
+"""Failures of a download that can pass: drop reasons, and HTTP statuses, which are the detail of `http_error`."""
+LASTING: Final = frozenset({"duplicate", "taken_down", "in_evaluation_set"})
+"""Drop reasons of `download` that no other attempt changes."""
+
 PHRASE_REMOVALS: Final = MappingProxyType(
     {
         "no_letter": "the chunk contains no letter (a number, an emoji, a punctuation mark)",

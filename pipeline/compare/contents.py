@@ -9,6 +9,7 @@ from common.errors import UserError
 from pipeline.report.shards import check_finished, read_manifests
 from pipeline.report.stats import collect_stats, count_shards, sum_rows
 from pipeline.report.totals import Totals
+from pipeline.write.attempts import group_attempts
 from pipeline.write.failed import read_failed
 from pipeline.write.store import Store
 from schemas.stats import Statistics
@@ -31,7 +32,7 @@ def read_contents(output: str) -> Contents:
     failed = read_failed(store, [manifest["shard"] for manifest in manifests])
     try:
         rows = sum_rows(manifests, failed)
-        with tqdm(manifests, desc=output[-40:], unit=" shards", disable=not sys.stderr.isatty()) as bar:
+        with tqdm(group_attempts(manifests), desc=output[-40:], unit=" shards", disable=not sys.stderr.isatty()) as bar:
             totals = count_shards(store, bar)
     except ValueError as error:
         raise UserError(f"{output}: {error}; check it with `python -m pipeline.verify {output}`") from error

@@ -126,6 +126,10 @@ def rows(both: Both) -> Iterator[Figure]:
     yield figure("dropped", dropped, n_read)
     if any(unfinished):
         yield figure("unfinished, in failed shards", unfinished, n_read)
+    retried = [count.get("retried", 0) for count in counts]
+    if any(retried):
+        yield figure("tried again", retried, n_read)
+        yield figure("kept when tried again", [count.get("recovered", 0) for count in counts], n_read)
     images = [stats["duplicates"] for stats in both]
     if any(found["images"] for found in images):
         repeated = [found["repeated"] for found in images]

@@ -38,6 +38,7 @@ def decontaminate(arguments: Sequence[str]) -> int:
             plan_from_json(manifest["plan"]),
             manifest["provenance"],
             {"command": "decontaminate", "sources": [source.shard(index)], "settings": settings},
+            retry=manifest.get("retry"),
         )
         for index, manifest in source.manifests.items()
     ]

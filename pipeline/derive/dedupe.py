@@ -63,6 +63,7 @@ def plan_dedupe(source: Source, old: PipelineConfig, new: PipelineConfig, option
             plan_from_json(manifest["plan"]),
             new_provenance(manifest, source, old, new),
             {"command": "dedupe", "sources": [identity], "settings": settings},
+            retry=manifest.get("retry"),
         )
         for identity, manifest in zip(identities, source.manifests.values(), strict=True)
     ]

@@ -37,10 +37,15 @@ def rows_of_arrow(store: Store, manifest: Manifest, entries: TakedownList) -> di
     """Find the rows in arrow/; the columns of the others than LEDGER are read for the rows that are found only."""
     batches = read_batches(store, manifest, LEDGER)
     found = matching(entries, (row for batch in batches for row in batch.to_pylist()))
-    if not found:
+    return facts_of(store, manifest, {key: kind for key, (kind, _) in found.items()})
+
+
+def facts_of(store: Store, manifest: Manifest, kinds: Mapping[str, Kind]) -> dict[str, tuple[Kind, Row]]:
+    """Return FACTS of the rows with a kind, without those already taken down."""
+    if not kinds:
         return {}
     rows = (row for batch in read_batches(store, manifest, FACTS) for row in batch.to_pylist())
-    return {row["key"]: (found[row["key"]][0], row) for row in rows if row["key"] in found}
+    return {row["key"]: (kinds[row["key"]], row) for row in rows if row["key"] in kinds and row["reason"] != TAKEN_DOWN}
 
 
 def matching(entries: TakedownList, rows: Iterator[Row]) -> dict[str, tuple[Kind, Row]]:

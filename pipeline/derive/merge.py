@@ -14,7 +14,9 @@ from pipeline.derive.output import NewShard, write_output
 from pipeline.derive.settings import new_config, take_options, take_path, take_paths
 from pipeline.derive.source import Source, read_table
 from pipeline.read.types import ShardPlan
+from pipeline.write.attempts import group_attempts
 from pipeline.write.manifest import plan_from_json
+from schemas.attempts import RETRY_STEP, index_of
 from schemas.status import KEY_REASONS
 from schemas.table import set_column
 
@@ -57,18 +59,29 @@ def joint_config(configs: Sequence[PipelineConfig], new: PipelineConfig) -> Pipe
 def plan_merge(sources: Sequence[Source], configs: Sequence[PipelineConfig], new: PipelineConfig) -> Iterator[NewShard]:
     """Yield one shard for each shard of the sources, one source after the other.
 
-    Rows, keys and indices of a source are shifted by those of the sources before it.
+    Rows, keys and indices of a source are shifted by those of the sources before it; attempts of pipeline.retry follow
+    the shard whose rows they tried again. Raises UserError for more shards than indices.
     """
     index = offset = 0
     for source, config in zip(sources, configs, strict=True):
-        for old_index, manifest in source.manifests.items():
-            yield NewShard(
-                shifted(plan_from_json(manifest["plan"]), index, offset),
-                new_provenance(manifest, source, config, new),
-                {"command": "merge", "sources": [source.shard(old_index)], "settings": {"key_offset": offset}},
-            )
+        for attempts in group_attempts(source.manifests.values()):
+            for manifest in attempts:
+                retry = manifest.get("retry")
+                new_index = index if retry is None else index_of(retry["attempt"], index)
+                yield NewShard(
+                    shifted(plan_from_json(manifest["plan"]), new_index, offset),
+                    new_provenance(manifest, source, config, new),
+                    {
+                        "command": "merge",
+                        "sources": [source.shard(manifest["shard"])],
+                        "settings": {"key_offset": offset},
+                    },
+                    retry=None if retry is None else {**retry, "shard": index},
+                )
             index += 1
         offset += key_end(source)
+    if index > RETRY_STEP:
+        raise UserError(f"the sources have {index} shards; an output holds {RETRY_STEP}: reshard them first")
 
 
 def shifted(plan: ShardPlan, index: int, offset: int) -> ShardPlan:

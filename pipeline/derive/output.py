@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow as pa
@@ -29,18 +29,19 @@ from pipeline.write.stage import write_shard
 from pipeline.write.store import Store
 from schemas.files import JOB_FILE, MANIFEST_FILE, shard_files
 from schemas.job import JobRecord
-from schemas.manifest import Manifest, Origin, Provenance
+from schemas.manifest import Manifest, Origin, Provenance, Retry
 
 logger = logging.getLogger("hypergrit")
 
 
 @dataclass(frozen=True)
 class NewShard:
-    """A shard that a command makes."""
+    """A shard that a command makes; `retry` is that of its source, if pipeline.retry made it."""
 
     plan: ShardPlan
     provenance: Provenance
     origin: Origin
+    retry: Retry | None = field(default=None, kw_only=True)
 
 
 MakeTable = Callable[[NewShard], pa.Table]
@@ -134,7 +135,9 @@ def is_made_from(manifest: Manifest, shard: NewShard) -> bool:
 def commit(make_table: MakeTable, config: PipelineConfig, lease: str, shard: NewShard) -> None:
     """Make a shard and commit it. Raises UserError if the lease with this token does not hold the output any more."""
     table, runtime = make_table(shard), runtime_settings(config)
-    write_shard(table, shard.plan, config.write, config.output, shard.provenance, runtime, shard.origin, lease=lease)
+    write_shard(
+        table, shard.plan, config.write, config.output, shard.provenance, runtime, shard.origin, shard.retry, lease
+    )
 
 
 def record_failure(store: Store, shard: NewShard, error: Exception) -> None:

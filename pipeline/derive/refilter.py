@@ -15,6 +15,7 @@ from pipeline.derive.filters import check_thresholds, refilter_table
 from pipeline.derive.output import NewShard, write_output
 from pipeline.derive.settings import given_keys, new_config, take_path
 from pipeline.derive.source import Source, read_table
+from pipeline.resume.finished import formats_by_hash
 from pipeline.resume.record import read_record, settings_of
 from pipeline.score.thresholds import Thresholds, resolve_thresholds
 from pipeline.write.manifest import plan_from_json
@@ -41,6 +42,7 @@ def refilter(arguments: Sequence[str]) -> int:
             plan_from_json(manifest["plan"]),
             new_provenance(manifest, old, new, given, source.is_mixed),
             {"command": "refilter", "sources": [source.shard(index)], "settings": {}},
+            retry=manifest.get("retry"),
         )
         for index, manifest in source.manifests.items()
     ]
@@ -76,7 +78,9 @@ def new_provenance(
     changes = {key for key, value in settings_of(old).items() if values[key] != value}
     changes |= {f"score.{name}" for name in names}
     old_hash = manifest["provenance"]["config_hash"]
-    config_hash = mixed_hash(old_hash, {key: values[key] for key in changes}) if is_mixed else content_hash(new)
+    config_hash = content_hash(new)
+    if is_mixed and old_hash not in formats_by_hash(old):  # made with other settings than those of the configuration
+        config_hash = mixed_hash(old_hash, {key: values[key] for key in changes})
     return {**manifest["provenance"], "config_hash": config_hash, "thresholds": thresholds}
 
 

@@ -13,6 +13,7 @@ from pipeline.derive.settings import new_config, take_options, take_path
 from pipeline.derive.shuffle import Group, Range, ReshardedShard, make_table, permutation
 from pipeline.derive.source import Source
 from pipeline.read.types import ShardPlan
+from pipeline.write.attempts import group_attempts, n_left
 
 
 def reshard(arguments: Sequence[str]) -> int:
@@ -34,7 +35,15 @@ def reshard(arguments: Sequence[str]) -> int:
 
 
 def make_groups(source: Source, options: ReshardOptions) -> list[Group]:
-    """Return the groups of the source's shards, whose order depends on the seed; without shuffling, one for each."""
+    """Return the groups of the source's shards, whose order depends on the seed; without shuffling, one for each.
+
+    A dropped row that pipeline.retry tried again counts in its last attempt only.
+    """
+    left, later = dict[int, int](), dict[int, tuple[int, ...]]()
+    for attempts in group_attempts(source.manifests.values()):
+        shards = tuple(manifest["shard"] for manifest in attempts)
+        left |= zip(shards, n_left(attempts), strict=True)
+        later |= {shard: shards[i:] for i, shard in enumerate(shards, 1)}
     indices, size = list(source.manifests), 1
     if options.shuffle:
         indices = [indices[i] for i in permutation(len(indices), options.seed, 0)]
@@ -42,10 +51,10 @@ def make_groups(source: Source, options: ReshardOptions) -> list[Group]:
     groups = list[Group]()
     for first in range(0, len(indices), size):
         chosen = indices[first : first + size]
-        counts = [source.manifests[index]["counts"] for index in chosen]
-        kept = [count["kept"] for count in counts]
-        dropped = [count["read"] - count["kept"] for count in counts]
-        groups.append(Group(len(groups), [source.shard(index) for index in chosen], kept, dropped))
+        kept = [source.manifests[index]["counts"]["kept"] for index in chosen]
+        dropped = [left[index] for index in chosen]
+        sources = [source.shard(index) for index in chosen]
+        groups.append(Group(len(groups), sources, kept, dropped, [later[index] for index in chosen]))
     return groups
 
 

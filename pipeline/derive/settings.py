@@ -88,6 +88,18 @@ def take_path(arguments: Sequence[str], name: str) -> tuple[str, list[str]]:
     return paths[0], others
 
 
+def take_output(arguments: Sequence[str], usage: str) -> tuple[str, list[str]]:
+    """Return the absolute output that a command changes in place, and the `key=value` arguments.
+
+    Raises UserError unless there is one, and for a URL with a user name or a password.
+    """
+    outputs = [item for item in arguments if "=" not in item]
+    if len(outputs) != 1:
+        raise UserError(f"{len(outputs)} outputs are given; give one: {usage}")
+    check_no_user("OUT", outputs[0])
+    return absolute(outputs[0]), [item for item in arguments if "=" in item]
+
+
 def take_options(arguments: Sequence[str], cls: type[Options]) -> tuple[Options, list[str]]:
     """Return the options of a command, whose keys are the fields of `cls`, and the other arguments.
 

@@ -14,12 +14,17 @@ from schemas.rows import SCORED
 
 @dataclass(frozen=True)
 class Group:
-    """Shards of the source whose samples are mixed, and the number of kept and of dropped rows of each."""
+    """Shards of the source whose samples are mixed.
+
+    Each has its numbers of kept and of dropped rows, and the indices of later attempts of pipeline.retry: their rows are
+    not among its dropped rows.
+    """
 
     number: int
     sources: list[SourceShard]
     kept: list[int]
     dropped: list[int]
+    later: list[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,8 @@ def read_range(part: Range, kept_order: Sequence[int], dropped_order: Sequence[i
     kept, dropped = list[pa.Table](), list[pa.Table]()
     kept_at, dropped_at = list[int](), list[int]()
     kept_start = dropped_start = 0
-    for source, n_kept, n_dropped in zip(group.sources, group.kept, group.dropped, strict=True):
+    shards = zip(group.sources, group.kept, group.dropped, group.later, strict=True)
+    for source, n_kept, n_dropped, later in shards:
         mine = [(i, n - kept_start) for i, n in enumerate(wanted_kept) if kept_start <= n < kept_start + n_kept]
         lost = [
             (i, n - dropped_start)
@@ -76,7 +82,7 @@ def read_range(part: Range, kept_order: Sequence[int], dropped_order: Sequence[i
             if dropped_start <= n < dropped_start + n_dropped
         ]
         if mine or lost:
-            table = pick_rows(source, [n for _, n in mine], [n for _, n in lost])
+            table = pick_rows(source, [n for _, n in mine], [n for _, n in lost], later)
             kept.append(table.slice(0, len(mine)))
             dropped.append(table.slice(len(mine)))
             kept_at += [i for i, _ in mine]

@@ -9,14 +9,12 @@ from tqdm import tqdm
 
 from common.config_help import print_text
 from common.errors import UserError
-from common.paths import absolute
 from common.text import counted, one_line
-from common.urls import check_no_user
 from pipeline.config import PipelineConfig
-from pipeline.derive.matches import find_rows, without
+from pipeline.derive.attempts import find_in_attempts, without_rows
 from pipeline.derive.options import TakedownOptions
 from pipeline.derive.removal import remove_rows
-from pipeline.derive.settings import check_changes, read_config, take_options, take_path
+from pipeline.derive.settings import check_changes, read_config, take_options, take_output, take_path
 from pipeline.derive.source import may_lack_queries
 from pipeline.derive.workers import map_shards
 from pipeline.job import remove_drafts, report_shards
@@ -24,7 +22,9 @@ from pipeline.lease import hold_lease
 from pipeline.paths import check_writable
 from pipeline.read.takedown import TakedownList, read_takedown
 from pipeline.report.shards import check_finished, read_manifests
-from pipeline.write.pending import read_pending
+from pipeline.write.attempts import group_attempts
+from pipeline.write.commit import check_lease
+from pipeline.write.pending import read_pending, write_pending
 from pipeline.write.store import Store
 from schemas.manifest import Manifest, PendingTakedown
 
@@ -41,12 +41,8 @@ class Found:
 
 def takedown(arguments: Sequence[str]) -> int:
     """Remove the rows, or list them with `dry_run=true`; return the number of shards that failed. Raises UserError."""
-    outputs = [item for item in arguments if "=" not in item]
-    if len(outputs) != 1:
-        raise UserError(f"{len(outputs)} outputs are given; give one: python -m pipeline.takedown OUT list=FILE")
-    check_no_user("OUT", outputs[0])
-    output = absolute(outputs[0])
-    path, rest = take_path([item for item in arguments if "=" in item], "list")
+    output, rest = take_output(arguments, "python -m pipeline.takedown OUT list=FILE")
+    path, rest = take_path(rest, "list")
     options, changes = take_options(rest, TakedownOptions)
     entries = read_takedown(path)
     if not len(entries):
@@ -63,23 +59,21 @@ def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> in
     manifests = read_manifests(store)
     check_finished(store, manifests)
     entries = entries.without_queries() if may_lack_queries(config, manifests) else entries
-    results = map_shards(
-        partial(find_in, store.root if store.is_local else config.output, entries), manifests, config.ray
-    )
+    groups = group_attempts(manifests)
+    results = map_shards(partial(find_in, store.root if store.is_local else config.output, entries), groups, config.ray)
     found, n_failed = list[Found](), 0
-    for manifest, result in results:
+    for attempts, result in results:
         if isinstance(result, Exception):
             n_failed += 1
-            log_failure(manifest, result)
+            log_failure(attempts[0], result)
         else:
             found.append(result)
     for shard in sorted(found, key=lambda shard: shard.shard):
         for line in shard.lines:
             print_text(line)
     n_rows, n_shards = sum(len(shard.lines) for shard in found), sum(bool(shard.lines) for shard in found)
-    print_text(
-        f"{counted(n_rows, 'row')} in {n_shards} of {counted(len(manifests), 'shard')} would be taken down; nothing was changed"
-    )
+    shards = f"{n_shards} of {counted(len(groups), 'shard')}"
+    print_text(f"{counted(n_rows, 'row')} in {shards} would be taken down; nothing was changed")
     return n_failed
 
 
@@ -95,21 +89,20 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         check_finished(store, manifests)
         entries = entries.without_queries() if may_lack_queries(config, manifests) else entries
         n_rows, n_shards, n_failed = 0, 0, 0
-        results = lease.guard(
-            map_shards(partial(remove_in, config.output, entries, lease.token), manifests, config.ray)
-        )
-        with tqdm(total=len(manifests), unit=" shards", disable=None) as bar:
-            for manifest, result in results:
+        groups = group_attempts(manifests)
+        results = lease.guard(map_shards(partial(remove_in, config.output, entries, lease.token), groups, config.ray))
+        with tqdm(total=len(groups), unit=" shards", disable=None) as bar:
+            for attempts, result in results:
                 if isinstance(result, Exception):
                     n_failed += 1
-                    log_failure(manifest, result)
+                    log_failure(attempts[0], result)
                 else:
                     n_rows, n_shards = n_rows + len(result.lines), n_shards + bool(result.lines)
                 bar.update()
         lease.check()
         remove_drafts(store)
         report_shards(config, [manifest["shard"] for manifest in manifests])
-    print_text(f"{counted(n_rows, 'row')} in {n_shards} of {counted(len(manifests), 'shard')} taken down")
+    print_text(f"{counted(n_rows, 'row')} in {n_shards} of {counted(len(groups), 'shard')} taken down")
     return n_failed
 
 
@@ -120,22 +113,28 @@ def log_failure(manifest: Manifest, error: Exception) -> None:
     )
 
 
-def find_in(output: str, entries: TakedownList, manifest: Manifest) -> Found:
-    """Find the rows of a shard."""
-    found = find_rows(Store(output), manifest, entries)
-    lines = (f"shard {manifest['shard']} row {key} {kind}: {row['url'] or '-'} {row['sha256'] or '-'}"
-             for key, (kind, row) in found.items())  # fmt: skip
-    return Found(manifest["shard"], tuple(lines))
+def find_in(output: str, entries: TakedownList, attempts: Sequence[Manifest]) -> Found:
+    """Find the rows of a shard and of the attempts of pipeline.retry at them."""
+    found = find_in_attempts(Store(output), attempts, entries)
+    rows = {key: item for rows in found for key, item in rows.items()}
+    lines = (f"shard {attempts[0]['shard']} row {key} {kind}: {row['url'] or '-'} {row['sha256'] or '-'}"
+             for key, (kind, row) in rows.items())  # fmt: skip
+    return Found(attempts[0]["shard"], tuple(lines))
 
 
-def remove_in(output: str, entries: TakedownList, lease: str, manifest: Manifest) -> Found:
-    """Remove the rows of a shard; one without such rows is not written."""
+def remove_in(output: str, entries: TakedownList, lease: str, attempts: Sequence[Manifest]) -> Found:
+    """Remove the rows of a shard and of the attempts of pipeline.retry at them; shards without such rows are not written."""
     store = Store(output)
-    found = find_rows(store, manifest, entries)
-    if found:
-        rows: PendingTakedown = {
-            "manifest": without(manifest, found),
-            "rows": {k: kind for k, (kind, _) in found.items()},
-        }
-        remove_rows(store, rows, lease)
-    return Found(manifest["shard"], tuple(found))
+    found = find_in_attempts(store, attempts, entries)
+    pending = [
+        PendingTakedown(manifest=new, rows={key: kind for key, (kind, _) in rows.items()})
+        for old, new, rows in zip(attempts, without_rows(store, attempts, found), found, strict=True)
+        if new != old
+    ]
+    if len(attempts) > 1:  # a kill between two shards, whose counts depend on each other, must leave a record
+        check_lease(store, lease)
+        for record in pending:
+            write_pending(store, record)
+    for record in pending:
+        remove_rows(store, record, lease)
+    return Found(attempts[0]["shard"], tuple({key for rows in found for key in rows}))

@@ -10,8 +10,10 @@ import pyarrow.compute as pc
 
 from common.images import STORED_IMAGE_LIMITS, decode
 from pipeline.images import encode_jpeg, resize
+from pipeline.report.attempts import read_latest
 from pipeline.report.config import ReportConfig
 from pipeline.report.shards import read_batches, read_images
+from pipeline.write.attempts import group_attempts
 from pipeline.write.store import Store
 from schemas.manifest import Manifest
 from schemas.status import KEPT
@@ -97,11 +99,12 @@ def pick_examples(store: Store, manifests: Sequence[Manifest], n: int) -> dict[t
     Only shards with a reason that still lacks examples are read.
     """
     examples: dict[tuple[str, str], list[Row]] = {}
-    for manifest in manifests:
-        in_shard = {(stage, reason) for stage, reasons in manifest["counts"]["dropped"].items() for reason in reasons}
+    for attempts in group_attempts(manifests):
+        dropped = [item for manifest in attempts for item in manifest["counts"]["dropped"].items()]
+        in_shard = {(stage, reason) for stage, reasons in dropped for reason in reasons}
         if all(len(examples.get(cause, ())) >= n for cause in in_shard):
             continue
-        for batch in read_batches(store, manifest, EXAMPLE_COLUMNS):
+        for batch in read_latest(store, attempts, EXAMPLE_COLUMNS):
             for row in batch.filter(pc.is_valid(batch["reason"])).to_pylist():
                 rows = examples.setdefault((row["stage"], row["reason"]), [])
                 if len(rows) < n:

@@ -9,8 +9,10 @@ import pyarrow as pa
 from common.errors import UserError
 from common.remote import map_concurrently, one_line
 from common.tar import iter_members, reader_of
+from pipeline.write.attempts import with_all_before
 from pipeline.write.manifest import parse_manifest
 from pipeline.write.store import Store
+from schemas.attempts import shard_of
 from schemas.files import FILES, GRIT_IMAGE, MANIFEST_FILE, MANIFEST_FOLDER
 from schemas.manifest import Manifest
 from schemas.rows import VERSION
@@ -29,13 +31,14 @@ def check_finished(store: Store, shards: Collection[object]) -> None:
 def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Manifest]:
     """Return the manifests of the finished shards, or of those with an index in `only`, in order.
 
+    Later attempts at rows of a shard in `only` are read too, and attempts of which an earlier one has gone are left out.
     Shards of earlier versions with the same major schema version are read too. Raises UserError if one has another
     major schema version.
     """
     files = [f"{MANIFEST_FOLDER}/{name}" for name in store.names(MANIFEST_FOLDER) if name.endswith(".json")]
     if only is not None:
         selected = {MANIFEST_FILE.format(index) for index in only}
-        files = [file for file in files if file in selected]
+        files = [file for file in files if file in selected or first_attempt(file) in selected]
     contents = map_concurrently(store.read, files)
     manifests: list[Manifest] = []
     for file, content in zip(files, contents, strict=True):
@@ -52,7 +55,14 @@ def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Ma
             f"shard {old['shard']} of {store.root} has schema {old['schema']}, but this version of HyperGRIT reads "
             f"{major}.x; run the job again to replace the shard"
         )
-    return sorted(manifests, key=lambda manifest: manifest["shard"])
+    return with_all_before(manifests)
+
+
+def first_attempt(file: str) -> str | None:
+    """Return the manifest of the job's shard at whose rows the shard of this manifest is an attempt; None for neither."""
+    number = file.rpartition("/")[2].removesuffix(".json")
+    is_manifest = number.isdecimal() and MANIFEST_FILE.format(int(number)) == file
+    return MANIFEST_FILE.format(shard_of(int(number))) if is_manifest else None
 
 
 def read_batches(store: Store, manifest: Manifest, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -11,8 +11,10 @@ from common.config import RESOLVED_FILE
 from common.errors import UserError
 from common.remote import map_concurrently, one_line
 from common.yaml_text import check_yaml
-from pipeline.report.shards import check_finished, read_batches, read_manifests
+from pipeline.report.attempts import read_latest
+from pipeline.report.shards import check_finished, read_manifests
 from pipeline.report.totals import COLUMNS, Totals
+from pipeline.write.attempts import group_attempts, net_counts
 from pipeline.write.failed import read_failed
 from pipeline.write.store import Store
 from schemas.files import FILES, JOB_FILE, RUN_TIMINGS_FILE, STATS_FILE, TIMINGS_FILE
@@ -46,7 +48,7 @@ def build_stats(output: str, truth: dict[str, Any] | None = None, shards: Collec
     manifests = read_manifests(store, shards)
     failed = read_failed(store, [manifest["shard"] for manifest in manifests], shards)
     check_finished(store, manifests or failed)
-    stats = collect_stats(store, manifests, sum_rows(manifests, failed), count_shards(store, manifests))
+    stats = collect_stats(store, manifests, sum_rows(manifests, failed), count_shards(store, group_attempts(manifests)))
     if truth is not None:
         stats["truth"] = truth
     store.write(STATS_FILE, json.dumps(stats, ensure_ascii=False, indent=1))  # not sorted: stages keep their order
@@ -154,55 +156,53 @@ def row_statistics(totals: Totals) -> RowStatistics:
 def sum_rows(manifests: Sequence[Manifest], failed: Sequence[FailedShard] = ()) -> Counts:
     """Add up the row counts of all shards; stages are in pipeline order, reasons are sorted.
 
-    The rows of failed shards are unfinished: read = kept + dropped + unfinished.
+    The rows of failed shards are unfinished: read = kept + dropped + unfinished. Rows that pipeline.retry tried again
+    count once, with their last result.
 
     Raises ValueError if the rows kept and dropped of a shard do not add up to the rows read.
     """
-    read = kept = 0
+    total = Counter[str]()
     dropped: dict[str, Counter[str]] = {stage: Counter() for stage in STAGES}
     for manifest in manifests:
-        counts = manifest["counts"]
-        n_dropped = sum(sum(reasons.values()) for reasons in counts["dropped"].values())
-        if counts["read"] != counts["kept"] + n_dropped:
-            raise ValueError(
-                f"shard {manifest['shard']}: {counts['read']} rows read, but {counts['kept']} kept "
-                f"and {n_dropped} dropped"
-            )
-        read, kept = read + counts["read"], kept + counts["kept"]
+        counts = net_counts(manifest)
+        total.update({name: counts.get(name, 0) for name in ("read", "kept", "retried", "recovered")})
         for stage, reasons in counts["dropped"].items():
             dropped[stage].update(reasons)
+    if negative := [f"{s}: {r}" for s, reasons in dropped.items() for r, n in reasons.items() if n < 0]:
+        raise ValueError(f"more rows {negative[0]} were tried again than dropped")
     unfinished = sum(shard["rows"] for shard in failed)
-    return {
-        "read": read + unfinished,
-        "kept": kept,
-        "dropped": {s: dict(sorted(r.items())) for s, r in dropped.items() if r},
+    rows: Counts = {
+        "read": total["read"] + unfinished,
+        "kept": total["kept"],
+        "dropped": {s: dict(sorted((+r).items())) for s, r in dropped.items() if +r},
         "unfinished": unfinished,
     }
+    if total["retried"]:
+        rows |= {"retried": total["retried"], "recovered": total["recovered"]}
+    return rows
 
 
-def count_shards(store: Store, manifests: Iterable[Manifest]) -> Totals:
-    """Count the rows of all shards; a shard without arrow/ contributes only the counts of its manifest.
+def count_shards(store: Store, groups: Iterable[Sequence[Manifest]]) -> Totals:
+    """Count the rows of all shards, given as the attempts at each; of a row, the last result counts.
 
-    Raises ValueError if the rows of a shard and its manifest disagree.
+    A shard without arrow/ contributes only the counts of its manifest. Raises ValueError if the rows of a shard and its
+    manifests disagree.
     """
     totals = Totals()
-    for manifest in manifests:
-        if "arrow" not in manifest["formats"]:
-            totals.add_manifest(manifest)
+    for attempts in groups:
+        if "arrow" not in attempts[0]["formats"]:
+            totals.add_manifest(attempts[0])
             continue
         kept, drops, has_rows = totals.kept, totals.drops.copy(), False
-        for batch in read_batches(store, manifest, COLUMNS):
+        for batch in read_latest(store, attempts, COLUMNS):
             totals.add(batch)
             has_rows = True
-        counts = manifest["counts"]
-        counted = totals.kept - kept, dict(totals.drops - drops)
-        recorded = (
-            counts["kept"],
-            {(s, r): n for s, reasons in counts["dropped"].items() for r, n in reasons.items() if n},
-        )
-        if has_rows and counted != recorded:
+        found = totals.kept - kept, dict(totals.drops - drops)
+        counts = sum_rows(attempts)
+        recorded = counts["kept"], {(s, r): n for s, reasons in counts["dropped"].items() for r, n in reasons.items()}
+        if has_rows and found != recorded:
             raise ValueError(
-                f"shard {manifest['shard']}: the counts of its rows and of its manifest disagree: {counted}, {recorded}"
+                f"shard {attempts[0]['shard']}: the counts of its rows and of its manifest disagree: {found}, {recorded}"
             )
     return totals
 

@@ -48,6 +48,8 @@ def row_lines(rows: Counts) -> list[str]:
     if unfinished:
         lines.append(f"{'rows unfinished, in failed shards':34}{unfinished:>12,}{share(unfinished, read)}")
     lines.append(f"{'rows dropped':34}{dropped:>12,}{share(dropped, read)}")
+    if retried := rows.get("retried", 0):
+        lines.append(f"{'rows tried again':34}{retried:>12,}  {rows['recovered']:,} of them kept")
     for stage, reasons in rows["dropped"].items():
         ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
         lines += [f"  {stage + ': ' + reason:32}{n:>12,}" for reason, n in ordered]

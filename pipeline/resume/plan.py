@@ -14,8 +14,10 @@ from pipeline.resume.differences import PLAN_SETTINGS, join, provenance_differen
 from pipeline.resume.finished import Damage, Formats, equal_provenances, find_finished, list_finished, list_output
 from pipeline.resume.history import Files, History, plan_history
 from pipeline.resume.record import make_record, plans_of, read_record, recorded_plans, settings_of, write_record
+from pipeline.write.attempts import discard_attempts
 from pipeline.write.manifest import plan_json, read_manifest
 from pipeline.write.store import Store
+from schemas.attempts import RETRY_STEP, attempt_of, shard_of
 from schemas.files import COMMAND_FILE, MANIFEST_FILE, REPORT_FILE, STATS_FILE, shard_files
 from schemas.job import JobRecord
 from schemas.manifest import Manifest, Provenance
@@ -31,6 +33,7 @@ class Work(NamedTuple):
     record: JobRecord
     old_record: JobRecord | None
     outdated: list[int]  # shards with a manifest that are computed again, or belong to another job
+    attempts: list[int]  # shards of pipeline.retry that tried rows of shards again which are not finished any more
     stale: list[str]  # records of failures of shards that are finished
     damages: list[Damage]  # of shards of this job; those that lack only their index are not in `unfinished`
 
@@ -52,14 +55,16 @@ class Work(NamedTuple):
     def begin(self, store: Store) -> None:
         """Prepare the output: remove the manifests of outdated shards, then write the record.
 
-        In this order, all manifests of an output belong to its record, whenever the job is killed.
+        In this order, all manifests of an output belong to its record, whenever the job is killed, and no row is in two
+        shards that count.
         """
+        discard_attempts(store, self.attempts)
         store.remove_many(MANIFEST_FILE.format(index) for index in self.outdated)
         planned = {plan.index for plan in self.plans}
         gone = [index for index in self.outdated if index not in planned]
         store.remove_many(name for index in gone for name in shard_files(index))
         store.remove_many(self.stale)
-        if self.outdated:
+        if self.outdated or self.attempts:
             store.remove([STATS_FILE, REPORT_FILE])  # of the shards that are discarded
         if self.outdated or self.old_record is None:
             store.remove([COMMAND_FILE])  # of a command, whose shards are discarded
@@ -70,11 +75,14 @@ class Work(NamedTuple):
 def plan_work(config: PipelineConfig, files: Files, provenance: Provenance, store: Store) -> Work:
     """Compare a job with the shards of its output; nothing is written.
 
-    Raises UserError if finished shards would be discarded without `overwrite=true`, and like `plan_history`.
+    Raises UserError if finished shards would be discarded without `overwrite=true`, for more shards than indices, and
+    like `plan_history`.
     """
     old = read_record(store)
     history = plan_history(files, old, config)
     plans = plans_of(history.batches, config.rows_per_shard)
+    if len(plans) > RETRY_STEP:
+        raise UserError(f"the input has {len(plans)} shards; an output holds {RETRY_STEP}: raise rows_per_shard")
     listing = list_output(store)
     candidates, differences = plans, list[str]()
     if old is not None:
@@ -89,7 +97,9 @@ def plan_work(config: PipelineConfig, files: Files, provenance: Provenance, stor
     doubtful = [plan for plan in candidates if plan.index not in listed]
     finished, damages = find_finished(store, listing, doubtful, config, accepted)
     finished |= listed
-    outdated = sorted(set(listing.committed()) - finished)
+    attempts = {index for index in listing.committed() if attempt_of(index)}
+    outdated = sorted(set(listing.committed()) - finished - attempts)
+    lost = sorted(index for index in attempts if shard_of(index) not in finished)
     # If the records agree, the manifests of these shards tell why they are of no use; damaged shards give no reason.
     unclear = set(outdated) & {plan.index for plan in candidates} if differences else outdated
     differences += describe_manifests(store, unclear, plans, config, accepted)
@@ -98,13 +108,16 @@ def plan_work(config: PipelineConfig, files: Files, provenance: Provenance, stor
     if n_again := len({damage.plan.index for damage in damages} - finished):
         shards = counted(n_again, "finished shard")
         logger.warning("%s with missing or truncated files; computed again", shards)
+    if lost:
+        shards = counted(len(lost), "shard")
+        logger.warning("%s of pipeline.retry discarded with those whose rows they tried again", shards)
     if history.n_appended:
         logger.info("%s appended", counted(history.n_appended, "new input file"))
     unfinished = [plan for plan in plans if plan.index not in finished]
     record = make_record(config, provenance, history.batches)
-    if old is not None and not unfinished and not outdated:  # a run that asks for fewer formats, for example
+    if old is not None and not (unfinished or outdated or lost):  # a run that asks for fewer formats, for example
         record = {**old, "batches": history.batches}
-    return Work(plans, unfinished, record, old, outdated, listing.stale_failures(), damages)
+    return Work(plans, unfinished, record, old, outdated, lost, listing.stale_failures(), damages)
 
 
 def compare(

@@ -26,6 +26,7 @@ from pipeline.verify.output import Repeats, Sums, again, list_contents, requeue
 from pipeline.verify.pool import check_shards
 from pipeline.write.store import Store
 from pipeline.write.temporary import remove_abandoned_folders
+from schemas.attempts import attempt_of
 
 BROKEN = 1
 SHOWN = 5
@@ -122,6 +123,8 @@ def verdict(broken: list[Finding], n_others: int, is_requeued: bool, command: st
         return f"{text}; --requeue lets the next run of the job compute them again"
     formats = {",".join(finding.formats) for finding in broken if finding.formats}
     hint = f" (formats=[{formats.pop()}])" if len(formats) == 1 else ""
+    if all(attempt_of(finding.shard) for finding in broken):
+        return f"{text}; they are in the queue: python -m pipeline.retry tries their rows again"
     return f"{text}; they are in the queue: run {again('')}{hint}"
 
 

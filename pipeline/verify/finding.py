@@ -25,7 +25,8 @@ class Problem(NamedTuple):
 class Finding:
     """The defects of a shard, and the amount that was checked.
 
-    A damaged manifest leaves `counts` and `command` None. `command` made the shard from finished ones; "": the job did.
+    `counts` are those that it adds to the output (pipeline.write.attempts.net_counts), None for a damaged manifest, which
+    leaves `command` None too. `command` made the shard from finished ones; "": the job or pipeline.retry did.
     """
 
     shard: int

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
+from pipeline.write.attempts import net_counts
+from schemas.attempts import attempt_of, shard_of
 from schemas.files import FILES, INDEX_FILE
 from schemas.manifest import Manifest, PlanJson
 from schemas.rows import VERSION
@@ -15,7 +17,11 @@ TARS: Final = {kind: names[0] for kind, names in FILES.items() if names[0].endsw
 
 
 def manifest_problems(manifest: Manifest, index: int, plan: PlanJson | None) -> Iterator[str]:
-    """Describe what is wrong with the manifest of shard `index`; `plan` is its plan in the record of the job, if any."""
+    """Describe what is wrong with the manifest of shard `index`.
+
+    `plan` is its plan in the record of the job, if any; for a shard of pipeline.retry, that of the shard which it tried
+    again.
+    """
     try:
         yield from _problems(manifest, index, plan)
     except DAMAGE as error:
@@ -25,17 +31,24 @@ def manifest_problems(manifest: Manifest, index: int, plan: PlanJson | None) -> 
 def _problems(manifest: Manifest, index: int, plan: PlanJson | None) -> Iterator[str]:
     if manifest["schema"].partition(".")[0] != VERSION.partition(".")[0]:
         yield f"it has schema {manifest['schema']}, but this version of HyperGRIT reads {VERSION}"
+    place = attempt_of(index), shard_of(index)
     if manifest["shard"] != index:
         yield f"it is the manifest of shard {manifest['shard']}"
     counts = manifest["counts"]
     n_dropped = sum(sum(reasons.values()) for reasons in counts["dropped"].values())
     if counts["read"] != counts["kept"] + n_dropped:
         yield f"{counts['read']} rows read are not {counts['kept']} kept and {n_dropped} dropped"
+    else:
+        net_counts(manifest)  # raises if the rows that it replaces are not as many
+    if "retry" in manifest and (manifest["retry"]["attempt"], manifest["retry"]["shard"]) != place:
+        yield f"it is of attempt {manifest['retry']['attempt']} at shard {manifest['retry']['shard']}"
     for stage, reasons in counts["dropped"].items():
         for reason in reasons:
             check_reason(stage, reason)
     if manifest["plan"]["n_rows"] != counts["read"]:
         yield f"{counts['read']} rows read, but {manifest['plan']['n_rows']} planned"
+    if plan is not None and "retry" in manifest:
+        plan = {**plan, "index": index, "n_rows": counts["read"]}
     if plan is not None and manifest["plan"] != plan:
         yield "its input rows are not those that _job.json plans for this shard"
     yield from _file_problems(manifest, index)

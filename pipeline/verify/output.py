@@ -13,9 +13,11 @@ from pipeline.resume.finished import list_output
 from pipeline.resume.record import read_record, recorded_plans
 from pipeline.verify.finding import Finding, Problem
 from pipeline.verify.keys import AllKeys, ShardKeys
+from pipeline.write.attempts import discard_attempts
 from pipeline.write.manifest import plan_json
 from pipeline.write.store import Store
-from schemas.files import COMMAND_FILE, FILES, JOB_FILE, STATS_FILE
+from schemas.attempts import attempt_of, later_attempts, shard_of
+from schemas.files import COMMAND_FILE, FILES, JOB_FILE, MANIFEST_FILE, STATS_FILE
 from schemas.manifest import PlanJson
 
 
@@ -23,7 +25,8 @@ from schemas.manifest import PlanJson
 class Contents:
     """The finished shards of an output, each with its plan if `_job.json` has it, and the problems of other files.
 
-    `command` made the output from others; "" for an output of the job, or of version 0.6 or earlier.
+    A shard of pipeline.retry has the plan of the shard whose rows it tried again. `command` made the output from others;
+    "" for an output of the job, or of version 0.6 or earlier.
     """
 
     plans: dict[int, PlanJson | None]
@@ -57,7 +60,7 @@ def list_contents(store: Store) -> Contents:
                                   f"{again(command)}")
         )  # fmt: skip
     n_unfinished = len((planned.keys() | shards) - set(committed))
-    return Contents({index: planned.get(index) for index in committed}, n_unfinished, command, problems)
+    return Contents({index: planned.get(shard_of(index)) for index in committed}, n_unfinished, command, problems)
 
 
 def again(command: str) -> str:
@@ -126,7 +129,13 @@ def requeue(store: Store, findings: Sequence[Finding], lease: Lease) -> None:
     """Let the next run of the job compute broken shards again, or restore their index if nothing else is broken.
 
     Only the manifest (or the index) is removed: readers ignore a shard without one, and its files are replaced when the
-    job commits it again. Raises UserError if the lease is lost or a file cannot be removed.
+    job commits it again. Later attempts of pipeline.retry at its rows are removed before it; the next run of
+    pipeline.retry tries rows of a broken attempt again. Raises UserError if the lease is lost or a file cannot be removed.
     """
     lease.check()
+    committed = list_output(store).committed()
+    broken = [finding.shard for finding in findings if finding.cause == MANIFEST_FILE.format(finding.shard)]
+    discard_attempts(
+        store, {i for index in broken for i in later_attempts(index, committed)} | set(filter(attempt_of, broken))
+    )
     store.remove_many(finding.cause for finding in findings)

@@ -12,11 +12,13 @@ import pyarrow as pa
 from common.tar import TarError
 from common.text import one_line
 from pipeline.verify.agree import columns_problem, grit_problems, image_problems, train_problems
+from pipeline.verify.attempts import attempt_problems
 from pipeline.verify.files import file_problem
 from pipeline.verify.finding import Finding
 from pipeline.verify.manifest import DAMAGE, TARS, manifest_problems
 from pipeline.verify.streams import Row, Sample, arrow_rows, indexed_places, parquet_rows, read_samples, tar_places
 from pipeline.verify.tally import Tally
+from pipeline.write.attempts import net_counts
 from pipeline.write.grit import similarity_column
 from pipeline.write.manifest import parse_manifest
 from pipeline.write.store import Store
@@ -51,7 +53,9 @@ class Checker:
         if finding.problems:
             return finding
         finding.command = str(manifest["origin"]["command"]) if "origin" in manifest else ""
-        finding.counts, finding.formats = manifest["counts"], tuple(manifest["formats"])
+        finding.counts, finding.formats = net_counts(manifest), tuple(manifest["formats"])
+        for text in attempt_problems(self.store, manifest) if "retry" in manifest else ():
+            finding.add(name, text)
         with tempfile.TemporaryDirectory(prefix=temporary_folder_prefix()) as folder:
             intact = set[str]()
             for file, facts in sorted(manifest["files"].items()):

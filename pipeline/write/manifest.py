@@ -50,9 +50,17 @@ def parse_manifest(content: bytes) -> Manifest | None:
         is_manifest = all(isinstance(value[name], kind) for name, kind in FIELDS.items())
         for facts in value["files"].values():
             is_manifest &= isinstance(facts["bytes"], int) and isinstance(facts["sha256"], str)
+        is_manifest &= "retry" not in value or is_retry(value["retry"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return cast(Manifest, value) if is_manifest else None
+
+
+def is_retry(value: Any) -> bool:
+    """Return True if a field `retry` can be counted with. Raises exceptions of `parse_manifest` for another structure."""
+    counts = [*value["before"].values(), *(n for reasons in value["replaced"].values() for n in reasons.values())]
+    numbers = [value["attempt"], value["shard"], *map(int, value["before"]), *counts]
+    return all(isinstance(number, int) and number >= 0 for number in numbers) and bool(counts)
 
 
 def read_manifest(store: Store, index: int) -> Manifest | None:

@@ -21,7 +21,7 @@ from pipeline.write.store import Store
 from pipeline.write.tar import SamplePlace, TarWriter
 from pipeline.write.train import read_subreddit, train_sample
 from schemas.files import DROPPED_FILE, FAILED_FILE, FILES, INDEX_FILE, INDEX_SUBREDDITS, MANIFEST_FILE
-from schemas.manifest import Manifest, Origin, Provenance
+from schemas.manifest import Manifest, Origin, Provenance, Retry
 from schemas.rows import SCORED, VERSION
 from schemas.status import KEPT
 from schemas.table import conform
@@ -35,14 +35,16 @@ def write_shard(
     provenance: Provenance,
     runtime: Mapping[str, Any] = MappingProxyType({}),
     origin: Origin | None = None,
+    retry: Retry | None = None,
     lease: str | None = None,
 ) -> Manifest:
     """Write the files of one shard and commit them with a manifest. Takes a SCORED table and returns the manifest.
 
     The files (schemas.files.FILES) are written to the folder or URL `output`. The files of an earlier run are replaced.
     `provenance` identifies the models and settings that determine the content; `runtime` are settings that may differ
-    between the shards of an output, and `origin` names the finished shards from which a command made this one. `lease` is
-    the token of the lease that the output must have (pipeline.lease); None: it is not checked.
+    between the shards of an output, `origin` names the finished shards from which a command made this one, and `retry`
+    is the attempt of pipeline.retry. `lease` is the token of the lease that the output must have (pipeline.lease); None:
+    it is not checked.
 
     Raises ValueError if rows of the plan are missing or invalid, such as a kept row without an image or a box. Raises
     UserError if the output cannot be written or has another lease, and ShardError if only this machine or this upload
@@ -101,6 +103,8 @@ def write_shard(
         }
         if origin is not None:
             manifest["origin"] = origin
+        if retry is not None:
+            manifest["retry"] = retry
         with exclusive(store, index):
             check_lease(store, lease)
             # Another attempt at this shard, on a machine that was believed dead, may have committed it meanwhile.

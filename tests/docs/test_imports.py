@@ -62,7 +62,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"compute"},
         {"dry_run", "job"},
         {"derive"},
-        {"grit", "refilter", "merge", "reshard", "dedupe", "takedown", "decontaminate"},
+        {"explore", "grit", "refilter", "merge", "reshard", "dedupe", "takedown", "decontaminate", "retry"},
         {"__init__"},
     ],
 }

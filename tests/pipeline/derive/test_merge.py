@@ -125,7 +125,7 @@ def test_each_difference_is_named_and_allowed_by_an_option(
         (["source={a}", "source=file://{a}", "output=/tmp/x"], "given twice"),
         (["source={a}", "output={a}"], "is a source"),
         (["source={a}", "output=/tmp/x", "output=/tmp/y"], "output is given 2 times"),
-        (["source={a}/nothing", "output=/tmp/x"], "no finished shard in"),
+        (["source={a}/nothing", "output=/tmp/x"], "does not exist"),
         (["source=s3://me:secret@bucket/a", "output=/tmp/x"], "contains a user name or a password"),
         (["source={a}", "output=/tmp/x", "mixed=perhaps"], "mixed"),
         (["source={a}", "output=/tmp/x", "mixd=true"], "mixd"),

@@ -323,9 +323,10 @@ def test_marks_of_several_samples_and_of_old_forms_are_told_apart() -> None:
     text = audit.about([Sample(False, 0.0), Sample(True, 0.3), None])
     assert text.startswith(
         "drawn from: kept boxes; kept and removed boxes with a grounding score of at least 0.3; "
-        "unnamed, of a form before version 0.5. The precision of marks of several samples is that of no set of boxes"
+        "unnamed, of a form before version 0.5, or chosen by hand in the explorer. The precision of marks of several "
+        "samples is that of no set of boxes"
     )
-    assert audit.about([None]) == "drawn from: unnamed, of a form before version 0.5"
+    assert audit.about([None]) == "drawn from: unnamed, of a form before version 0.5, or chosen by hand in the explorer"
 
 
 def test_malformed_sample_is_reported_with_its_line(

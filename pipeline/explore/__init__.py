@@ -1,0 +1,1 @@
+"""Look at the rows of finished outputs in a browser."""

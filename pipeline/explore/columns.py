@@ -1,0 +1,142 @@
+"""The columns of the index: what the page filters by, computed from the batches of arrow/ without a loop over rows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.explore.sides import box_sides
+from pipeline.report.totals import host_of
+from schemas.manifest import ThresholdValues
+from schemas.status import BOX_REMOVALS
+
+SOURCE_COLUMNS: Final = (
+    *("key", "source", "url", "caption", "caption_original", "status", "stage", "reason"),
+    *("width", "height", "original_width", "original_height", "tokens", "noun_chunks"),
+    *("boxes", "box_scores", "clip_similarity"),
+)
+"""Columns of arrow/ that the index is made of, besides `image`."""
+WORDS: Final = ("reason", "host", "source", "phrase", "label")
+"""Columns of the index that hold the number of a word."""
+URL_START: Final = "[^/?#]*//[^/?#]*"
+REMOVALS: Final = (None, *BOX_REMOVALS)
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass
+class Words:
+    """The distinct values of each column of WORDS; a value is stored as its number, null as -1."""
+
+    numbers: dict[str, dict[str, int]] = field(default_factory=lambda: {name: {} for name in WORDS})
+
+    def encode(self, name: str, values: pa.Array) -> Ints:
+        """Return the numbers of string values; new values get the next ones."""
+        found, encoded = self.numbers[name], values.dictionary_encode()
+        known = [found.setdefault(word, len(found)) for word in encoded.dictionary.to_pylist()]
+        return np.array([*known, -1], np.int32)[encoded.indices.fill_null(len(known)).to_numpy(zero_copy_only=False)]
+
+    def lists(self) -> dict[str, list[str]]:
+        """Return the values of each column in the order of their numbers."""
+        return {name: list(found) for name, found in self.numbers.items()}
+
+
+@dataclass
+class Part:
+    """Consecutive rows of the index with their boxes: columns of `rows` and `boxes`, and one caption a row."""
+
+    rows: dict[str, pa.Array]
+    boxes: dict[str, pa.Array]
+    captions: list[str]
+
+
+def read_part(
+    batch: pa.RecordBatch, first_row: int, words: Words, thresholds: ThresholdValues, has_image: pa.Array
+) -> Part:
+    """Return the columns of a batch of SOURCE_COLUMNS, whose first row is the `first_row`-th of the output."""
+    captions = pc.fill_null(pc.coalesce(batch["caption"], batch["caption_original"]), "")
+    reasons = pc.binary_join_element_wise(batch["stage"], batch["reason"], ":")
+    rows = {
+        "key": batch["key"],
+        "reason": words.encode("reason", pc.fill_null(reasons, "kept")),
+        "host": words.encode("host", hosts(batch["url"])),
+        "source": words.encode("source", batch["source"]),
+        **{name: pc.fill_null(batch[name], 0) for name in ("width", "height", "original_width", "original_height")},
+        "similarity": batch["clip_similarity"],
+        "has_image": pc.cast(has_image, pa.uint8()),
+    }
+    texts = captions.to_pylist()
+    boxes = box_columns(batch, first_row, words, thresholds, texts)
+    return Part({name: as_array(values) for name, values in rows.items()}, boxes, [one_line(text) for text in texts])
+
+
+def hosts(urls: pa.StringArray) -> pa.Array:
+    """Return the host name of each URL as `host_of` does, which is called once for each distinct start of a URL."""
+    starts = pc.struct_field(pc.extract_regex(urls, f"^(?P<start>{URL_START})"), "start").dictionary_encode()
+    names = pa.array([*map(host_of, starts.dictionary.to_pylist()), host_of(None)], pa.string())
+    return names.take(starts.indices.fill_null(len(names) - 1))
+
+
+def one_line(text: str) -> str:
+    """Replace line feeds, which separate captions in the index."""
+    return text.replace("\n", " ")
+
+
+def box_columns(
+    batch: pa.RecordBatch, first_row: int, words: Words, thresholds: ThresholdValues, captions: list[str]
+) -> dict[str, pa.Array]:
+    """Return the columns of the measured boxes of a batch, in the order of their rows."""
+    is_scored = pc.and_(pc.is_valid(batch["boxes"]), pc.is_valid(batch["box_scores"]))
+    numbers, batch = np.flatnonzero(is_scored.to_numpy(zero_copy_only=False)), batch.filter(is_scored)
+    place = pc.list_parent_indices(batch["boxes"]).to_numpy(zero_copy_only=False)
+    row, box, measured = numbers[place], fields(batch["boxes"].flatten()), fields(batch["box_scores"].flatten())
+    chunks = list_starts(batch["noun_chunks"])[place] + box["phrase"].to_numpy()
+    chunk = {name: values.take(pa.array(chunks)) for name, values in fields(batch["noun_chunks"].flatten()).items()}
+    spans = zip(row.tolist(), chunk["start"].to_pylist(), chunk["end"].to_pylist(), strict=True)
+    phrases = pa.array([captions[i][start:end] for i, start, end in spans], pa.string())
+    width, height = (pc.fill_null(batch[name], 0).to_numpy()[place] for name in ("width", "height"))
+    corners = {name: box[name] for name in ("x_min", "y_min", "x_max", "y_max")}
+    edges = {name: values.to_numpy().astype(np.float64) for name, values in corners.items()}
+    columns = {
+        "row": (row + first_row).astype(np.int32),
+        "phrase": words.encode("phrase", phrases),
+        "label": words.encode("label", labels(batch["tokens"], place, chunk["root"].to_numpy())),
+        **corners,
+        "score": box["score"],
+        "cosine": measured["clip_cosine"],
+        "side": box_sides(edges, width, height, thresholds["size_rule"]),
+        "removed": removals(measured["removed"]),
+    }
+    return {name: as_array(values) for name, values in columns.items()}
+
+
+def labels(tokens: pa.ListArray, row: npt.NDArray[np.int64], root: npt.NDArray[np.int64]) -> pa.Array:
+    """Return the lemma of token `root` of each row of `tokens` in lower case; null for -1 and without a parse."""
+    has_none = (root < 0) | (pc.fill_null(pc.list_value_length(tokens), 0).to_numpy()[row] <= root)
+    places = pa.array(list_starts(tokens)[row] + root, mask=has_none)
+    return pc.utf8_lower(fields(tokens.flatten())["lemma"].take(places))
+
+
+def removals(reasons: pa.Array) -> npt.NDArray[np.uint8]:
+    """Return the position of each reason in REMOVALS; 0 for a kept box."""
+    return pc.fill_null(pc.index_in(reasons, pa.array(REMOVALS, pa.string())), 0).to_numpy().astype(np.uint8)
+
+
+def fields(structs: pa.StructArray) -> Mapping[str, pa.Array]:
+    """Return the fields of an array of structs by name."""
+    return dict(zip([item.name for item in structs.type], structs.flatten(), strict=True))
+
+
+def list_starts(lists: pa.ListArray) -> npt.NDArray[np.int64]:
+    """Return the position of the first item of each list in the flattened lists."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+
+
+def as_array(values: pa.Array | npt.NDArray[np.generic]) -> pa.Array:
+    """Return an Arrow array; missing numbers become NaN, which the page reads from the values."""
+    array = values if isinstance(values, pa.Array) else pa.array(values)
+    return pc.fill_null(array, float("nan")) if pa.types.is_floating(array.type) else array

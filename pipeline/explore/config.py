@@ -1,0 +1,36 @@
+"""The options of the explorer."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from common.config import check_range
+from common.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExploreOptions:
+    """The options of the explorer."""
+
+    # write the page and its files into this new folder, for any file server, instead of serving it
+    static: str | None = None
+    # number of pictures of each output that static= writes: a random sample of the rows with a stored image
+    images: int = 2000
+    # seed of that sample
+    seed: int = 0
+    # CSV for the marks of boxes, which pipeline.audit --marks reads; an existing one is continued
+    marks: str = "explore.csv"
+    # what two rows of two outputs have in common: key (outputs of the same input) or url
+    match: Literal["key", "url"] = "key"
+    # address on which the server listens; anything but a loopback address lets other machines reach it
+    address: str = "127.0.0.1"
+    # port of the server; 0: a free one
+    port: int = 0
+    # folder for the indexes of outputs; null: hypergrit/explore in XDG_CACHE_HOME or ~/.cache
+    cache: str | None = None
+
+    def __post_init__(self) -> None:
+        check_range(self, "images", "seed", least=0)
+        check_range(self, "port", least=0, most=65535)
+        for name in ("static", "marks", "address", "cache"):
+            if getattr(self, name) == "":
+                raise UserError(f"{name} is empty; give a value or leave it out")

@@ -1,0 +1,176 @@
+"""The index of an output: the files that the page reads, built once and kept in a cache.
+
+    meta.json           shards, parts, thresholds (Meta)
+    words.json          the words that columns refer to by number
+    rows-NNNNN.arrow    columns of the rows of a part
+    boxes-NNNNN.arrow   columns of their boxes
+    captions-NNNNN.txt  their captions, one per line
+
+Arrow files are not compressed, so that the page can use their buffers as they are.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, TypedDict
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from tqdm import tqdm
+
+from common.errors import UserError
+from common.text import one_line
+from pipeline.config import PipelineConfig
+from pipeline.derive.settings import read_config
+from pipeline.explore.columns import REMOVALS, SOURCE_COLUMNS, Part, Words, read_part
+from pipeline.report.shards import check_finished, read_batches, read_manifests
+from pipeline.write.manifest import manifest_hash
+from pipeline.write.store import Store
+from schemas.manifest import Manifest, ThresholdValues
+from schemas.status import KEPT
+
+VERSION: Final = 1
+"""Increased by every change of the files, so that old indexes are built again."""
+PART_ROWS: Final = 1 << 16
+META, WORD_LISTS = "meta.json", "words.json"
+
+
+class ShardMeta(TypedDict):
+    """A shard in the index."""
+
+    shard: int  # its index in the output
+    first: int  # number of rows before it
+    thresholds: ThresholdValues
+
+
+class Meta(TypedDict):
+    """meta.json."""
+
+    rows: int
+    boxes: int
+    keep_all: bool  # score.keep_all of the job: thresholds can be lowered
+    removals: list[str | None]  # meaning of the column `removed`
+    shards: list[ShardMeta]
+    parts: list[dict[str, int]]  # rows and boxes of each part
+
+
+def open_output(output: str) -> tuple[Store, list[Manifest]]:
+    """Return an output and the manifests of its finished shards. Raises UserError if it has none, or no arrow/ files."""
+    store = Store(output)
+    manifests = read_manifests(store)
+    check_finished(store, manifests)
+    lacking = next((manifest["shard"] for manifest in manifests if "arrow" not in manifest["formats"]), None)
+    if lacking is not None:
+        raise UserError(
+            f"shard {lacking} of {output} has no arrow/ file, which holds all rows; run the job with "
+            "write.formats=[arrow,grit]"
+        )
+    return store, manifests
+
+
+def cached_index(store: Store, manifests: Sequence[Manifest], cache: str | None) -> Path:
+    """Return the folder of the index of an output, which is built unless its shards are those of an earlier call.
+
+    An index of other shards of the same output is removed. Raises UserError if a shard is damaged or the cache cannot
+    be written.
+    """
+    root = Path(cache) if cache else default_cache()
+    place = root / digest(store.url(""))
+    folder = place / digest(str(VERSION), *(manifest_hash(manifest) for manifest in manifests))
+    if (folder / META).is_file():
+        return folder
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=place, prefix="draft-"))
+        try:
+            build_index(store, manifests, draft)
+            for old in place.iterdir():
+                if not old.name.startswith("draft-"):
+                    shutil.rmtree(old, ignore_errors=True)
+            os.rename(draft, folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{place} cannot be written: {one_line(error)}; give another folder with cache=") from error
+    return folder
+
+
+def default_cache() -> Path:
+    """Return the folder for indexes, as the XDG base directory specification names it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hypergrit" / "explore"
+
+
+def digest(*texts: str) -> str:
+    """Return a short name for texts."""
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:20]
+
+
+def build_index(store: Store, manifests: Sequence[Manifest], folder: Path) -> None:
+    """Write the index of an output into an empty folder; meta.json is written last."""
+    config, words = read_config(store), Words()
+    parts, n_rows, shards = list[dict[str, int]](), 0, list[ShardMeta]()
+    pending = list[Part]()
+    with tqdm(total=sum(m["counts"]["read"] for m in manifests), desc="index", unit=" rows", disable=None) as bar:
+        for manifest in manifests:
+            thresholds = manifest["provenance"]["thresholds"]
+            shards.append({"shard": manifest["shard"], "first": n_rows, "thresholds": thresholds})
+            for batch, has_image in batches_with_images(store, manifest, config):
+                pending.append(read_part(batch, n_rows, words, thresholds, has_image))
+                n_rows += batch.num_rows
+                bar.update(batch.num_rows)
+            if sum(len(part.captions) for part in pending) >= PART_ROWS:
+                parts.append(write_part(folder, len(parts), pending))
+                pending = []
+    if pending:
+        parts.append(write_part(folder, len(parts), pending))
+    write_json(folder / WORD_LISTS, words.lists())
+    meta: Meta = {
+        "rows": n_rows,
+        "boxes": sum(part["boxes"] for part in parts),
+        "keep_all": config.score.keep_all,
+        "removals": list(REMOVALS),
+        "shards": shards,
+        "parts": parts,
+    }
+    write_json(folder / META, meta)
+
+
+def batches_with_images(
+    store: Store, manifest: Manifest, config: PipelineConfig
+) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+    """Yield the batches of a shard, each with an array that tells which rows have a stored image.
+
+    Images in arrow/ are not read unless it may hold some that grit/ does not.
+    """
+    in_grit = "grit" in manifest["formats"]
+    columns = SOURCE_COLUMNS if in_grit and not config.score.keep_all else (*SOURCE_COLUMNS, "image")
+    for batch in read_batches(store, manifest, columns):
+        has_image = pc.equal(batch["status"], KEPT if in_grit else "")
+        yield batch, pc.or_(has_image, pc.is_valid(batch["image"])) if "image" in columns else has_image
+
+
+def write_part(folder: Path, number: int, parts: Sequence[Part]) -> dict[str, int]:
+    """Write the files of a part; return the numbers of its rows and boxes."""
+    for name, columns in (("rows", [part.rows for part in parts]), ("boxes", [part.boxes for part in parts])):
+        table = pa.concat_tables([pa.table(item) for item in columns]).combine_chunks()
+        with pa.ipc.new_file(folder / f"{name}-{number:05d}.arrow", table.schema) as writer:
+            writer.write_table(table)
+    captions = [caption for part in parts for caption in part.captions]
+    text = "".join(f"{caption}\n" for caption in captions)
+    (folder / f"captions-{number:05d}.txt").write_text(text, encoding="utf-8", newline="")
+    return {"rows": len(captions), "boxes": sum(len(part.boxes["row"]) for part in parts)}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file without spaces."""
+    path.write_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
+
+
+def read_meta(folder: Path) -> Meta:
+    """Return meta.json of an index."""
+    meta: Meta = json.loads((folder / META).read_text(encoding="utf-8"))
+    return meta

@@ -1,0 +1,147 @@
+"""The web server of the explorer: the page, the index, images and rows of the outputs, and marks."""
+
+import asyncio
+import json
+import mimetypes
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from aiohttp import web
+
+from common.config_help import print_text
+from common.errors import UserError
+from common.text import one_line
+from common.urls import without_user
+from pipeline.explore.access import guard, is_loopback, new_token
+from pipeline.explore.config import ExploreOptions
+from pipeline.explore.marks import MarkFile
+from pipeline.explore.site import PAIRS_FILE, SITE_FILE, Output, code_files, index_files, pair_rows, site
+
+TYPES: Final = {".arrow": "application/vnd.apache.arrow.file", ".js": "text/javascript", ".json": "application/json"}
+CACHED: Final = {"Cache-Control": "private, max-age=3600"}
+"""Headers of files whose paths contain the hash of the output."""
+CHANGED: Final = "the output has changed or cannot be read; start the explorer again"
+MAX_BODY_BYTES: Final = 4096
+
+
+class Explorer:
+    """The handlers. Only the listed files, and rows and images of the outputs, can be requested."""
+
+    def __init__(self, outputs: Sequence[Output], options: ExploreOptions, token: str) -> None:
+        """Read the files of the page and the marks. Raises UserError if the marks cannot be read."""
+        self.outputs = {output.folder: output for output in outputs}
+        self.marks = MarkFile(Path(options.marks))
+        self.files = code_files() | {name: path for output in outputs for name, path in index_files(output).items()}
+        self.made = {SITE_FILE: json_bytes(site(outputs, [None] * len(outputs), options.marks, token))}
+        if len(outputs) == 2:
+            self.made[PAIRS_FILE] = pair_rows(outputs, options.match)
+
+    def app(self, token: str, address: str) -> web.Application:
+        """Return the application."""
+        app = web.Application(middlewares=[guard(token, address)], client_max_size=MAX_BODY_BYTES)
+        app.router.add_get(r"/{folder:data/[ab]-\w+}/rows/{shard:\d{5,9}}-{chunk:\d{5,9}}.json", self.rows)
+        app.router.add_get(r"/{folder:data/[ab]-\w+}/images/{shard:\d{5,9}}/{number:\d{6,9}}.jpg", self.image)
+        app.router.add_get("/marks", self.get_marks)
+        app.router.add_post("/marks", self.set_mark)
+        app.router.add_get("/{path:.*}", self.file)
+        return app
+
+    async def file(self, request: web.Request) -> web.StreamResponse:
+        """Return a file of the page or of an index."""
+        name = request.match_info["path"] or "index.html"
+        kind = TYPES.get(Path(name).suffix) or mimetypes.guess_type(name)[0] or "text/plain"
+        if name in self.made:
+            return web.Response(body=self.made[name], content_type=kind)
+        if name not in self.files:
+            raise web.HTTPNotFound(text="no such file")
+        headers = CACHED if name.startswith("data/") else {"Cache-Control": "no-cache"}
+        text = "; charset=utf-8" if kind.startswith("text/") else ""
+        return web.FileResponse(self.files[name], headers={**headers, "Content-Type": kind + text})
+
+    async def rows(self, request: web.Request) -> web.Response:
+        """Return the details of a chunk of rows."""
+        shard, chunk = int(request.match_info["shard"]), int(request.match_info["chunk"])
+        rows = await read(lambda: self.output(request).shards.get(shard).details(chunk))
+        return web.Response(body=json_bytes(rows), content_type="application/json", headers=CACHED)
+
+    async def image(self, request: web.Request) -> web.Response:
+        """Return the stored image of a row."""
+        shard, number = int(request.match_info["shard"]), int(request.match_info["number"])
+        image = await read(lambda: self.output(request).shards.get(shard).image(number))
+        if image is None:
+            raise web.HTTPNotFound(text="the image is not stored")
+        return web.Response(body=image, content_type="image/jpeg", headers=CACHED)
+
+    async def get_marks(self, _: web.Request) -> web.Response:
+        """Return key, box and mark of all marked boxes."""
+        return web.Response(body=json_bytes(self.marks.marks()), content_type="application/json")
+
+    async def set_mark(self, request: web.Request) -> web.Response:
+        """Write the mark of a box of the first output: {"shard", "number", "box", "mark"}."""
+        try:
+            mark = json.loads(await request.text())
+            shard, number, box = (int(mark[name]) for name in ("shard", "number", "box"))
+            text = str(mark["mark"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise web.HTTPBadRequest(text="not a mark") from error
+        output = next(iter(self.outputs.values()))
+        row = await read(lambda: output.shards.get(shard).row(number))
+        try:
+            await asyncio.to_thread(self.marks.set, row, box, text)
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=str(error)) from error
+        except UserError as error:
+            raise web.HTTPInternalServerError(text=str(error)) from error
+        return web.Response(status=204)
+
+    def output(self, request: web.Request) -> Output:
+        """Return the output that a path names. Raises KeyError."""
+        return self.outputs[request.match_info["folder"]]
+
+
+async def read(work: Any) -> Any:
+    """Call a function that reads an output in a thread; convert its errors to responses."""
+    try:
+        return await asyncio.to_thread(work)
+    except (KeyError, IndexError) as error:
+        raise web.HTTPNotFound(text="no such row") from error
+    except (pa.ArrowException, OSError, UserError) as error:
+        raise web.HTTPServiceUnavailable(text=CHANGED) from error
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return a value as JSON in UTF-8."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+async def serve(outputs: Sequence[Output], options: ExploreOptions) -> None:
+    """Serve the page until the process is interrupted. Raises UserError if the server cannot listen."""
+    token = new_token()
+    runner = web.AppRunner(Explorer(outputs, options, token).app(token, options.address), access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, options.address, options.port).start()
+        port = runner.addresses[0][1]
+        if not is_loopback(options.address):
+            print_text(f"warning: address={options.address} lets other machines reach the page, without encryption")
+        print_text(
+            f"{' and '.join(without_user(output.name) for output in outputs)}: {url(options.address, port, token)}"
+        )
+        print_text(f"marks: {options.marks}; press Ctrl-C to stop")
+        await asyncio.Event().wait()
+    except OSError as error:
+        raise UserError(
+            f"address={options.address} port={options.port} cannot be used: {one_line(error)}; give another port="
+        ) from error
+    finally:
+        with suppress(asyncio.CancelledError):
+            await runner.cleanup()
+
+
+def url(address: str, port: int, token: str) -> str:
+    """Return the address of the page."""
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{port}/?token={token}"

@@ -1,0 +1,158 @@
+"""The files of the page: its code, the indexes of one or two outputs, and what connects them."""
+
+import bisect
+import hashlib
+import heapq
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from tqdm import tqdm
+
+from common.errors import UserError
+from common.paths import absolute
+from common.text import one_line
+from pipeline.explore.config import ExploreOptions
+from pipeline.explore.index import cached_index, open_output, read_meta, write_json
+from pipeline.explore.shards import CHUNK_ROWS, Shards
+from pipeline.quality.marks import COLUMNS, FORMULA
+from pipeline.report.shards import read_batches
+from pipeline.write.store import Store
+from schemas.manifest import Manifest
+
+CODE: Final = Path(__file__).resolve().parent / "static"
+DATA: Final = "data"
+SITE_FILE, PAIRS_FILE = f"{DATA}/site.json", f"{DATA}/pairs.arrow"
+ROWS_FILE: Final = "rows/{:05d}-{:05d}.json"
+IMAGE_FILE: Final = "images/{:05d}/{:06d}.jpg"
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output with its index. `name` is the path or URL as it was given; `folder` is its folder of the page."""
+
+    name: str
+    folder: str
+    store: Store
+    manifests: list[Manifest]
+    index: Path
+
+    @cached_property
+    def shards(self) -> Shards:
+        """Reader of single rows."""
+        return Shards(self.store, self.manifests)
+
+
+def read_outputs(names: Sequence[str], cache: str | None) -> list[Output]:
+    """Return the outputs with their indexes, which are built if necessary. Raises UserError."""
+    found = []
+    for letter, name in zip("ab", names, strict=False):
+        store, manifests = open_output(absolute(name))
+        index = cached_index(store, manifests, cache)
+        found.append(Output(name, f"{DATA}/{letter}-{index.name[:8]}", store, manifests, index))
+    return found
+
+
+def code_files() -> dict[str, Path]:
+    """Return the files of the page's code by their paths in the URL."""
+    return {path.relative_to(CODE).as_posix(): path for path in sorted(CODE.rglob("*")) if path.is_file()}
+
+
+def index_files(output: Output) -> dict[str, Path]:
+    """Return the files of an index by their paths in the URL."""
+    return {f"{output.folder}/{path.name}": path for path in sorted(output.index.iterdir())}
+
+
+def site(outputs: Sequence[Output], images: Sequence[list[int] | None], marks: str | None, token: str | None) -> Any:
+    """Return site.json, which the page reads first.
+
+    `images`: numbers of the rows of each output whose images are there, null for all; `marks`: name of the file of
+    marks, null if the browser keeps them; `token`: what a link for others must contain.
+    """
+    found = [{"name": o.name, "folder": o.folder, "images": i} for o, i in zip(outputs, images, strict=True)]
+    form = {"columns": COLUMNS, "formula": FORMULA}
+    return {"outputs": found, "chunk": CHUNK_ROWS, "marks": marks, "form": form, "token": token}
+
+
+def pair_rows(outputs: Sequence[Output], column: str) -> bytes:
+    """Return an Arrow file that gives each row of the first output the number of its row of the second, or -1."""
+    a, b = (all_values(output, column) for output in outputs)
+    numbers = pc.fill_null(pc.index_in(a, value_set=b, skip_nulls=True), -1)
+    sink = pa.BufferOutputStream()
+    table = pa.table({"row": numbers.cast(pa.int32())}).combine_chunks()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def all_values(output: Output, column: str) -> pa.ChunkedArray:
+    """Return a column of all rows of an output. A null of the first has no equal in the second."""
+    chunks = [
+        batch[column] for manifest in output.manifests for batch in read_batches(output.store, manifest, (column,))
+    ]
+    return pa.chunked_array(chunks, pa.string())
+
+
+def write_static(outputs: Sequence[Output], options: ExploreOptions) -> None:
+    """Write the page and its files into the new folder `options.static`. Raises UserError."""
+    folder = Path(str(options.static))
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"static={folder} exists and is not empty; give a new folder")
+    try:
+        samples = [write_output(output, folder, options) for output in outputs]
+        for name, path in code_files().items():
+            copy(path, folder / name)
+        if len(outputs) == 2:
+            (folder / PAIRS_FILE).write_bytes(pair_rows(outputs, options.match))
+        write_json(folder / SITE_FILE, site(outputs, samples, None, None))
+    except OSError as error:
+        raise UserError(f"static={folder} cannot be written: {one_line(error)}; give another folder") from error
+
+
+def write_output(output: Output, folder: Path, options: ExploreOptions) -> list[int]:
+    """Write the index, the details of all rows and a sample of the images; return the numbers of the sampled rows."""
+    for name, path in index_files(output).items():
+        copy(path, folder / name)
+    chosen = choose(output, options.images, options.seed)
+    place, shards, numbers = folder / output.folder, output.shards, list[int]()
+    for meta in tqdm(read_meta(output.index)["shards"], desc="pages", unit=" shards", disable=None):
+        shard, index = shards.get(meta["shard"]), meta["shard"]
+        for chunk in range(-(-shard.n_rows // CHUNK_ROWS)):
+            write_json(with_folder(place / ROWS_FILE.format(index, chunk)), shard.details(chunk))
+        for number in chosen.get(index, ()):
+            image = shard.image(number)
+            if image is not None:
+                with_folder(place / IMAGE_FILE.format(index, number)).write_bytes(image)
+                numbers.append(meta["first"] + number)
+    return numbers
+
+
+def choose(output: Output, n: int, seed: int) -> dict[int, list[int]]:
+    """Choose `n` rows with an image by a hash of the seed and their key; return their numbers by shard."""
+    parts = [pa.ipc.open_file(path).read_all().select(["key", "has_image"])
+             for path in sorted(output.index.glob("rows-*.arrow"))]  # fmt: skip
+    table = pa.concat_tables(parts)
+    keys = enumerate(zip(table["key"].to_pylist(), table["has_image"].to_pylist(), strict=True))
+    ranked = ((hashlib.sha256(f"{seed}:{key}".encode()).digest(), row) for row, (key, has_image) in keys if has_image)
+    shards = read_meta(output.index)["shards"]
+    firsts, chosen = [shard["first"] for shard in shards], dict[int, list[int]]()
+    for row in sorted(row for _, row in heapq.nsmallest(n, ranked)):
+        at = bisect.bisect_right(firsts, row) - 1
+        chosen.setdefault(shards[at]["shard"], []).append(row - firsts[at])
+    return chosen
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file and make its folder."""
+    shutil.copyfile(source, with_folder(target))
+
+
+def with_folder(path: Path) -> Path:
+    """Make the folder of a file and return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path

@@ -1,0 +1,84 @@
+// The preview of other thresholds: sliders, counts, the command, and boxes on either side of the border.
+
+import { count, html, plural, useMemo, useState } from "./html.js";
+import { Picture } from "./picture.js";
+import { NAMES, RANGES, command, examples, isMixed, keptBoxes, own, sum } from "./thresholds.js";
+
+const LABELS = { min_score: "Grounding score", min_clip_score: "CLIPScore", min_side_px: "Side in px" };
+
+function Example({ output, name, item, onOpen }) {
+  const value = name === "min_side_px" ? item.value : item.value.toFixed(3);
+  return html`<button class="example" title=${output.phrase(item.box)} onClick=${() => onOpen(item.row)}>
+    <${Picture} output=${output} row=${item.row} isDrawn=${(box) => box === item.box} /><span dir="auto">
+      ${value} ${output.phrase(item.box)}</span></button>`;
+}
+
+const amount = (rows, boxes) => `${plural(rows, "row")}, ${plural(boxes, "box")}`;
+
+function Difference({ now, then }) {
+  const sign = then > now ? "+" : "−";
+  return then === now
+    ? null
+    : html` <span class=${then > now ? "more" : "less"}>(${sign}${count(Math.abs(then - now))})</span>`;
+}
+
+/** The panel. `state` holds the changed thresholds as text, "" for unchanged ones; `mask`: the selected rows. */
+export function Sliders({ output, state, mask, isFiltered, onChange, onOpen }) {
+  const base = useMemo(() => own(output), [output]);
+  const [last, setLast] = useState(() => NAMES.find((name) => state[name] !== "") ?? NAMES[0]);
+  const texts = NAMES.map((name) => state[name]).join(" ");
+  const changed = Object.fromEntries(
+    NAMES.filter((name) => state[name] !== "" && Number(state[name]) !== base[name]).map((name) => [
+      name,
+      Number(state[name]),
+    ]),
+  );
+  const unchanged = useMemo(() => keptBoxes(output, {}), [output]);
+  const kept = useMemo(
+    () => (Object.keys(changed).length === 0 ? unchanged : keptBoxes(output, changed)),
+    [output, texts],
+  );
+  const before = useMemo(() => sum(unchanged, mask), [unchanged, mask]),
+    after = useMemo(() => sum(kept, mask), [kept, mask]);
+  const border = useMemo(() => examples(output, changed, last, mask), [output, mask, texts, last]);
+  const canLower = output.meta.keep_all,
+    set = (name) => (event) => {
+      setLast(name);
+      onChange(name, event.target.value);
+    };
+  const isTooLow = !canLower && NAMES.some((name) => name in changed && changed[name] < base[name]);
+  const strip = (items, title) => html`<div class="strip"><h3>${title}</h3>
+    ${items.length === 0 && html`<p class="soft">no box with a picture</p>`}
+    <div>${items.map((item) => html`<${Example} key=${item.box} output=${output} name=${last} item=${item}
+      onOpen=${onOpen} />`)}</div></div>`;
+  const threshold = changed[last] ?? base[last];
+  return html`<section class="panel sliders" aria-label="Thresholds">
+    <h2>Other thresholds</h2>
+    <div class="controls">${NAMES.map(
+      (name) => html`<label key=${name} class="slider"><span>${LABELS[name]}</span>
+      <input type="range" name=${name} min=${canLower ? 0 : base[name]}
+        max=${Math.max(RANGES[name][0], base[name])} step=${RANGES[name][1]}
+        value=${state[name] === "" ? base[name] : state[name]} onInput=${set(name)} />
+      <input type="number" name="${name}_value" min=${canLower ? 0 : base[name]} max=${RANGES[name][0]} step="any"
+        aria-label="${LABELS[name]}: value"
+        value=${state[name] === "" ? base[name] : state[name]} onChange=${set(name)} /></label>`,
+    )}
+      <button type="button" name="thresholds"
+        onClick=${() => onChange("min_score", "", "min_clip_score", "", "min_side_px", "")}>Reset</button></div>
+    ${
+      !isTooLow &&
+      html`<p id="kept" data-rows=${after.rows} data-boxes=${after.boxes}>Keeps <b>${plural(after.rows, "row")}
+        </b><${Difference} now=${before.rows} then=${after.rows} />
+      ${" and "}<b>${plural(after.boxes, "box")}</b><${Difference} now=${before.boxes} then=${after.boxes} />.
+      ${isFiltered && ` Of the selected rows: ${amount(after.selectedRows, after.selectedBoxes)}.`}</p>`
+    }
+    ${isTooLow && html`<p class="warning">The job did not compare boxes below its own thresholds with their phrases.
+        Lower ones need a job with score.keep_all=true.</p>`}
+    ${!canLower && html`<p class="soft">Thresholds can be raised. With score.keep_all=true, the job also allows a
+      preview of lower ones.</p>`}
+    ${isMixed(output) && html`<p class="soft">The shards have several thresholds; unchanged ones stay.</p>`}
+    ${Object.keys(changed).length > 0 && !isTooLow && html`<pre id="command">${command(output, changed)}</pre>`}
+    <div class="border">${strip(border.below, `${LABELS[last]} below ${threshold}`)}
+      ${strip(border.above, `From ${threshold}`)}</div>
+  </section>`;
+}

@@ -1,0 +1,1 @@
+"""Try rows again whose download failed for a reason that can pass."""

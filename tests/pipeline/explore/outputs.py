@@ -1,0 +1,95 @@
+"""Outputs for tests of the explorer: demo scenes with slightly moved true boxes, judged by the filters of the job."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import pyarrow as pa
+
+from common.config import to_yaml
+from demo.world.sprites import STYLES
+from pipeline.config import load_config
+from pipeline.parse.config import ParseConfig
+from pipeline.parse.stage import Parse
+from pipeline.read.types import Piece, ShardPlan
+from pipeline.score.stage import Place, Rows, score_table
+from pipeline.score.thresholds import Thresholds
+from pipeline.write.stage import write_shard
+from pipeline.write.store import Store
+from schemas.manifest import ThresholdValues
+from schemas.rows import CAPTIONED, GROUNDED, SCORED
+from schemas.table import Drop, add_columns, drop_rows
+from tests.pipeline.report.make_output import HOSTILE, make_row, scored_boxes
+from tests.pipeline.resume.jobs import provenance_of
+
+Row = dict[str, Any]
+THRESHOLDS = Thresholds(min_side_px=32, size_rule="area", min_score=0.65, min_clip_score=0.65)
+
+
+class RandomCosines:
+    """Cosines around the threshold."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)
+
+    def of_boxes(self, rows: Rows, places: Sequence[Place]) -> list[float]:
+        return [self.rng.gauss(0.31, 0.06) for _ in places]
+
+    def of_rows(self, rows: Rows, indices: Sequence[int]) -> list[float]:
+        return [self.rng.gauss(0.3, 0.04) for _ in indices]
+
+
+def make_rows(parse: Parse, n: int, thresholds: Thresholds = THRESHOLDS, keep_all: bool = False) -> list[Row]:
+    """Rows of which every fifth was dropped by the download; others are dropped by the filters of `thresholds`."""
+    made = [make_row(i, STYLES[i % len(STYLES)]) for i in range(n)]
+    table = pa.Table.from_pylist([row for row, _ in made], schema=CAPTIONED)
+    table = parse(drop_rows(table, "download", {i: Drop("http_error", "404") for i in range(2, n, 5)}))
+    found, rng = {}, Random(0)
+    for i, row in enumerate(table.to_pylist()):
+        if row["status"] == "kept":
+            found[i] = {"boxes": [box for box, _ in scored_boxes(row, made[i][1], rng)]}
+    table = add_columns(table, GROUNDED, found)
+    table = drop_rows(table, "ground", {i: Drop("no_box") for i, values in found.items() if not values["boxes"]})
+    return cast(list[Row], score_table(table, thresholds, RandomCosines(n), keep_all).to_pylist())
+
+
+def hostile(rows: Sequence[Row]) -> list[Row]:
+    """The rows with markup and control characters in all texts that the page shows."""
+    texts = {"url": f"http://example.org/{HOSTILE}", "id": HOSTILE, "source": HOSTILE, "caption_original": HOSTILE}
+    changed = []
+    for row in rows:
+        tokens = [token | {"dep": HOSTILE, "lemma": HOSTILE} for token in row["tokens"] or ()]
+        # A character beyond the BMP in front: offsets count code points, and those of JavaScript do not.
+        chunks = [chunk | {"start": chunk["start"] + 1, "end": chunk["end"] + 1} for chunk in row["noun_chunks"] or ()]
+        caption = {"caption": f"\U0001f436{row['caption']}\n{HOSTILE}"} if row["caption"] else {}
+        tokens = [token | {"start": token["start"] + 1, "end": token["end"] + 1} for token in tokens]
+        lists = {"tokens": tokens, "noun_chunks": chunks} if row["tokens"] else {}
+        changed.append(row | texts | lists | caption)
+    return changed
+
+
+def write_output(
+    folder: Path, shards: Sequence[Sequence[Row]], *settings: str, thresholds: Thresholds = THRESHOLDS
+) -> str:
+    """Write the shards of a job with these rows, which get new keys; return the folder."""
+    names = ("min_score", "min_clip_score", "min_side_px", "size_rule")
+    scores = [f"score.{name}={getattr(thresholds, name)}" for name in names]
+    config = load_config(["input=/pairs.parquet", f"output={folder}", *scores, *settings])
+    values = cast(ThresholdValues, dataclasses.asdict(thresholds))
+    provenance = provenance_of(config) | {"thresholds": values}
+    Store(str(folder)).write("config.yaml", to_yaml(config))
+    first = 0
+    for index, rows in enumerate(shards):
+        keys = [{"key": f"{first + i:012d}", "source_row": first + i} for i in range(len(rows))]
+        table = pa.Table.from_pylist([row | key for row, key in zip(rows, keys, strict=True)], schema=SCORED)
+        plan = ShardPlan(index, first, len(rows), (Piece("/pairs.parquet", first, len(rows), 99),))
+        write_shard(table, plan, config.write, str(folder), provenance)
+        first += len(rows)
+    return str(folder)
+
+
+def parser() -> Parse:
+    """The parser of the demo."""
+    return Parse(ParseConfig())

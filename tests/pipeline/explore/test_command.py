@@ -1,0 +1,105 @@
+"""The command: its mistakes, the files that `static=` writes, and the vendored libraries."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipeline.explore.__main__ import main
+from pipeline.explore.site import CODE, IMAGE_FILE, ROWS_FILE
+from pipeline.report.shards import read_manifests
+from pipeline.write.store import Store
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "0 outputs are given; give one or two"),
+        (["{output}", "color=red"], "'color=red' is not a key of this command"),
+        (["{output}", "port=99999"], "port"),
+        (["{output}", "match=caption"], "match"),
+        (["{tmp}/nothing"], "no finished shard"),
+        (["https://u:p@example.org/x"], "a user name or a password"),
+        (["{output}", "static={tmp}"], "exists and is not empty; give a new folder"),
+        (["{output}", "address=256.1.1.1"], "cannot be used"),
+    ],
+)
+def test_mistakes_end_with_a_message(
+    arguments: list[str], message: str, output: str, cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    given = [argument.format(output=output, tmp=tmp_path) for argument in arguments]
+    assert main([*given, f"cache={cache}", f"marks={tmp_path}/m.csv"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_lists_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "  marks = explore.csv\n" in capsys.readouterr().out
+
+
+def test_static_pages_hold_all_rows_and_a_sample_of_the_images(output: str, cache: str, tmp_path: Path) -> None:
+    samples = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        assert main([output, f"static={folder}", "images=10", "seed=3", f"cache={cache}"]) == 0
+        site = json.loads((folder / "data/site.json").read_text(encoding="utf-8"))
+        samples.append(site["outputs"][0]["images"])
+    assert samples[0] == samples[1]
+    assert len(samples[0]) == 10
+    data = folder / site["outputs"][0]["folder"]
+    assert len(list(data.glob("images/*/*.jpg"))) == 10
+    shards = json.loads((data / "meta.json").read_text(encoding="utf-8"))["shards"]
+    for row in samples[0]:
+        shard = [item for item in shards if item["first"] <= row][-1]
+        assert (data / IMAGE_FILE.format(shard["shard"], row - shard["first"])).is_file()
+    rows = [json.loads((data / ROWS_FILE.format(m["shard"], 0)).read_text()) for m in read_manifests(Store(output))]
+    assert sum(map(len, rows)) == 72
+    assert (site["marks"], site["token"]) == (None, None)
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if "data" not in path.parts} >= {
+        "index.html", "style.css", "js/app.js", "vendor/packages.json"}  # fmt: skip
+
+
+def test_two_outputs_are_paired_by_key_or_url(output: str, hostile_output: str, cache: str, tmp_path: Path) -> None:
+    found = {}
+    for match in ("key", "url"):
+        folder = tmp_path / match
+        assert main([output, hostile_output, f"static={folder}", "images=0", f"match={match}", f"cache={cache}"]) == 0
+        found[match] = pa.ipc.open_file(str(folder / "data/pairs.arrow")).read_all()["row"].to_pylist()
+    assert found["key"] == [*range(12), *[-1] * 60]
+    assert found["url"] == [-1] * 72
+
+
+def test_vendored_files_are_those_of_their_packages_with_their_licences() -> None:
+    vendor = CODE / "vendor"
+    packages = json.loads((vendor / "packages.json").read_text(encoding="utf-8"))
+    listed = {
+        f"{package['folder']}/{name}": digest for package in packages for name, digest in package["files"].items()
+    }
+    files = {path.relative_to(vendor).as_posix(): path for path in vendor.rglob("*") if path.is_file()}
+    assert set(listed) == files.keys() - {"packages.json"}
+    for name, digest in listed.items():
+        assert hashlib.sha256(files[name].read_bytes()).hexdigest() == digest, name
+    for package in packages:
+        assert re.fullmatch(r"\d+\.\d+\.\d+", package["version"])
+        assert any(name.startswith("LICENSE") for name in package["files"])
+
+
+def test_page_refers_to_its_own_files_only() -> None:
+    for path in [*CODE.glob("*.html"), *CODE.glob("*.css"), *CODE.glob("js/*.js")]:
+        text = path.read_text(encoding="utf-8")
+        assert not re.findall(r"(?:https?:)?//[\w.-]+\.\w+/", text.replace("http://www.w3.org/", "")), path
+        for name in re.findall(r'(?:from|src=|href=) ?"([^"$]+)"', text):
+            assert (path.parent / name).is_file(), (path, name)
+        assert not re.search(r"innerHTML|dangerously|document\.write|eval\(|new Function", text), path
+
+
+def test_code_of_the_page_is_packaged() -> None:
+    project = (Path(__file__).resolve().parents[3] / "pyproject.toml").read_text(encoding="utf-8")
+    patterns = re.search(r'^"\*" = \[(.*)\]$', project, re.MULTILINE)
+    assert patterns is not None
+    kinds = set(re.findall(r'"\*(\.\w+)"', patterns[1]))
+    assert {path.suffix for path in CODE.rglob("*") if path.is_file()} <= kinds

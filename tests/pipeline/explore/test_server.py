@@ -1,0 +1,168 @@
+"""The server gives only its own files, rows and images, to requests with the token."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from common.errors import UserError
+from pipeline import audit
+from pipeline.explore.access import is_own_name
+from pipeline.explore.marks import MarkFile
+from pipeline.explore.shards import Shard
+from pipeline.explore.site import IMAGE_FILE, ROWS_FILE, read_outputs
+from pipeline.quality.marks import marked_boxes, read_marks
+from pipeline.report.shards import read_images, read_manifests
+from pipeline.write.store import Store
+from tests.pipeline.explore.conftest import TOKEN, Server
+
+Answer = tuple[int, bytes, dict[str, str]]
+
+
+def ask(server: Server, path: str, body: Any = None, token: str = TOKEN, **headers: str) -> Answer:
+    """Status, body and headers of a request with the cookie; redirects are not followed."""
+    url = f"http://127.0.0.1:{server.port}{path}"
+    cookie = {"Cookie": f"hypergrit_{server.port}={token}", "Origin": f"http://127.0.0.1:{server.port}"}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, cookie | headers)
+
+    class NoRedirect(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirect)
+    try:
+        with opener.open(request, timeout=20) as response:
+            return response.status, response.read(), dict(response.headers)
+    except urllib.error.HTTPError as error:
+        return error.code, error.read(), dict(error.headers)
+
+
+def data_folder(server: Server) -> str:
+    return str(json.loads(ask(server, "/data/site.json")[1])["outputs"][0]["folder"])
+
+
+def test_requests_without_the_token_or_with_another_host_are_refused(server: Server) -> None:
+    folder = data_folder(server)
+    for path in (
+        "/",
+        "/js/app.js",
+        "/data/site.json",
+        f"/{folder}/meta.json",
+        "/marks",
+        f"/{folder}/images/00000/000000.jpg",
+    ):
+        assert ask(server, path)[0] == 200, path
+        assert ask(server, path, token="")[0] == ask(server, f"{path}?token=wrong", token="wrong")[0] == 403
+        assert ask(server, path, Host=f"evil.example:{server.port}")[0] == 403
+    status, _, headers = ask(server, f"/?token={TOKEN}", token="")
+    assert (status, headers["Location"]) == (302, "/")
+    assert "HttpOnly" in headers["Set-Cookie"]
+    assert "SameSite=Strict" in headers["Set-Cookie"]
+
+
+def test_every_answer_forbids_other_sources(server: Server) -> None:
+    for path, token in (("/", TOKEN), ("/", ""), ("/nothing", TOKEN)):
+        headers = ask(server, path, token=token)[2]
+        assert headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self';")
+        assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/../config.py", "/%2e%2e/config.py", "/js/../../config.py", "//etc/passwd", "/data/a-x/meta.json", "/js",
+     "/{folder}/rows/00009-00000.json", "/{folder}/images/00000/000999.jpg", "/{folder}/images/00000/../000000.jpg",
+     "/{folder}/images/00000/000002.jpg", "/data/b-00000000/rows/00000-00000.json", "/{folder}/../../site.py"],
+)  # fmt: skip
+def test_other_paths_do_not_exist(server: Server, path: str) -> None:
+    assert ask(server, path.format(folder=data_folder(server)))[0] == 404
+
+
+def test_names_of_other_servers_are_recognised() -> None:
+    for host in ("127.0.0.1:80", "localhost:80", "[::1]:80", "localhost"):
+        assert is_own_name(host, "127.0.0.1")
+    for host in ("evil.example", "10.0.0.1:80", "127.0.0.1.evil.example:80", "", "localhost.evil:1"):
+        assert not is_own_name(host, "127.0.0.1")
+    assert is_own_name("10.0.0.1:80", "0.0.0.0")
+    assert not is_own_name("evil.example:80", "0.0.0.0")
+
+
+def test_images_and_rows_are_those_of_the_output(server: Server, output: str) -> None:
+    store, folder = Store(output), data_folder(server)
+    for manifest in read_manifests(store):
+        shard = Shard(store, manifest)
+        keys = [key for batch in shard.keys for key in batch]
+        images = read_images(store, manifest, keys)
+        assert images
+        for number, key in enumerate(keys):
+            path = IMAGE_FILE.format(manifest["shard"], number)
+            assert ask(server, f"/{folder}/{path}")[:2] == ((200, images[key]) if key in images else
+                                                            (404, b"the image is not stored"))  # fmt: skip
+        rows = json.loads(ask(server, f"/{folder}/{ROWS_FILE.format(manifest['shard'], 0)}")[1])
+        assert [row["key"] for row in rows] == keys
+        assert rows[0]["tokens"]
+        assert [row["key"] for row in map(shard.row, range(len(keys)))] == keys
+
+
+def test_images_of_a_tar_without_index_are_found(output: str) -> None:
+    store = Store(output)
+    manifest = read_manifests(store)[0]
+    without = {**manifest, "files": {name: facts for name, facts in manifest["files"].items() if "_index" not in name}}
+    assert Shard(store, without).places == Shard(store, manifest).places  # type: ignore[arg-type]
+
+
+def test_marks_are_written_into_a_csv_that_the_audit_reads(
+    start: Callable[..., Server], output: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "marks.csv"
+    server = start(output, marks=str(path))
+    rows = json.loads(ask(server, f"/{data_folder(server)}/{ROWS_FILE.format(0, 0)}")[1])
+    number = next(i for i, row in enumerate(rows) if len(row["boxes"] or ()) > 2)
+    for box, mark in enumerate(("right", "wrong", "unsure")):
+        assert ask(server, "/marks", {"shard": 0, "number": number, "box": box, "mark": mark})[0] == 204
+    marks = read_marks(path)
+    assert [(mark.key, mark.box, mark.is_right) for mark in marks] == [
+        (rows[number]["key"], 0, True),
+        (rows[number]["key"], 1, False),
+    ]
+    assert len(marked_boxes(output, path, marks)) == 2
+    assert "chosen by hand" in audit.about([mark.sample for mark in marks])
+    assert ask(server, "/marks", {"shard": 0, "number": number, "box": 0, "mark": ""})[0] == 204
+    assert [mark.box for mark in read_marks(path)] == [1]
+    before = path.read_bytes()
+    assert MarkFile(path).marks() == [(rows[number]["key"], 1, "wrong"), (rows[number]["key"], 2, "unsure")]
+    for wrong in (
+        {"shard": 0, "number": number, "box": 999, "mark": "right"},
+        {"shard": 0, "number": number, "box": 0, "mark": "=1+1"},
+        {"shard": 0, "number": number},
+        {"shard": 0, "number": 2, "box": 0, "mark": "right"},
+        [],
+    ):
+        assert ask(server, "/marks", wrong)[0] == 400, wrong
+    assert ask(server, "/marks", {"shard": 9, "number": 0, "box": 0, "mark": "right"})[0] == 404
+    mark = {"shard": 0, "number": number, "box": 0, "mark": "right"}
+    assert ask(server, "/marks", mark, Origin="http://evil.example")[0] == 403
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_holds_no_marks_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "marks.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match="has no column 'key'; give another file with marks="):
+        MarkFile(path)
+
+
+def test_a_remote_output_has_the_same_index_images_and_rows(output: str, cache: str, tmp_path: Path) -> None:
+    remote = fsspec.filesystem("memory")
+    remote.put(f"{output}/", "/explored/", recursive=True)
+    (here,), (there,) = read_outputs([output], cache), read_outputs(["memory://explored"], str(tmp_path))
+    assert {path.name: path.read_bytes() for path in there.index.iterdir()} == {
+        path.name: path.read_bytes() for path in here.index.iterdir()
+    }
+    assert there.shards.get(0).image(0) == here.shards.get(0).image(0) is not None
+    assert there.shards.get(1).details(0) == here.shards.get(1).details(0)
