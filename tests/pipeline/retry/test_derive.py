@@ -90,7 +90,7 @@ def test_takedown_removes_a_row_from_all_attempts(
     entries = [str(rows["000000000003"]["url"]), "f" * 64]  # kept by the first attempt
     untouched = {name: digest for name, digest in hash_output(retried).items() if "00001." in name or "2." in name}
     assert take_down(retried, tmp_path, *entries) == 0
-    assert "1 rows in 1 of 3 shards were taken down" in capsys.readouterr().out
+    assert "1 row in 1 of 3 shards taken down" in capsys.readouterr().out
     assert untouched.items() <= hash_output(retried).items()
     found = Counter((row["stage"], row["reason"]) for row in rows_of(retried) if row["key"] == "000000000003")
     assert found == {("read", "taken_down"): 2}
