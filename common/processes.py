@@ -1,5 +1,6 @@
-"""Processes by id: their descendants, and a guard that ends them when this process is killed (Linux)."""
+"""Processes by id: their descendants, and ways to end them when this process is killed (Linux)."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -7,6 +8,10 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+PR_SET_PDEATHSIG: Final = 1
+"""Number of the option in linux/prctl.h."""
 
 
 def stat_fields(pid: int) -> list[str] | None:
@@ -47,6 +52,18 @@ def kill(processes: Mapping[int, str]) -> None:
         if started_at(pid) == started:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Let Linux send a signal to this process when `parent`, which started it, ends; at once if it has ended already.
+
+    The end of the thread that started this process counts as well. Does nothing on other systems.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
 
 
 def kill_with_this_process(processes: Mapping[int, str]) -> None:

@@ -125,6 +125,8 @@ def load_config(arguments: Sequence[str]) -> PipelineConfig:
     """
     config = merge(PipelineConfig, read_layers(arguments, KEYS))
     assert isinstance(config, PipelineConfig)
+    if config.read.selection is not None:
+        config.read.selection.check_use()
     return config
 
 

@@ -6,8 +6,8 @@ its lease is watched, and taken over if it is not renewed within `EXPIRY_S` of t
 differ, the watch lasts at least `WATCH_S`, in which a live holder renews it.
 
 A holder that was cut off, whose lease another job has taken over, learns of it at the next renewal or check and stops.
-The shards that its workers still finish do no harm: a shard is committed by one process at a time
-(pipeline.write.commit).
+The shards that workers of a job still finish do no harm: a shard is committed by one process at a time
+(pipeline.write.commit). Workers of a command are refused, since the next command may make other shards.
 """
 
 import json
@@ -50,6 +50,11 @@ class Lease:
         self._lock, self._end = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._renew_until_end, name="lease", daemon=True)
         self._thread.start()
+
+    @property
+    def token(self) -> str:
+        """The random text of this lease, by which workers know it (pipeline.write.commit.check_lease)."""
+        return str(json.loads(self.content)["token"])
 
     def check(self) -> None:
         """Read the lease. Raises UserError if another job has taken it over."""

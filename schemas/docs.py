@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from schemas.attempts import RETRY_STEP
 from schemas.files import (
+    COMMAND_FILE,
     DROPPED_FILE,
     FAILED_FILE,
     FILES,
@@ -28,7 +29,7 @@ from schemas.files import (
     TrainAnnotations,
     grit_schema,
 )
-from schemas.job import JobRecord, Lease, RetryState
+from schemas.job import CommandRecord, JobRecord, Lease, RetryState
 from schemas.manifest import FailedShard, Manifest, StageTiming
 from schemas.rows import BOUNDARIES, BOX, BOX_SCORE, CHUNK, GIVEN_BOX, REF_EXP, TOKEN, VERSION
 from schemas.stats import Statistics
@@ -44,7 +45,15 @@ STRUCTS: Final = {
     "GIVEN_BOX": GIVEN_BOX,
     "INDEX_MEMBER": INDEX_MEMBER,
 }
-JSON_FILES: Final[tuple[type, ...]] = (TrainAnnotations, Manifest, JobRecord, RetryState, Lease, Statistics)
+JSON_FILES: Final[tuple[type, ...]] = (
+    TrainAnnotations,
+    Manifest,
+    JobRecord,
+    CommandRecord,
+    RetryState,
+    Lease,
+    Statistics,
+)
 """Types of JSON files with a table of their own; the types that they refer to follow at the end of the document."""
 JSON_NAMES: Final = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null", Any: "any"}
 INTRO: Final = f"""\
@@ -243,6 +252,9 @@ def files() -> list[str]:
         f"### job: `{JOB_FILE}`\n",
         "The job that wrote the shards. A later run compares its settings, versions, models and input with it.\n",
         json_table(JobRecord),
+        f"### outputs of commands: `{COMMAND_FILE}`\n",
+        f"{CommandRecord.__doc__}\n",
+        json_table(CommandRecord),
         f"### attempts of pipeline.retry: `{RETRY_FILE}`\n",
         f"{RetryState.__doc__}\n",
         json_table(RetryState),

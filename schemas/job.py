@@ -50,6 +50,14 @@ class JobRecord(TypedDict):
     batches: Annotated[list[InputBatch], "the input; the batches after the first are the history of appended files"]
 
 
+class CommandRecord(TypedDict):
+    """`_command.json`: the command that made the shards from finished shards. It tells whether all are there."""
+
+    schema: Annotated[str, "version of the schemas"]
+    command: Annotated[str, "name of the command, such as reshard"]
+    shards: Annotated[list[int], "indices of all its shards, finished or not"]
+
+
 class RetryState(TypedDict):
     """`_retry.json`: the last attempt of pipeline.retry. One that has not finished is continued by the next run."""
 

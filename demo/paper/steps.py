@@ -4,24 +4,22 @@ state/NAME.json   identity of the step, and its seconds once it is finished
 logs/NAME.log     output of the last attempt
 """
 
-import ctypes
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from common.json_file import read_object, write_object
+from common.processes import end_with_parent
 from demo.train_demo_data import ROOT
 
-PR_SET_PDEATHSIG: Final = 1
-"""Number of the option in linux/prctl.h."""
 POLL_S: Final = 0.2
 STOP_S: Final = 60.0
 LOG_LINES: Final = 12
@@ -140,15 +138,10 @@ def start(folder: Path, step: Step, slot: int, slots: Slots) -> Running:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=end_with_parent,
+            # SIGTERM if this process is killed, so that a repeated command runs alone
+            preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
         )
     return Running(step=step, slot=slot, process=process, start=time.monotonic())
-
-
-def end_with_parent() -> None:
-    """Ask Linux to send SIGTERM to this process when its parent is killed, so that a repeated command runs alone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def finish(folder: Path, entry: Running) -> float:

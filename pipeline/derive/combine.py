@@ -58,10 +58,10 @@ def new_provenance(manifest: Manifest, source: Source, old: PipelineConfig, new:
     """
     if old.write == new.write:
         return manifest["provenance"]
-    if len({other["provenance"]["config_hash"] for other in source.manifests.values()}) > 1:
+    if source.is_mixed:
         raise UserError(
-            f"{source.output} holds shards with different settings (merge with mixed=true), so write.* cannot change; "
-            "change it in the sources of the merge with pipeline.refilter"
+            f"{source.output} holds shards with different settings (merge with mixed=true), so write.* cannot change "
+            "here; change it with pipeline.refilter first"
         )
     return cast(Provenance, {
         **manifest["provenance"], "config_hash": content_hash(dataclasses.replace(old, write=new.write))

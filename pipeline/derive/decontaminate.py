@@ -12,7 +12,7 @@ from pipeline.derive.evaluation import EvaluationSet, read_evaluation_set
 from pipeline.derive.options import DecontaminateOptions
 from pipeline.derive.output import NewShard, write_output
 from pipeline.derive.settings import new_config, take_options, take_path, take_paths
-from pipeline.derive.source import Source, read_table
+from pipeline.derive.source import Source, may_lack_queries, read_table
 from pipeline.write.manifest import plan_from_json
 from schemas.rows import DOWNLOADED, HEAVY, SCORED
 from schemas.status import KEPT
@@ -30,7 +30,8 @@ def decontaminate(arguments: Sequence[str]) -> int:
     options, changes = take_options(rest, DecontaminateOptions)
     source = Source(folder)
     new = new_config(source.store, changes, output, "decontaminate", allowed=())
-    found = read_evaluation_set(against, options.radius, new.write.strip_url_queries)
+    lacks_queries = may_lack_queries(new, source.manifests.values())
+    found = read_evaluation_set(against, options.radius, lacks_queries)
     settings = {"against": found.digest, "radius": options.radius}
     shards = [
         NewShard(

@@ -1,6 +1,7 @@
 """Join several outputs into one, as if their inputs had been concatenated."""
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -19,6 +20,8 @@ from schemas.attempts import RETRY_STEP, index_of
 from schemas.status import KEY_REASONS
 from schemas.table import set_column
 
+logger = logging.getLogger("hypergrit")
+
 
 def merge_outputs(arguments: Sequence[str]) -> int:
     """Write the output; return the number of shards that failed. Raises UserError."""
@@ -33,7 +36,24 @@ def merge_outputs(arguments: Sequence[str]) -> int:
     new = new_config(sources[0].store, changes, output, "merge")
     if (found := differences(sources, configs)) and not options.mixed:
         raise UserError(f"the sources differ in {'; '.join(found)}. Give mixed=true to join them all the same")
+    new = joint_config(configs, new)
     return write_output(make_table, list(plan_merge(sources, configs, new)), new)
+
+
+def joint_config(configs: Sequence[PipelineConfig], new: PipelineConfig) -> PipelineConfig:
+    """Return the configuration of a merge with settings that hold for the rows of all sources.
+
+    Scores of removed boxes are there only if all sources have them; URLs have no queries if those of one source have none.
+    """
+    keep_all = all(config.score.keep_all for config in configs)
+    strips = new.write.strip_url_queries or any(config.write.strip_url_queries for config in configs)
+    if strips and not new.write.strip_url_queries:
+        logger.warning("the URLs of a source have no queries any more: write.strip_url_queries=true for all rows")
+    return dataclasses.replace(
+        new,
+        score=dataclasses.replace(new.score, keep_all=keep_all),
+        write=dataclasses.replace(new.write, strip_url_queries=strips),
+    )
 
 
 def plan_merge(sources: Sequence[Source], configs: Sequence[PipelineConfig], new: PipelineConfig) -> Iterator[NewShard]:

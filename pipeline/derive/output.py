@@ -20,6 +20,7 @@ from pipeline.job import report
 from pipeline.lease import Lease, hold_lease
 from pipeline.paths import check_writable
 from pipeline.read.types import ShardPlan
+from pipeline.resume.command import write_command
 from pipeline.resume.finished import list_output
 from pipeline.resume.record import write_record
 from pipeline.write.failed import failed_shard, write_failed
@@ -84,11 +85,12 @@ def write_output(
             write_record(store, record)
         else:
             store.remove([JOB_FILE])  # of another command, whose shards have been discarded
+        write_command(store, shards[0].origin["command"], sorted(planned))
         left = [shard for shard in shards if shard.plan.index not in finished]
         if left and prepare is not None:
             prepare(store, lease)
         n_failed = 0
-        results = lease.guard(map_shards(partial(commit, make_table, config), left, config.ray))
+        results = lease.guard(map_shards(partial(commit, make_table, config, lease.token), left, config.ray))
         with tqdm(total=len(left), unit=" shards", disable=None) as bar:
             for shard, result in results:
                 if isinstance(result, UserError):
@@ -130,10 +132,12 @@ def is_made_from(manifest: Manifest, shard: NewShard) -> bool:
     return is_same(manifest, shard.plan, [shard.provenance]) and manifest.get("origin") == shard.origin
 
 
-def commit(make_table: MakeTable, config: PipelineConfig, shard: NewShard) -> None:
-    """Make a shard and commit it."""
+def commit(make_table: MakeTable, config: PipelineConfig, lease: str, shard: NewShard) -> None:
+    """Make a shard and commit it. Raises UserError if the lease with this token does not hold the output any more."""
     table, runtime = make_table(shard), runtime_settings(config)
-    write_shard(table, shard.plan, config.write, config.output, shard.provenance, runtime, shard.origin, shard.retry)
+    write_shard(
+        table, shard.plan, config.write, config.output, shard.provenance, runtime, shard.origin, shard.retry, lease
+    )
 
 
 def record_failure(store: Store, shard: NewShard, error: Exception) -> None:

@@ -13,7 +13,7 @@ from common.tar import TarError, reader_of
 from pipeline.read.takedown import STAGE_OF, TAKEN_DOWN, Kind, described
 from pipeline.report.shards import read_batches
 from pipeline.write.arrow import write_arrow
-from pipeline.write.commit import check_committed, exclusive
+from pipeline.write.commit import check_committed, check_lease, exclusive
 from pipeline.write.grit import write_grit_parquet
 from pipeline.write.index import write_index
 from pipeline.write.manifest import manifest_bytes
@@ -34,11 +34,11 @@ Kinds = Mapping[str, Kind]
 """Key of a row to remove -> kind of the entry that names it."""
 
 
-def remove_rows(store: Store, pending: PendingTakedown) -> None:
+def remove_rows(store: Store, pending: PendingTakedown, lease: str) -> None:
     """Replace the files and the manifest of a shard.
 
     After a kill, the same call finishes what is left: rows that a file lacks already are no error. Raises UserError for
-    a damaged file.
+    a damaged file, and if the lease with the token `lease` does not hold the output any more.
     """
     manifest, kinds = pending["manifest"], cast(Kinds, pending["rows"])
     index = manifest["shard"]
@@ -50,6 +50,7 @@ def remove_rows(store: Store, pending: PendingTakedown) -> None:
             raise UserError(f"shard {index} cannot be read ({one_line(error)}); its manifest is {name}") from error
         new: Manifest = {**manifest, "files": dict(staging.files)}
         with exclusive(store, index):
+            check_lease(store, lease)
             write_pending(store, pending)  # from here on, a kill leaves files of both versions
             store.remove([MANIFEST_FILE.format(index), DROPPED_FILE.format(index)])
             staging.publish()

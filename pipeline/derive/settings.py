@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -13,7 +13,7 @@ from common.text import one_line
 from common.urls import check_no_user
 from common.yaml_text import check_yaml
 from pipeline.config import KEYS, PipelineConfig
-from pipeline.resume.record import settings_of
+from pipeline.resume.record import flatten, settings_of
 from pipeline.write.store import Store
 
 Options = TypeVar("Options")
@@ -38,6 +38,12 @@ def read_config(store: Store, changes: Sequence[str] = ()) -> PipelineConfig:
     config = merge(PipelineConfig, [(layer, name), *read_layers(changes, KEYS)])
     assert isinstance(config, PipelineConfig)
     return config
+
+
+def given_keys(changes: Sequence[str]) -> set[str]:
+    """Return the full keys that `key=value` arguments set. Raises UserError like `read_config`."""
+    layers = (OmegaConf.to_container(layer) for layer, _ in read_layers(changes, KEYS))
+    return {key for layer in layers if isinstance(layer, dict) for key in flatten(cast(dict[str, Any], layer))}
 
 
 def check_changes(old: PipelineConfig, new: PipelineConfig, allowed: Collection[str], command: str) -> None:

@@ -1,6 +1,6 @@
 """Read the shards of a finished output as tables, with their images."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -9,6 +9,7 @@ from common.errors import UserError
 from pipeline.config import PipelineConfig
 from pipeline.derive.settings import read_config
 from pipeline.report.shards import check_finished, read_batches, read_images, read_manifests
+from pipeline.resume.command import check_complete
 from pipeline.write.manifest import manifest_hash, read_manifest
 from pipeline.write.pending import check_nothing_pending
 from pipeline.write.store import Store
@@ -19,8 +20,17 @@ from schemas.status import KEPT
 from schemas.table import conform, set_column
 
 
+def may_lack_queries(config: PipelineConfig, manifests: Iterable[Manifest]) -> bool:
+    """Return True if URLs of an output may have lost their queries, which a list to compare them with may have.
+
+    Versions up to 0.6.0 merged such outputs with others without a trace, so all outputs of commands count.
+    """
+    return config.write.strip_url_queries or any("origin" in manifest for manifest in manifests)
+
+
 class Source:
-    """A finished output. Raises UserError if it has no finished shard, or if a shard cannot be read with all its rows.
+    """A finished output. Raises UserError if it has no finished shard, lacks shards of its command, or has one that cannot be
+    read with all its rows.
 
     `read_table` reads a shard.
     """
@@ -30,6 +40,7 @@ class Source:
         check_nothing_pending(self.store)
         self.manifests = {manifest["shard"]: manifest for manifest in read_manifests(self.store)}
         check_finished(self.store, self.manifests)
+        check_complete(self.store, self.manifests)
         for manifest in self.manifests.values():
             check_formats(self.store, manifest)
 
@@ -37,6 +48,11 @@ class Source:
     def config(self) -> PipelineConfig:
         """The configuration of the job. Raises UserError if it cannot be read."""
         return read_config(self.store)
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if the shards were made with different settings (pipeline.merge mixed=true)."""
+        return len({manifest["provenance"]["config_hash"] for manifest in self.manifests.values()}) > 1
 
     def shard(self, index: int) -> SourceShard:
         """Return the identity of a shard."""

@@ -15,6 +15,7 @@ from pipeline.derive.attempts import find_in_attempts, without_rows
 from pipeline.derive.options import TakedownOptions
 from pipeline.derive.removal import remove_rows
 from pipeline.derive.settings import check_changes, read_config, take_options, take_output, take_path
+from pipeline.derive.source import may_lack_queries
 from pipeline.derive.workers import map_shards
 from pipeline.job import remove_drafts, report_shards
 from pipeline.lease import hold_lease
@@ -22,6 +23,7 @@ from pipeline.paths import check_writable
 from pipeline.read.takedown import TakedownList, read_takedown
 from pipeline.report.shards import check_finished, read_manifests
 from pipeline.write.attempts import group_attempts
+from pipeline.write.commit import check_lease
 from pipeline.write.pending import read_pending, write_pending
 from pipeline.write.store import Store
 from schemas.manifest import Manifest, PendingTakedown
@@ -49,8 +51,6 @@ def takedown(arguments: Sequence[str]) -> int:
     old = read_config(store)
     config = dataclasses.replace(read_config(store, changes), output=output)
     check_changes(old, config, (), "takedown")
-    if config.write.strip_url_queries:
-        entries = entries.without_queries()
     return list_rows(store, config, entries) if options.dry_run else remove_all(store, config, entries)
 
 
@@ -58,6 +58,7 @@ def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> in
     """Print the rows that would go, in the order of their shards; nothing is written. Returns the number of failures."""
     manifests = read_manifests(store)
     check_finished(store, manifests)
+    entries = entries.without_queries() if may_lack_queries(config, manifests) else entries
     groups = group_attempts(manifests)
     results = map_shards(partial(find_in, store.root if store.is_local else config.output, entries), groups, config.ray)
     found, n_failed = list[Found](), 0
@@ -83,12 +84,13 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         remove_drafts(store)
         for pending in read_pending(store):
             logger.info("shard %d: finishing an interrupted takedown", pending["manifest"]["shard"])
-            remove_rows(store, pending)
+            remove_rows(store, pending, lease.token)
         manifests = read_manifests(store)
         check_finished(store, manifests)
+        entries = entries.without_queries() if may_lack_queries(config, manifests) else entries
         n_rows, n_shards, n_failed = 0, 0, 0
         groups = group_attempts(manifests)
-        results = lease.guard(map_shards(partial(remove_in, config.output, entries), groups, config.ray))
+        results = lease.guard(map_shards(partial(remove_in, config.output, entries, lease.token), groups, config.ray))
         with tqdm(total=len(groups), unit=" shards", disable=None) as bar:
             for attempts, result in results:
                 if isinstance(result, Exception):
@@ -120,7 +122,7 @@ def find_in(output: str, entries: TakedownList, attempts: Sequence[Manifest]) ->
     return Found(attempts[0]["shard"], tuple(lines))
 
 
-def remove_in(output: str, entries: TakedownList, attempts: Sequence[Manifest]) -> Found:
+def remove_in(output: str, entries: TakedownList, lease: str, attempts: Sequence[Manifest]) -> Found:
     """Remove the rows of a shard and of the attempts of pipeline.retry at them; shards without such rows are not written."""
     store = Store(output)
     found = find_in_attempts(store, attempts, entries)
@@ -130,8 +132,9 @@ def remove_in(output: str, entries: TakedownList, attempts: Sequence[Manifest]) 
         if new != old
     ]
     if len(attempts) > 1:  # a kill between two shards, whose counts depend on each other, must leave a record
+        check_lease(store, lease)
         for record in pending:
             write_pending(store, record)
     for record in pending:
-        remove_rows(store, record)
+        remove_rows(store, record, lease)
     return Found(attempts[0]["shard"], tuple({key for rows in found for key in rows}))

@@ -8,6 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from common.errors import UserError
+from common.processes import end_with_parent
 from pipeline.config import RayConfig
 
 Item = TypeVar("Item")
@@ -19,7 +20,7 @@ def map_shards(
 ) -> Iterator[tuple[Item, Result | Exception]]:
     """Yield each item with the result or the exception of its call, in order of completion; `work` is picklable.
 
-    Raises UserError if a local process dies, or if there is no Ray cluster.
+    Local processes end with this one. Raises UserError if one of them dies, or if there is no Ray cluster.
     """
     if config.runner == "ray":
         from pipeline.on_ray.map import map_on_ray
@@ -31,7 +32,8 @@ def map_shards(
         for item in items:
             yield item, attempt(work, item)
         return
-    with ProcessPoolExecutor(n_processes, multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(n_processes, context, initializer=end_with_parent, initargs=(os.getpid(),)) as pool:
         futures = {pool.submit(work, item): item for item in items}
         try:
             for future in as_completed(futures):

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from pipeline.read.captions import choose_caption
 from pipeline.read.columns import Columns, find_columns
 from pipeline.read.config import ReadConfig
+from pipeline.read.formats import format_of
 from pipeline.read.roots import Location, RefusedError, Roots, has_scheme, is_web
 from pipeline.read.types import IMAGE, BadRecord, BadRowError, Record
 from pipeline.read.where import WhereError
@@ -40,7 +41,7 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
     if not isinstance(image, bytes | Location):  # the value of a JSON key with the same name
         image = None
     columns = find_columns(record, config, context.source)
-    is_selected = _is_selected(record, config)
+    is_selected = _is_selected(record, context)
     url = _text(_value(record, columns.url), "the URL", config.max_url_characters, "max_url_characters") or None
     found, path = _image(record, columns, config)
     image = image or found
@@ -54,6 +55,8 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
     }
     if not is_selected:
         return row | dropped("not_selected", "")
+    if url and is_web(url) and not context.roots:  # without a place where it may be read, the path is no use
+        path = None
     if image is None and (place := path or (url if url and has_scheme(url) and not is_web(url) else None)):
         if is_web(place):
             return row | {"url": url or place}
@@ -76,9 +79,13 @@ def _value(record: Record, name: str | None) -> Any:
     return record[name] if name is not None else None
 
 
-def _is_selected(record: Record, config: ReadConfig) -> bool:
+def _is_selected(record: Record, context: Context) -> bool:
+    """Return True for a row that `read.where` selects. An empty field of a CSV or TSV file is a missing value."""
+    where = context.config.selection
+    if where is not None and format_of(context.source) in ("csv", "tsv"):
+        record = {name: record.get(name) or None for name in where.columns}
     try:
-        return config.selection is None or config.selection(record)
+        return where is None or where(record)
     except WhereError as error:
         raise BadRowError(f"read.where: {error}") from None
 

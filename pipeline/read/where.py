@@ -9,11 +9,13 @@ import ast
 import difflib
 import math
 import operator
+import re
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
 from common.errors import UserError
+from pipeline.read.where_check import check_condition
 
 Expression = Callable[[Mapping[str, Any]], Any]
 """Computes a value from the columns of a row; None is unknown."""
@@ -21,6 +23,7 @@ Expression = Callable[[Mapping[str, Any]], Any]
 MAX_CHARACTERS: Final = 10_000
 MAX_DEPTH: Final = 50
 BIG: Final = 1 << 63
+NUMBER: Final = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 COMPARISONS: Final[dict[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -61,6 +64,10 @@ class Where:
 
     def __reduce__(self) -> tuple[type["Where"], tuple[str]]:
         return Where, (self.text,)
+
+    def check_use(self) -> None:
+        """Raise UserError for a condition that drops all rows, or none; those of finished outputs are accepted."""
+        check_condition(_parse(self.text), self.text)
 
     def check(self, path: str, names: Collection[str]) -> None:
         """Raise UserError if a file with the columns `names` lacks one that the condition uses."""
@@ -168,6 +175,8 @@ def _number(value: Any, text: str) -> float | int | None:
 def _truth(value: Any, text: str) -> bool | None:
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):  # in CSV
+        return value.lower() == "true"
     raise WhereError(f"{text} is {str(value)[:80]!r}, not true or false")
 
 
@@ -223,6 +232,8 @@ def _arithmetic(
 
 
 def _comparison(op: ast.cmpop, left: Expression, right: Expression, left_text: str, right_text: str) -> Expression:
+    are_columns = not any(text.startswith(("'", '"')) for text in (left_text, right_text))
+
     def value(record: Mapping[str, Any]) -> bool | None:
         a, b = left(record), right(record)
         match op:
@@ -240,8 +251,8 @@ def _comparison(op: ast.cmpop, left: Expression, right: Expression, left_text: s
         if a is None or b is None:
             return None
         if type(op) in (ast.Eq, ast.NotEq):
-            return _equal(a, b) is isinstance(op, ast.Eq)
-        if not (isinstance(a, str) and isinstance(b, str)):
+            return (_equal(a, b) or (are_columns and _equal_numbers(a, b))) is isinstance(op, ast.Eq)
+        if not (isinstance(a, str) and isinstance(b, str)) or (NUMBER.fullmatch(a) and NUMBER.fullmatch(b)):
             a, b = _number(a, left_text), _number(b, right_text)
         return None if a is None or b is None else bool(COMPARISONS[type(op)](a, b))
 
@@ -249,11 +260,23 @@ def _comparison(op: ast.cmpop, left: Expression, right: Expression, left_text: s
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Compare two values; a text equals the number that it holds."""
+    """Compare two values; a text equals the number, or True or False, that it holds."""
     for text, number in ((a, b), (b, a)):
+        if isinstance(text, str) and isinstance(number, bool):
+            return text.lower() == str(number).lower()
         if isinstance(text, str) and isinstance(number, int | float) and not isinstance(number, bool):
             try:
                 return float(text) == number
             except ValueError:
                 return False
     return bool(a == b)
+
+
+def _equal_numbers(a: Any, b: Any) -> bool:
+    """Return True for two texts that hold the same number, such as 640 and 640.0."""
+    if not (isinstance(a, str) and isinstance(b, str) and NUMBER.fullmatch(a) and NUMBER.fullmatch(b)):
+        return False
+    try:
+        return Decimal(a.strip()) == Decimal(b.strip())
+    except ArithmeticError:
+        return False

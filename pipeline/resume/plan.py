@@ -18,7 +18,7 @@ from pipeline.write.attempts import discard_attempts
 from pipeline.write.manifest import plan_json, read_manifest
 from pipeline.write.store import Store
 from schemas.attempts import RETRY_STEP, attempt_of, shard_of
-from schemas.files import MANIFEST_FILE, REPORT_FILE, STATS_FILE, shard_files
+from schemas.files import COMMAND_FILE, MANIFEST_FILE, REPORT_FILE, STATS_FILE, shard_files
 from schemas.job import JobRecord
 from schemas.manifest import Manifest, Provenance
 
@@ -66,6 +66,8 @@ class Work(NamedTuple):
         store.remove_many(self.stale)
         if self.outdated or self.attempts:
             store.remove([STATS_FILE, REPORT_FILE])  # of the shards that are discarded
+        if self.outdated or self.old_record is None:
+            store.remove([COMMAND_FILE])  # of a command, whose shards are discarded
         if self.record != self.old_record:
             write_record(store, self.record)
 

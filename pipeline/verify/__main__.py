@@ -2,7 +2,8 @@
 
 Of each shard: the manifest and its sums; sizes and SHA-256 of all files; schemas; the members of the tars against
 _index/; each stored image and box crop, which is decoded; the rows of arrow/, grit/ and train/ against each other and
-against the counts of the manifest. Nothing is written, unless --requeue is given.
+against the counts of the manifest. Of the output: keys in several shards, missing shards of a command, and stats.json.
+Nothing is written, unless --requeue is given.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from common.text import message
 from common.urls import check_no_user
 from pipeline.lease import hold_lease
 from pipeline.verify.finding import Finding
-from pipeline.verify.output import Sums, list_contents, requeue
+from pipeline.verify.output import Repeats, Sums, again, list_contents, requeue
 from pipeline.verify.pool import check_shards
 from pipeline.write.store import Store
 from pipeline.write.temporary import remove_abandoned_folders
@@ -72,6 +73,7 @@ def verify(output: str, n_processes: int, is_requeued: bool) -> int:
     Raises UserError if there is no finished shard, the store does not answer, or a job that runs holds the output.
     """
     store, broken, sums, n_bytes, n_images = Store(output), list[Finding](), Sums(), 0, 0
+    repeats = Repeats()
     list_contents(store)  # raises before the lease creates the folder of a mistyped path
     with hold_lease(store) if is_requeued else nullcontext() as lease:
         contents = list_contents(store)
@@ -79,23 +81,23 @@ def verify(output: str, n_processes: int, is_requeued: bool) -> int:
             for finding in check_shards(output, contents.plans, n_processes):
                 bar.update()
                 sums.add(finding)
+                repeats.add(finding)
                 n_bytes, n_images = n_bytes + finding.n_bytes, n_images + finding.n_images
                 if finding.problems:
                     broken.append(finding)
                     bar.write(describe(finding), file=sys.stdout)
         remove_abandoned_folders(tempfile.gettempdir())
-        others = [*contents.problems, *filter(None, [None if broken else sums.problem(store)])]
+        others = [*contents.problems, *filter(None, [repeats.problem(), None if broken else sums.problem(store)])]
         for problem in others:
             print_text(message(str(problem)))
         if lease is not None and broken:
             requeue(store, broken, lease)
-    n_shards, n_left = len(contents.plans), contents.n_planned - sum(not attempt_of(index) for index in contents.plans)
-    unfinished = f", {n_left} more are not finished" if n_left > 0 else ""
+    unfinished = f", {contents.n_unfinished} more are not finished" if contents.n_unfinished else ""
     print_text(
-        f"{n_shards} finished shards{unfinished}: {sums.rows['read']:,} rows read, {sums.rows['kept']:,} kept, "
+        f"{len(contents.plans)} finished shards{unfinished}: {sums.rows['read']:,} rows read, {sums.rows['kept']:,} kept, "
         f"{n_bytes / 1e9:,.3f} GB with the right hashes, {n_images:,} images decoded"
     )
-    print_text(verdict(broken, len(others), is_requeued))
+    print_text(message(verdict(broken, len(others), is_requeued, contents.command)))
     return BROKEN if broken or others else 0
 
 
@@ -107,19 +109,23 @@ def describe(finding: Finding) -> str:
     return "\n".join(lines)
 
 
-def verdict(broken: list[Finding], n_others: int, is_requeued: bool) -> str:
-    """Return the last line."""
+def verdict(broken: list[Finding], n_others: int, is_requeued: bool, command: str) -> str:
+    """Return the last line; `command` made the output, "" for one of the job."""
     if not broken:
         return "the shards are intact" if n_others else "everything is intact"
     names = ", ".join(str(finding.shard) for finding in sorted(broken, key=lambda finding: finding.shard)[:20])
     text = f"{len(broken)} shards are broken: {names}{', ...' if len(broken) > 20 else ''}"
+    commands = sorted({command if finding.command is None else finding.command for finding in broken})
+    if commands != [""]:
+        advice = "run " + " and ".join(map(again, commands))
+        return f"{text}; {'they are in the queue' if is_requeued else '--requeue puts them into the queue'}: {advice}"
     if not is_requeued:
         return f"{text}; --requeue lets the next run of the job compute them again"
     formats = {",".join(finding.formats) for finding in broken if finding.formats}
     hint = f" (formats=[{formats.pop()}])" if len(formats) == 1 else ""
     if all(attempt_of(finding.shard) for finding in broken):
         return f"{text}; they are in the queue: python -m pipeline.retry tries their rows again"
-    return f"{text}; they are in the queue: run the job again with the same settings{hint}"
+    return f"{text}; they are in the queue: run {again('')}{hint}"
 
 
 if __name__ == "__main__":

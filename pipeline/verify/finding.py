@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pipeline.verify.keys import ShardKeys
 from schemas.files import INDEX_FILE, MANIFEST_FILE
 from schemas.manifest import Counts
 
@@ -24,7 +25,8 @@ class Problem(NamedTuple):
 class Finding:
     """The defects of a shard, and the amount that was checked.
 
-    `counts` are those that it adds to the output (pipeline.write.attempts.net_counts), None for a damaged manifest.
+    `counts` are those that it adds to the output (pipeline.write.attempts.net_counts), None for a damaged manifest, which
+    leaves `command` None too. `command` made the shard from finished ones; "": the job or pipeline.retry did.
     """
 
     shard: int
@@ -33,6 +35,8 @@ class Finding:
     formats: tuple[str, ...] = ()
     n_bytes: int = 0
     n_images: int = 0
+    command: str | None = None
+    keys: ShardKeys = field(default_factory=ShardKeys)
 
     @property
     def is_full(self) -> bool:

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from common.errors import UserError
 from pipeline.lease import Lease
 from pipeline.report.shards import check_finished
+from pipeline.resume.command import read_command
 from pipeline.resume.finished import list_output
 from pipeline.resume.record import read_record, recorded_plans
 from pipeline.verify.finding import Finding, Problem
+from pipeline.verify.keys import AllKeys, ShardKeys
 from pipeline.write.attempts import discard_attempts
 from pipeline.write.manifest import plan_json
 from pipeline.write.store import Store
 from schemas.attempts import attempt_of, later_attempts, shard_of
-from schemas.files import JOB_FILE, MANIFEST_FILE, STATS_FILE
+from schemas.files import COMMAND_FILE, FILES, JOB_FILE, MANIFEST_FILE, STATS_FILE
 from schemas.manifest import PlanJson
 
 
@@ -23,11 +25,13 @@ from schemas.manifest import PlanJson
 class Contents:
     """The finished shards of an output, each with its plan if `_job.json` has it, and the problems of other files.
 
-    A shard of pipeline.retry has the plan of the shard whose rows it tried again.
+    A shard of pipeline.retry has the plan of the shard whose rows it tried again. `command` made the output from others;
+    "" for an output of the job, or of version 0.6 or earlier.
     """
 
     plans: dict[int, PlanJson | None]
-    n_planned: int
+    n_unfinished: int
+    command: str
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -44,7 +48,24 @@ def list_contents(store: Store) -> Contents:
         problems.append(
             Problem(JOB_FILE, "damaged; remove it, and the job compares the manifests of the shards instead")
         )
-    return Contents({index: planned.get(shard_of(index)) for index in committed}, len(planned), problems)
+    command, shards = "", set[int]()
+    try:
+        if made := read_command(store):
+            command, shards = made["command"], set(made["shards"])
+    except UserError as error:
+        problems.append(Problem(COMMAND_FILE, str(error)))
+    if missing := sorted(shards - set(committed)):
+        problems.append(
+            Problem(COMMAND_FILE, f"{len(missing)} of {len(shards)} shards are missing, such as shard {missing[0]}; run "
+                                  f"{again(command)}")
+        )  # fmt: skip
+    n_unfinished = len((planned.keys() | shards) - set(committed))
+    return Contents({index: planned.get(shard_of(index)) for index in committed}, n_unfinished, command, problems)
+
+
+def again(command: str) -> str:
+    """Return how to make broken shards again: by their command, or "" by the job."""
+    return f"pipeline.{command} again with the same arguments" if command else "the job again with the same settings"
 
 
 class Sums:
@@ -80,6 +101,28 @@ class Sums:
             return None
         name = next(name for name in (*found, *self.rows) if found[name] != self.rows[name])
         return Problem(STATS_FILE, f"{found[name]} rows {name}, but {self.rows[name]} in the manifests; {fix}")
+
+
+class Repeats:
+    """Keys that are in more than one shard."""
+
+    def __init__(self) -> None:
+        self.keys, self.n_rows, self.first = AllKeys(), 0, ("", 0)
+
+    def add(self, finding: Finding) -> None:
+        """Compare the keys of a shard with those of the shards before it, and let go of them."""
+        repeated = self.keys.add(finding.keys)
+        finding.keys = ShardKeys()
+        if repeated:
+            found = min(repeated), finding.shard
+            self.first = min(self.first, found) if self.n_rows else found
+            self.n_rows += len(repeated)
+
+    def problem(self) -> Problem | None:
+        """Return the problem, None without repeated keys."""
+        key, shard = self.first
+        text = f"row {key} is in another shard too ({self.n_rows} such rows); make the output again with overwrite=true"
+        return Problem(FILES["arrow"][0].format(shard), text) if self.n_rows else None
 
 
 def requeue(store: Store, findings: Sequence[Finding], lease: Lease) -> None:

@@ -52,6 +52,7 @@ class Checker:
             finding.add(name, text)
         if finding.problems:
             return finding
+        finding.command = str(manifest["origin"]["command"]) if "origin" in manifest else ""
         finding.counts, finding.formats = net_counts(manifest), tuple(manifest["formats"])
         for text in attempt_problems(self.store, manifest) if "retry" in manifest else ():
             finding.add(name, text)
@@ -79,6 +80,7 @@ class Content:
         self.similarity = similarity_column(manifest["provenance"]["models"]["scorer"]["name"])
         self.places: dict[str, list[SamplePlace]] = {}
         self.file = ""  # the one that is read, for the message
+        self.is_attempt = "retry" in manifest  # at rows of another shard, whose keys it has
 
     def check(self) -> None:
         """Check the index, then the rows."""
@@ -116,6 +118,7 @@ class Content:
             if rows is not None and columns is not None and (row is None or values is None):
                 self.finding.add(self.names[FILES["grit"][1]], "it has not the number of rows of arrow/")
                 return
+            self.add_key(ledger["key"])
             if row is not None:
                 self.check_row(row, values, tally)
             is_kept = ledger["status"] in (KEPT, "success")
@@ -130,6 +133,11 @@ class Content:
         if rows is not None:
             for text in tally.problems(self.manifest):
                 self.finding.add(MANIFEST_FILE.format(self.manifest["shard"]), text)
+
+    def add_key(self, key: str) -> None:
+        """Keep a key, to compare it with those of other shards."""
+        if not self.is_attempt:
+            self.finding.keys.add(key)
 
     def check_row(self, row: Row, columns: Row | None, tally: Tally) -> None:
         """Check a row of arrow/, and compare it with the parquet."""
@@ -164,6 +172,7 @@ class Content:
     def check_alone(self, samples: dict[str, Iterator[Sample]]) -> None:
         """Check the samples of train/ without rows to compare them with."""
         for key, members in samples.get("train", ()):
+            self.add_key(key)
             self.check_samples(key, None, None, {"train": (key, members)})
             if self.finding.is_full:
                 return

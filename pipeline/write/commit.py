@@ -3,15 +3,20 @@
 - Local disk: files and manifest are published under a lock of the kernel, which the death of its holder releases.
 - Object stores have no locks: after the manifest, all files are checked, and the manifest is removed if one is another
   attempt's. A process that dies between an upload and this check may leave another attempt's manifest with its file.
+
+A worker of a command that has lost its output must not write to it at all: its shards belong to another order of the
+rows, or to other settings. It names the lease of its command, and is refused if the output has another one.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from common.errors import UserError
 from pipeline.write.store import Store
 from pipeline.write.swap import locked
 from pipeline.write.temporary import LOCK_SUFFIX
-from schemas.files import MANIFEST_FILE
+from schemas.files import LEASE_FILE, MANIFEST_FILE
 from schemas.manifest import Manifest
 
 
@@ -26,6 +31,22 @@ def exclusive(store: Store, index: int) -> Iterator[None]:
         store.make_folder(name)
         with locked(store.path(name)):
             yield
+
+
+def check_lease(store: Store, token: str | None) -> None:
+    """Raise UserError if a lease other than the one with this token holds the output, or none; None: no check."""
+    if token is None:
+        return
+    content = store.read(LEASE_FILE)
+    try:
+        holder = None if content is None else json.loads(content)["token"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        holder = None
+    if holder != token:
+        raise UserError(
+            f"the command of this process has ended or lost the output {store.root}, and nothing is written; if it has "
+            "not finished, run it again"
+        )
 
 
 def check_committed(store: Store, manifest: Manifest) -> None:

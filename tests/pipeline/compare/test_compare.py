@@ -156,7 +156,7 @@ def test_an_output_compared_with_itself_differs_in_nothing(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["A", "missing"], "no finished shard in"),
+        (["A", "missing"], "does not exist"),
         (["A", "A", "--page", "folder"], "give a file in a folder that exists"),
         (["A", "A", "--page", "missing/x.html"], "give a file in a folder that exists"),
         (["A", "https://ann:secret@example.org/b"], "a user name or a password"),

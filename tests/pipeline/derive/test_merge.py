@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import grit, merge, refilter
+from pipeline import decontaminate, grit, merge, refilter, takedown
 from schemas.status import KEY_REASONS
 from tests.pipeline.derive.outputs import Row, kept, lost, make_output, multiset, picture, random_shards, read_rows
 from tests.pipeline.jobs import hash_output, run_job
@@ -112,7 +112,7 @@ def test_each_difference_is_named_and_allowed_by_an_option(
         assert run(tmp_path / "again", f"source={tmp_path / 'new'}") == 2
         assert "itself holds shards with 2 different settings" in capsys.readouterr().err
         assert run(tmp_path / "again", f"source={tmp_path / 'new'}", "mixed=true", "formats=[train]") == 2
-        assert "so write.* cannot change" in capsys.readouterr().err
+        assert "so write.* cannot change here; change it with pipeline.refilter" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_each_difference_is_named_and_allowed_by_an_option(
         (["source={a}", "source=file://{a}", "output=/tmp/x"], "given twice"),
         (["source={a}", "output={a}"], "is a source"),
         (["source={a}", "output=/tmp/x", "output=/tmp/y"], "output is given 2 times"),
-        (["source={a}/nothing", "output=/tmp/x"], "no finished shard in"),
+        (["source={a}/nothing", "output=/tmp/x"], "does not exist"),
         (["source=s3://me:secret@bucket/a", "output=/tmp/x"], "contains a user name or a password"),
         (["source={a}", "output=/tmp/x", "mixed=perhaps"], "mixed"),
         (["source={a}", "output=/tmp/x", "mixd=true"], "mixd"),
@@ -160,3 +160,22 @@ def test_a_job_does_not_resume_a_merged_output_without_asking(
     assert not (output / "_job.json").exists()
     assert run_job(tars, output, "score.min_score=0.5") == grit.FAILED_SHARDS - 1
     assert "overwrite=true" in capsys.readouterr().err
+
+
+def test_urls_without_queries_are_found_in_a_merged_output(tmp_path: Path) -> None:
+    make_output(tmp_path / "a", {0: [kept(picture(1), url="http://x/a?id=1")]})
+    rows = [kept(picture(n), url=f"http://x/{n}?id=2") for n in (2, 3)]
+    make_output(tmp_path / "b", {0: rows}, "write.strip_url_queries=true")
+    new = tmp_path / "new"
+    assert run(new, *(f"source={tmp_path / name}" for name in "ab")) == 0
+    assert [row["url"] for row in read_rows(new).values()] == ["http://x/a", "http://x/2", "http://x/3"]
+    config = (new / "config.yaml").read_text()
+    assert "strip_url_queries: true" in config
+    (new / "config.yaml").write_text(config.replace("strip_url_queries: true", "strip_url_queries: false"))  # as by 0.6
+    (tmp_path / "list").write_text("http://x/2?id=2\n")
+    assert (
+        decontaminate.main([f"source={new}", f"output={tmp_path / 'c'}", f"against={tmp_path / 'list'}", *LOCAL]) == 0
+    )
+    assert [row["status"] for row in read_rows(tmp_path / "c").values()] == ["kept", "dropped", "kept"]
+    assert takedown.main([str(new), f"list={tmp_path / 'list'}", *LOCAL]) == 0
+    assert [row["reason"] for row in read_rows(new).values()] == [None, "taken_down", None]

@@ -6,9 +6,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline import grit, load_config, make_provenance, plan_shards, refilter
+from pipeline import grit, load_config, make_provenance, merge, plan_shards, refilter
 from pipeline.run import Notes, Steps, run_stages
 from schemas.files import FAILED_FOLDER
+from tests.pipeline.derive.outputs import Row, kept, make_output, picture
+from tests.pipeline.derive.rows import manifests_of
 from tests.pipeline.jobs import hash_output, run_job
 
 
@@ -164,7 +166,7 @@ def test_sources_without_rows_or_images_and_the_source_as_output_are_refused(
     assert run_refilter(loose, tmp_path / "train", "formats=[train]") == 0
     capsys.readouterr()
     for source, message in ((tmp_path / "arrow", "has no stored images"), (tmp_path / "train", "has no arrow/ file"),
-                            (tmp_path / "nothing", "no finished shard")):  # fmt: skip
+                            (tmp_path / "nothing", "does not exist")):  # fmt: skip
         assert run_refilter(source, tmp_path / "new") == 2
         assert message in capsys.readouterr().err
     assert run_refilter(loose, loose, "score.min_score=0.5") == 2
@@ -180,3 +182,47 @@ def test_a_damaged_shard_fails_alone(loose: Path, tmp_path: Path, monkeypatch: p
     name.write_bytes(name.read_bytes().replace(b"\xff\xd8\xff", b"\x00\x00\x00"))
     assert run_refilter(source, tmp_path / "new", "score.min_score=0.4") == 3
     assert [path.name for path in (tmp_path / "new" / FAILED_FOLDER).iterdir()] == ["00001.json"]
+
+
+def row(number: int, score: float) -> Row:
+    box = {"phrase": 0, "x_min": 0.1, "y_min": 0.1, "x_max": 0.9, "y_max": 0.9, "score": score}
+    return kept(picture(number), boxes=[box])
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A merge of shards with min_score=0.8, by its configuration, and 0.5; `three` beside it has another source first."""
+    tmp_path = tmp_path_factory.mktemp("mixed")
+    make_output(tmp_path / "loose", {0: [row(1, 0.6), row(2, 0.9)]})
+    make_output(tmp_path / "all", {0: [row(3, 0.6), row(4, 0.9)]}, "score.keep_all=true")
+    assert run_refilter(tmp_path / "loose", tmp_path / "strict", "score.min_score=0.8") == 0
+    sources = [f"source={tmp_path / name}" for name in ("all", "strict", "loose")]
+    common = ["mixed=true", "ray.runner=local", "ray.cpu_workers=1"]
+    assert merge.main([*sources[1:], f"output={tmp_path / 'mixed'}", *common]) == 0
+    assert merge.main([*sources, f"output={tmp_path / 'three'}", *common]) == 0
+    return tmp_path / "mixed"
+
+
+def test_a_given_threshold_applies_to_all_shards_of_a_mixed_output(mixed: Path, tmp_path: Path) -> None:
+    assert run_refilter(mixed, tmp_path / "new", "score.min_score=0.8") == 0
+    found = manifests_of(tmp_path / "new")
+    assert [manifest["provenance"]["thresholds"]["min_score"] for manifest in found] == [0.8, 0.8]
+    assert [manifest["counts"]["kept"] for manifest in found] == [1, 1]
+    hashes = {manifest["provenance"]["config_hash"] for manifest in found + manifests_of(mixed)}
+    assert len(hashes) == 3  # the first shard had these settings before
+
+
+def test_other_thresholds_of_a_mixed_output_stay_those_of_its_shards(mixed: Path, tmp_path: Path) -> None:
+    assert run_refilter(mixed, tmp_path / "new", "formats=[arrow,grit]") == 0
+    found = manifests_of(tmp_path / "new")
+    assert [manifest["provenance"]["thresholds"]["min_score"] for manifest in found] == [0.8, 0.5]
+    assert [manifest["counts"]["kept"] for manifest in found] == [1, 2]
+
+
+def test_a_threshold_of_a_mixed_output_is_lowered_only_if_all_shards_have_all_scores(
+    mixed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for source in (mixed, mixed.parent / "three"):
+        assert run_refilter(source, tmp_path / "new", "score.min_score=0.4") == 2
+        assert "to 0.4: the boxes that the source removed have no CLIPScore" in capsys.readouterr().err
+    assert run_refilter(mixed.parent / "three", tmp_path / "same", "formats=[arrow,grit]") == 0

@@ -114,11 +114,11 @@ def test_a_stopped_run_is_completed_with_the_same_bytes_by_any_number_of_workers
     assert run(source, tmp_path / "whole", "samples_per_shard=6", "ray.cpu_workers=2") == 0
     written: list[int] = []
 
-    def stop(*arguments: Any) -> Any:
+    def stop(*arguments: Any, **options: Any) -> Any:
         written.append(1)
         if len(written) == 3:
             raise KeyboardInterrupt
-        return write_shard(*arguments)
+        return write_shard(*arguments, **options)
 
     from pipeline.derive import output
 

@@ -21,7 +21,7 @@ from pipeline.write.store import Store
         (["{output}", "color=red"], "'color=red' is not a key of this command"),
         (["{output}", "port=99999"], "port"),
         (["{output}", "match=caption"], "match"),
-        (["{tmp}/nothing"], "nothing does not exist"),
+        (["{tmp}/nothing"], "does not exist"),
         (["https://u:p@example.org/x"], "a user name or a password"),
         (["{output}", "static={tmp}"], "exists and is not empty; give a new folder"),
         (["{output}", "address=256.1.1.1"], "cannot be used"),

@@ -58,6 +58,19 @@ def test_an_image_column_beside_a_url_column_is_used_only_on_request(tmp_path: P
     ]
 
 
+def test_a_row_whose_image_has_a_path_only_is_downloaded_if_no_place_is_named(tmp_path: Path) -> None:
+    columns = {"url": ["http://a", None, "s3://bucket/c"], "caption": ["x", "y", "z"]}
+    path = hugging_face(tmp_path / "a.parquet", [{"bytes": None, "path": "y.jpg"}] * 3, **columns)
+    rows = read_all(path, image_column="image")
+    assert [(row["url"], row["reason"]) for row in rows] == [
+        ("http://a", None),
+        (None, "image_refused"),
+        ("s3://bucket/c", "image_refused"),
+    ]
+    rows = read_all(path, image_column="image", image_roots=(str(tmp_path),))
+    assert [row["reason"] for row in rows] == ["image_not_found"] * 3
+
+
 def test_huge_images_of_a_parquet_column_cost_their_rows_and_no_memory(tmp_path: Path) -> None:
     sizes = [1000, 30_000_000, 1000]
     path = hugging_face(tmp_path / "a.parquet", [{"bytes": bytes(n), "path": None} for n in sizes])

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import UserError
+from pipeline import load_config
 from pipeline.read.config import ReadConfig
 from pipeline.read.where import WhereError, parse_where
 from tests.pipeline.read.test_stage import read_all
@@ -68,7 +69,6 @@ def test_a_condition_has_the_values_of_sql(text: str, expected: bool) -> None:
         ("p", "p is '0.25', not true or false"),
         ("p and yes", "p is '0.25', not true or false"),
         ("len(n) > 1", "n is a int, of which len"),
-        ("p is 3", "compares with None only"),
         ("1 in n", "n is a int, not a list or text"),
     ],
 )
@@ -131,6 +131,64 @@ def test_huge_numbers_of_hostile_rows_take_no_time() -> None:
     for _ in range(1000):
         where({"a": 10**4000, "b": "9" * 4000})
     assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("p is 3", "`is` compares with None only"),
+        ("name == 'a dog' and p is 600", "`is` compares with None only"),
+        ("name == None", "use `is None`"),
+        ("None < p", "use `is None`"),
+        ("1 < 2", "names no column"),
+        ("True", "names no column"),
+        ("'p'", "names no column"),
+        ("p and 'a'", "'a'\" is neither true nor false"),
+        ("not len(name)", "'len(name)' is neither true nor false"),
+        ("p + 1", "'p + 1' is neither true nor false"),
+        ("-p", "'-p' is neither true nor false"),
+        ("p in 5", "write it in brackets"),
+        ("p < [1, 2]", "use `in`"),
+    ],
+)
+def test_a_condition_that_no_row_can_fulfil_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=r"read\.where=") as caught:
+        load_config(["input=in.csv", "output=out", f"read.where={json.dumps(text)}"])
+    assert message in str(caught.value)
+    ReadConfig(where=text)  # a finished output stays readable
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("width > height", [0, 2]),  # 1200 x 800, 600 x 1000, 1e3 x 9, x 5
+        ("width < height or width <= '999'", [1, 4]),
+        ("width == height", [4]),
+        ("width != height", [0, 1, 2]),
+        ("width == '640'", [4]),
+        ("height == '640'", []),
+        ("width in ['640'] and height not in ['640']", [4]),
+        ("license not in ['cc0']", [1, 4]),
+        ("license is None", [2, 3]),
+        ("nsfw == False", [0, 1]),
+        ("nsfw", [2]),
+        ("nsfw != True and not nsfw", [0, 1]),
+    ],
+)
+def test_fields_of_csv_are_compared_as_what_they_hold(tmp_path: Path, text: str, expected: list[int]) -> None:
+    rows = ["1200,800,cc0,False", "600,1000,by,false", "1e3,9,,TRUE", ",5,,", "640,640.0,by,"]
+    lines = "".join(f"http://a/{i},x,{row}\n" for i, row in enumerate(rows))
+    (tmp_path / "a.csv").write_text(f"url,caption,width,height,license,nsfw\n{lines}")
+    found = read_all(tmp_path, where=text)
+    assert {row["reason"] for row in found} <= {None, "not_selected"}
+    assert [i for i, row in enumerate(found) if row["reason"] is None] == expected
+
+
+def test_long_numbers_in_texts_are_compared_exactly() -> None:
+    record = {"a": "123456789012345678901", "b": "123456789012345678902", "c": "1e999999999", "d": "1e999999998"}
+    assert not parse_where("a == b")(record)
+    assert parse_where("a != b")(record)
+    parse_where("c == d or c < d")(record)
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.jsonl", "a.json"])

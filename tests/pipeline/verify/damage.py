@@ -16,9 +16,9 @@ FILES = ("arrow/00001.arrow", "grit/00001.parquet", "grit/00001.tar", "train/000
 
 
 def write_two(folder: Path, config: WriteConfig | None = None) -> Path:
-    """Write shard 1, and shard 2 with other captions and fewer kept rows."""
+    """Write shard 1, and shard 2 with other rows and fewer kept ones."""
     config = config or WriteConfig(image_bytes=True)
-    other = [shards.kept_row(10) | {"id": "other"}, shards.dropped_row(11), shards.dropped_row(12), shards.kept_row(13)]
+    other = [shards.kept_row(14) | {"id": "other"}, shards.dropped_row(15), shards.dropped_row(16), shards.kept_row(17)]
     write_shard(shards.table(), shards.plan(1), config, str(folder), shards.PROVENANCE)
     write_shard(shards.table(other), shards.plan(2), config, str(folder), shards.PROVENANCE)
     return folder

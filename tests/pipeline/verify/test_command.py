@@ -95,8 +95,8 @@ def test_nothing_is_requeued_while_a_job_holds_the_output(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["missing"], "no finished shard in"),
-        (["missing", "--requeue"], "no finished shard in"),
+        (["missing"], "does not exist"),
+        (["missing", "--requeue"], "does not exist"),
         (["file"], "no finished shard in"),
         (["https://ann:secret@example.org/out"], "contains a user name or a password"),
         (["nonsense://bucket/out"], "give a path, or a URL such as"),
