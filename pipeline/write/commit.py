@@ -28,6 +28,19 @@ def exclusive(store: Store, index: int) -> Iterator[None]:
             yield
 
 
+def is_intact(store: Store, other: Manifest, ours: Manifest) -> bool:
+    """Return True if a committed shard has the formats and the origin of `ours`, and all its files.
+
+    Their sizes are compared with the manifest, and on S3 their hashes.
+    """
+    if other["formats"] != ours["formats"] or other.get("origin") != ours.get("origin"):
+        return False
+    files = other["files"].items()
+    if store.is_local:
+        return all(store.size(name) == facts["bytes"] for name, facts in files)
+    return all(store.has(name, facts) for name, facts in files)
+
+
 def check_committed(store: Store, manifest: Manifest) -> None:
     """Remove the manifest and raise OSError if a remote file of the shard is not the one that it describes."""
     if store.is_local:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from pipeline.read.types import ShardPlan
 from pipeline.write.arrow import write_arrow
-from pipeline.write.commit import check_committed, exclusive
+from pipeline.write.commit import check_committed, exclusive, is_intact
 from pipeline.write.config import WriteConfig
 from pipeline.write.counts import count_removed, count_rows, kept_rows
 from pipeline.write.grit import grit_columns, grit_sample, similarity_column, write_grit_parquet
@@ -38,13 +38,14 @@ def write_shard(
 ) -> Manifest:
     """Write the files of one shard and commit them with a manifest. Takes a SCORED table and returns the manifest.
 
-    The files (schemas.files.FILES) are written to the folder or URL `output`. The files of an earlier run are replaced.
+    The files (schemas.files.FILES) are written to the folder or URL `output`. The files of an earlier run are replaced; if
+    they have this plan, provenance and these formats and are intact, they are kept, and their manifest is returned.
     `provenance` identifies the models and settings that determine the content; `runtime` are settings that may differ
     between the shards of an output, and `origin` names the finished shards from which a command made this one.
 
     Raises ValueError if rows of the plan are missing or invalid, such as a kept row without an image or a box. Raises
     UserError if the output cannot be written, and ShardError if only this machine or this upload failed. After an error
-    while writing, no manifest is published, so readers ignore the shard.
+    while writing, no manifest is published, and that of an earlier run is kept.
 
     >>> from tempfile import TemporaryDirectory
     >>> import pyarrow as pa
@@ -68,9 +69,6 @@ def write_shard(
     kept = kept_rows(rows)
     store, index = Store(output), plan.index
     manifest_file = MANIFEST_FILE.format(index)
-    # The old manifest is removed first: until the new one is written, readers ignore the shard. Its files are replaced,
-    # not removed, so that a second attempt at the same shard never meets a manifest without its files.
-    store.remove([manifest_file])
     with Staging(store) as staging:
         places: dict[str, list[SamplePlace]] = {}
         for name in dict.fromkeys(config.formats):
@@ -100,8 +98,12 @@ def write_shard(
             manifest["origin"] = origin
         with exclusive(store, index):
             # Another attempt at this shard, on a machine that was believed dead, may have committed it meanwhile.
-            if (other := read_manifest(store, index)) and is_same(other, plan, [provenance]):
+            other = read_manifest(store, index)
+            if other and is_same(other, plan, [provenance]) and is_intact(store, other, manifest):
                 return other
+            # A manifest of other settings is removed first: until the new one is written, readers ignore the shard.
+            # Its files are replaced, not removed, so that an attempt never meets a manifest without its files.
+            store.remove([manifest_file])
             staging.publish()
             unused = [name for kind in sorted(FILES.keys() - set(config.formats)) for name in FILES[kind]]
             store.remove(name.format(index) for name in [*unused, *([] if places else [INDEX_FILE])])
