@@ -13,6 +13,7 @@ from common.text import message
 from pipeline.compute import Failures, compute, with_limits
 from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.lease import Lease, hold_lease
+from pipeline.missing import check_rows, settle_missing
 from pipeline.paths import check_no_query, check_output_outside_input, check_writable, with_absolute_paths
 from pipeline.provenance import make_provenance
 from pipeline.read.listing import list_files
@@ -30,6 +31,7 @@ from pipeline.write.store import Store
 from pipeline.write.temporary import remove_abandoned
 from schemas.files import FAILED_FOLDER, MANIFEST_FILE, OUTPUT_FOLDERS, REPORT_FILE, RUN_TIMINGS_FILE, STATS_FILE
 from schemas.manifest import Provenance, RunTimings
+from schemas.stats import Statistics
 
 logger = logging.getLogger("hypergrit")
 
@@ -67,15 +69,21 @@ def run(config: PipelineConfig) -> int:
             remove_drafts(output)
         lease.check()
         # An object store is resumed from a listing alone, so its manifests are compared after the shards are done.
-        damages = work.unindexed if output.is_local else find_damaged(output, work.plans, config)
+        damages = work.unindexed if output.is_local else find_damaged(output, work.plans, config, provenance)
         damages = [damage for damage in damages if not restored(damage, output)]
         if damages:
             limited = with_limits(config, [*work.unfinished, *(damage.plan for damage in damages)])
             n_failed += mend(damages, limited, provenance, output, lease, failures)
+        again = with_limits(config, [*work.unfinished, *(damage.plan for damage in damages)])
+        formats = work.formats | {damage.plan.index: damage.formats for damage in damages}
+        n_failed += settle_missing(
+            work.plans, again, output, failures,
+            lambda plans: compute_in_formats(plans, formats, again, provenance, output, lease, failures),
+        )  # fmt: skip
         if n_computed := len(work.unfinished) + len(damages):
             timings: RunTimings = {"wall_seconds": time.perf_counter() - start, "shards": n_computed - n_failed}
             output.write(RUN_TIMINGS_FILE, json.dumps(timings))
-        report(config, work.plans)
+        check_rows(report(config, work.plans), work.plans, output)
     n_damaged = len(work.damaged)
     if n_damaged:
         text = f"{n_damaged} input files are damaged, and only the rows before the damage were read, see {STATS_FILE}"
@@ -137,22 +145,26 @@ def mend(
     lease: Lease,
     failures: Failures,
 ) -> int:
-    """Compute shards again whose files do not have the sizes of their manifests; return the number that failed."""
-    logger.warning("%d finished shards have files that are missing or truncated; computed again", len(damages))
+    """Compute shards again whose files or manifests are not those of the job; return the number that failed."""
+    logger.warning(
+        "%d finished shards have files that are missing or truncated, or manifests of other settings; computed again",
+        len(damages),
+    )
     output.remove_many(MANIFEST_FILE.format(damage.plan.index) for damage in damages)
     formats = {damage.plan.index: damage.formats for damage in damages}
     return compute_in_formats([damage.plan for damage in damages], formats, config, provenance, output, lease, failures)
 
 
-def report(config: PipelineConfig, plans: Sequence[ShardPlan]) -> None:
+def report(config: PipelineConfig, plans: Sequence[ShardPlan]) -> Statistics:
     """Write stats.json and report.html, and print their summary."""
-    report_shards(config, [plan.index for plan in plans])
+    return report_shards(config, [plan.index for plan in plans])
 
 
-def report_shards(config: PipelineConfig, indices: Collection[int]) -> None:
-    """Write stats.json and report.html of these shards, and print their summary."""
+def report_shards(config: PipelineConfig, indices: Collection[int]) -> Statistics:
+    """Write stats.json and report.html of these shards, and print their summary; return the statistics."""
     stats = build_stats(config.output, shards=indices)
     write_report(config.output, config.report)
     if config.report.summary:
         print_text(summary_table(stats))
     print_text(f"report: {config.output}/{REPORT_FILE}")
+    return stats

@@ -9,6 +9,7 @@ This module starts no process: local.py runs the steps in a child process, on_ra
 
 import dataclasses
 import json
+import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from pipeline.read.takedown import refuse_images
 from pipeline.read.types import ShardPlan
 from pipeline.stored_images import StoredImages
 from pipeline.write.stage import write_shard
+from pipeline.write.staging import local_errors
 from pipeline.write.store import Store
 from schemas.files import TIMINGS_FILE
 from schemas.manifest import Manifest, Provenance, StageTiming, Timings
@@ -64,10 +66,11 @@ Part = tuple[pa.Table, Notes]
 
 @dataclass(frozen=True)
 class Done:
-    """A committed shard."""
+    """A committed shard, with the host name of the worker that wrote it."""
 
     manifest: Manifest
     faults: tuple[Fault, ...]
+    host: str = ""
 
 
 class Steps:
@@ -154,7 +157,7 @@ class Steps:
         )
         timings: Timings = {**notes.timings, "write": {"seconds": time.perf_counter() - start, "rows": float(n_kept)}}
         Store(self.config.output).write(TIMINGS_FILE.format(plan.index), json.dumps(timings, sort_keys=True))
-        return Done(manifest, (*notes.faults, *faults))
+        return Done(manifest, (*notes.faults, *faults), socket.gethostname())
 
     def read(self, plan: ShardPlan, rows: pa.Table | None = None) -> Iterator[Part]:
         """Yield the rows of a shard in parts of bounded size; `rows` as in `read_parts`.
@@ -192,10 +195,9 @@ class Steps:
 
     def rehearse(self, plan: ShardPlan, table: pa.Table) -> None:
         """Write some rows of a shard to a temporary folder, to see if they can be written."""
-        with tempfile.TemporaryDirectory() as folder:
-            write_shard(
-                table, dataclasses.replace(plan, n_rows=table.num_rows), self.config.write, folder, self.provenance
-            )
+        part = dataclasses.replace(plan, n_rows=table.num_rows)
+        with local_errors(), tempfile.TemporaryDirectory() as folder:
+            write_shard(table, part, self.config.write, folder, self.provenance)
 
     def run_stages(self, step: Step, plan: ShardPlan, table: pa.Table, notes: Notes) -> tuple[pa.Table, Notes]:
         """Apply the stages of a step to a table, except those that work in parts."""
