@@ -46,9 +46,10 @@ def test_a_shard_written_where_the_output_is_not_mounted_is_computed_again_and_f
     assert "1 shards are not in the output" in caplog.text
     assert "node7 (1)" in caplog.text
     rows = json.loads((output / "stats.json").read_text())["rows"]
-    assert rows["read"] == rows["kept"] + sum(map(sum, [r.values() for r in rows["dropped"].values()])) + rows[
-        "unfinished"
-    ]
+    assert (
+        rows["read"]
+        == rows["kept"] + sum(map(sum, [r.values() for r in rows["dropped"].values()])) + rows["unfinished"]
+    )
     assert rows["unfinished"] == (4 if n_lost == 2 else 0)
     if n_lost == 2:
         failed = json.loads((output / "_failed" / "00001.json").read_text())
@@ -73,6 +74,6 @@ def test_a_full_temporary_disk_fails_the_rehearsal_of_a_shard_and_not_the_job(
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     config = load_config([f"input={tmp_path}", f"output={tmp_path / 'out'}"])
-    with monkeypatch.context() as patch, pytest.raises(ShardError, match="folder for temporary files"):
-        patch.setattr(staging, "HashedFile", Full)
+    monkeypatch.setattr(staging, "HashedFile", Full)
+    with pytest.raises(ShardError, match="folder for temporary files"):
         Steps(config, PROVENANCE).rehearse(plan(), table())  # type: ignore[arg-type]
