@@ -13,7 +13,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Final, Literal
 
@@ -70,7 +70,7 @@ class Done:
 
     manifest: Manifest
     faults: tuple[Fault, ...]
-    host: str = ""
+    host: str = field(default="", kw_only=True)
 
 
 class Steps:
@@ -157,7 +157,7 @@ class Steps:
         )
         timings: Timings = {**notes.timings, "write": {"seconds": time.perf_counter() - start, "rows": float(n_kept)}}
         Store(self.config.output).write(TIMINGS_FILE.format(plan.index), json.dumps(timings, sort_keys=True))
-        return Done(manifest, (*notes.faults, *faults), socket.gethostname())
+        return Done(manifest, (*notes.faults, *faults), host=socket.gethostname())
 
     def read(self, plan: ShardPlan, rows: pa.Table | None = None) -> Iterator[Part]:
         """Yield the rows of a shard in parts of bounded size; `rows` as in `read_parts`.

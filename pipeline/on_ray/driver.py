@@ -82,9 +82,9 @@ class Driver:
             self.waiting["infer"].remove(shard)
             self._start_task(shard)
         for model in self.models.free():
-            while n_after < bound and model.n_calls < CALLS_PER_MODEL and (shard := self._shard_for(model)) is not None:
-                self.waiting["infer"].remove(shard)
-                self._add(self.calls.infer(shard, model))
+            while n_after < bound and model.n_calls < CALLS_PER_MODEL and (prepared := self._shard_for(model)):
+                self.waiting["infer"].remove(prepared)
+                self._add(self.calls.infer(prepared, model))
         while (
             self.waiting["prepare"]
             and self._n_running("prepare") + len(self.waiting["infer"]) < bound
