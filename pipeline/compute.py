@@ -34,10 +34,12 @@ Runner = Callable[[Sequence[ShardPlan], PipelineConfig, Callable[..., Steps]], I
 
 @dataclass
 class Failures:
-    """The faulty rows and failed shards of a job, which its limits count."""
+    """The faulty rows and failed shards of a job, which its limits count, and the hosts that wrote the other shards."""
 
     faults: list[Fault] = field(default_factory=list)
     n_failed: int = 0
+    failed: set[int] = field(default_factory=set)
+    hosts: dict[int, str] = field(default_factory=dict)
 
 
 def compute(
@@ -59,10 +61,10 @@ def compute(
     results = lease.guard(pick_runner(config)(plans, config, partial(Steps, config, provenance)))
     for result in progress(results, sum(plan.n_rows for plan in plans), config.quiet):
         if isinstance(result, Done):
+            failures.hosts[result.manifest["shard"]] = result.host
             record_faults(failures.faults, result.faults, config)
         else:
-            failures.n_failed += 1
-            record_failed(output, result, failures.n_failed, config)
+            record_failed(output, result, failures, config)
     return failures.n_failed - n_before
 
 
@@ -98,8 +100,10 @@ def record_faults(known: list[Fault], new: Iterable[Fault], config: PipelineConf
     check_limit(known, config.max_internal_errors)
 
 
-def record_failed(output: Store, failed: FailedShard, n_failed: int, config: PipelineConfig) -> None:
-    """Write the record of a failed shard, and log it in one line. Raises UserError above the limit."""
+def record_failed(output: Store, failed: FailedShard, failures: Failures, config: PipelineConfig) -> None:
+    """Count a failed shard, write its record, and log it in one line. Raises UserError above the limit."""
+    failures.n_failed += 1
+    failures.failed.add(failed["shard"])
     output.remove([MANIFEST_FILE.format(failed["shard"])])  # of an earlier run with other settings
     write_failed(output, failed)
     logger.warning(
@@ -107,9 +111,10 @@ def record_failed(output: Store, failed: FailedShard, n_failed: int, config: Pip
         failed["shard"], failed["step"], counted(failed["attempts"], "attempt"), failed["error"],
     )  # fmt: skip
     limit = config.ray.max_failed_shards
-    if limit is not None and n_failed > limit:
+    if limit is not None and failures.n_failed > limit:
         raise UserError(
-            f"{counted(n_failed, 'shard')} failed, more than ray.max_failed_shards={limit}; the last is shard {failed['shard']}: "
+            f"{counted(failures.n_failed, 'shard')} failed, more than ray.max_failed_shards={limit}; the last is shard "
+            f"{failed['shard']}: "
             f"{failed['error']}. The folder _failed/ of the output holds their errors; finished shards are kept"
         )
 

@@ -15,6 +15,7 @@ from common.text import counted, message
 from pipeline.compute import Failures, compute, with_limits
 from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.lease import Lease, hold_lease
+from pipeline.missing import check_rows, settle_missing
 from pipeline.paths import check_no_query, check_output_outside_input, check_writable, with_absolute_paths
 from pipeline.provenance import make_provenance
 from pipeline.read.listing import list_files
@@ -34,6 +35,7 @@ from pipeline.write.temporary import remove_abandoned
 from schemas.attempts import attempt_of, shard_of
 from schemas.files import FAILED_FOLDER, MANIFEST_FILE, OUTPUT_FOLDERS, REPORT_FILE, RUN_TIMINGS_FILE, STATS_FILE
 from schemas.manifest import Provenance, RunTimings
+from schemas.stats import Statistics
 
 logger = logging.getLogger("hypergrit")
 
@@ -81,11 +83,17 @@ def run_job(config: PipelineConfig, command: str = "") -> Result:
             remove_drafts(output)
         lease.check()
         # An object store is resumed from a listing alone, so its manifests are compared after the shards are done.
-        damages = work.unindexed if output.is_local else find_damaged(output, work.plans, config)
+        damages = work.unindexed if output.is_local else find_damaged(output, work.plans, config, provenance)
         damages = [damage for damage in damages if not restored(damage, output)]
         if damages:
             limited = with_limits(config, [*work.unfinished, *(damage.plan for damage in damages)])
             n_failed += mend(damages, limited, provenance, output, lease, failures)
+        again = with_limits(config, [*work.unfinished, *(damage.plan for damage in damages)])
+        formats = work.formats | {damage.plan.index: damage.formats for damage in damages}
+        n_failed += settle_missing(
+            work.plans, again, output, failures,
+            lambda plans: compute_in_formats(plans, formats, again, provenance, output, lease, failures),
+        )  # fmt: skip
         if n_computed := len(work.unfinished) + len(damages):
             timings: RunTimings = {
                 "wall_seconds": time.perf_counter() - start,
@@ -95,7 +103,9 @@ def run_job(config: PipelineConfig, command: str = "") -> Result:
                 "command": command,
             }
             output.write(RUN_TIMINGS_FILE, json.dumps(timings))
-        n_kept = report(config, work.plans)
+        stats = report(config, work.plans)
+        check_rows(stats, work.plans, output)
+        n_kept = stats["rows"]["kept"]
     n_damaged = len(work.damaged)
     if n_damaged:
         noun = "input file is" if n_damaged == 1 else "input files are"
@@ -171,8 +181,11 @@ def mend(
     lease: Lease,
     failures: Failures,
 ) -> int:
-    """Compute shards again whose files do not have the sizes of their manifests; return the number that failed."""
-    logger.warning("%s with missing or truncated files; computed again", counted(len(damages), "finished shard"))
+    """Compute shards again whose files or manifests are not those of the job; return the number that failed."""
+    logger.warning(
+        "%s with missing or truncated files, or a manifest of other settings; computed again",
+        counted(len(damages), "finished shard"),
+    )
     indices = {damage.plan.index for damage in damages}
     discard_attempts(output, [i for i in list_output(output).committed() if attempt_of(i) and shard_of(i) in indices])
     output.remove_many(MANIFEST_FILE.format(index) for index in indices)
@@ -180,13 +193,13 @@ def mend(
     return compute_in_formats([damage.plan for damage in damages], formats, config, provenance, output, lease, failures)
 
 
-def report(config: PipelineConfig, plans: Sequence[ShardPlan]) -> int:
-    """Write stats.json and report.html, print summary and warnings, and return the number of rows kept."""
+def report(config: PipelineConfig, plans: Sequence[ShardPlan]) -> Statistics:
+    """Write stats.json and report.html, print summary and warnings, and return the statistics."""
     return report_shards(config, [plan.index for plan in plans])
 
 
-def report_shards(config: PipelineConfig, indices: Collection[int]) -> int:
-    """Write stats.json and report.html of these shards, print summary and warnings; return the number of rows kept."""
+def report_shards(config: PipelineConfig, indices: Collection[int]) -> Statistics:
+    """Write stats.json and report.html of these shards, print summary and warnings, and return the statistics."""
     stats = build_stats(config.output, shards=indices)
     advice = make_report(Store(config.output), stats, config.report)
     if config.report.summary and not config.quiet:
@@ -195,4 +208,4 @@ def report_shards(config: PipelineConfig, indices: Collection[int]) -> int:
         print(message(f"warning: {warning.text}; {warning.action}"), file=sys.stderr)
     if not config.quiet:
         print_text(f"report: {config.output}/{REPORT_FILE}")
-    return stats["rows"]["kept"]
+    return stats

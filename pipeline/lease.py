@@ -59,9 +59,7 @@ class Lease:
     def check(self) -> None:
         """Read the lease. Raises UserError if another job has taken it over."""
         with self._lock:
-            content = self.store.read(LEASE_FILE)
-            if content != self.content:
-                self.loser = describe(content)
+            self._read()
         self.raise_if_lost()
 
     def raise_if_lost(self) -> None:
@@ -83,7 +81,8 @@ class Lease:
         self._end.set()
         self._thread.join(EXPIRY_S)
         try:
-            swap(self.store, LEASE_FILE, self.content, None)
+            if not swap(self.store, LEASE_FILE, self.content, None) and self._read():
+                swap(self.store, LEASE_FILE, self.content, None)
         except (UserError, OSError) as error:
             logger.warning("the lease of %s cannot be removed: %s", self.store.root, error)
 
@@ -94,6 +93,18 @@ class Lease:
             except Exception as error:  # a store that does not answer; the next renewal may succeed
                 logger.warning("the lease of %s cannot be renewed: %s", self.store.root, error)
 
+    def _read(self) -> bool:
+        """Read the lease; return True if it is ours, and else note its holder.
+
+        A renewal whose answer was lost may have changed its heartbeat.
+        """
+        content = self.store.read(LEASE_FILE)
+        if content != self.content and token_of(content) != token_of(self.content):
+            self.loser = describe(content)
+            return False
+        self.content = content or self.content
+        return True
+
     def renew(self) -> None:
         """Write the present time into the lease; find out if it is lost."""
         with self._lock:
@@ -102,7 +113,7 @@ class Lease:
             if swap(self.store, LEASE_FILE, self.content, renewed):
                 self.content = renewed
             else:
-                self.loser = describe(self.store.read(LEASE_FILE))
+                self._read()
 
 
 @contextmanager
@@ -151,6 +162,14 @@ def new_lease() -> bytes:
 def encode(lease: schemas.Lease) -> bytes:
     """Return the content of the file of a lease."""
     return json.dumps(lease, indent=1).encode()
+
+
+def token_of(content: bytes | None) -> str | None:
+    """Return the token of a lease, which stays the same when it is renewed; None if the content is no lease."""
+    try:
+        return str(json.loads(content or b"")["token"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def check_abandoned(store: Store, content: bytes) -> None:

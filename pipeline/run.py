@@ -10,11 +10,12 @@ This module starts no process: local.py runs the steps in a child process, on_ra
 import dataclasses
 import json
 import logging
+import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Final, Literal
 
@@ -33,6 +34,7 @@ from pipeline.read.types import ShardPlan
 from pipeline.report.dropped import DroppedPicture, pick_dropped, write_dropped
 from pipeline.stored_images import StoredImages
 from pipeline.write.stage import write_shard
+from pipeline.write.staging import local_errors
 from pipeline.write.store import Store
 from schemas.files import TIMINGS_FILE
 from schemas.manifest import Manifest, Provenance, StageTiming, Timings
@@ -76,10 +78,11 @@ Part = tuple[pa.Table, Notes]
 
 @dataclass(frozen=True)
 class Done:
-    """A committed shard."""
+    """A committed shard, with the host name of the worker that wrote it."""
 
     manifest: Manifest
     faults: tuple[Fault, ...]
+    host: str = field(default="", kw_only=True)
 
 
 class Steps:
@@ -182,7 +185,7 @@ class Steps:
         store = Store(self.config.output)
         store.write(TIMINGS_FILE.format(plan.index), json.dumps(timings, sort_keys=True))
         write_dropped(store, plan.index, notes.dropped)
-        return Done(manifest, (*notes.faults, *faults))
+        return Done(manifest, (*notes.faults, *faults), host=socket.gethostname())
 
     def read(self, plan: ShardPlan, rows: pa.Table | None = None) -> Iterator[Part]:
         """Yield the rows of a shard in parts of bounded size; `rows` as in `read_parts`.
@@ -220,10 +223,9 @@ class Steps:
 
     def rehearse(self, plan: ShardPlan, table: pa.Table) -> None:
         """Write some rows of a shard to a temporary folder, to see if they can be written."""
-        with tempfile.TemporaryDirectory() as folder:
-            write_shard(
-                table, dataclasses.replace(plan, n_rows=table.num_rows), self.config.write, folder, self.provenance
-            )
+        part = dataclasses.replace(plan, n_rows=table.num_rows)
+        with local_errors(), tempfile.TemporaryDirectory() as folder:
+            write_shard(table, part, self.config.write, folder, self.provenance)
 
     def run_stages(self, step: Step, plan: ShardPlan, table: pa.Table, notes: Notes) -> tuple[pa.Table, Notes]:
         """Apply the stages of a step to a table, except those that work in parts."""

@@ -88,7 +88,7 @@ def count_requests(n_shards: int, config: PipelineConfig, provenance: Provenance
         for plan in plans:
             write_shard(SCORED.empty_table(), plan, config.write, url, provenance)
             store.write(TIMINGS_FILE.format(plan.index), "{}")
-        find_damaged(store, plans, config)
+        find_damaged(store, plans, config, provenance)
         build_stats(url)
         return len(CountedStore.calls)
     finally:

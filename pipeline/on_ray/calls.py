@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,7 +21,10 @@ GRACE_S: Final = 60.0
 
 @dataclass(eq=False)
 class Shard:
-    """A shard on its way: its next step, and the table and the notes that the step before has left."""
+    """A shard on its way: its next step, the table and the notes that the step before has left, and its failures.
+
+    `nodes` are those on which the next step has failed.
+    """
 
     plan: ShardPlan
     step: Step = "prepare"
@@ -29,6 +33,7 @@ class Shard:
     crashes: int = 0
     losses: int = 0
     is_rescued: bool = False
+    nodes: set[str] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -85,9 +90,13 @@ class Calls:
         self.run_step: Any = ray.remote(**options)(run_step)
         self.rescue_step: Any = ray.remote(**options)(rescue_step)
 
-    def task(self, shard: Shard, resources: Resources) -> Call:
-        """Start the next step of a shard as a task; a step that has ended its worker twice, in child processes."""
-        options = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
+    def task(self, shard: Shard, resources: Resources, selector: Mapping[str, str]) -> Call:
+        """Start the next step of a shard as a task; a step that has ended its worker twice, in child processes.
+
+        `selector` gives the labels of the nodes that may run it.
+        """
+        options: dict[str, Any] = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
+        options |= {"label_selector": dict(selector)} if selector else {}
         if shard.is_rescued:
             remote = self.rescue_step.options(**options)
             stream = remote.remote(self.recipe, self.timeout_s, self.limit, shard.step, shard.plan, *shard.state)

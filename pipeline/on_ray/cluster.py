@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import ray
@@ -33,6 +33,10 @@ class Cluster:
     def is_alive(self, node: str) -> bool:
         """Return True if the node was alive at the last poll."""
         return node in self._nodes
+
+    def others_fit(self, request: Resources, refused: Collection[str]) -> bool:
+        """Return True if an empty node that is not among the refused ones could meet the request."""
+        return any(fits(request, resources) for node, resources in self._nodes.items() if node not in refused)
 
     def total(self, resource: str) -> float:
         """Return the amount of a resource in the cluster, used or not."""

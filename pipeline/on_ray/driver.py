@@ -13,6 +13,7 @@ from pipeline.config import PipelineConfig
 from pipeline.on_ray.calls import Call, Calls, Shard
 from pipeline.on_ray.cluster import POLL_S, Cluster, Resources
 from pipeline.on_ray.errors import kind_of, message_of, root, traceback_of
+from pipeline.on_ray.health import Health
 from pipeline.on_ray.models import CALLS_PER_MODEL, SETTLE_S, Model, Models
 from pipeline.read.types import ShardPlan
 from pipeline.rescue.child import StepTimeoutError
@@ -39,7 +40,8 @@ class Driver:
     def __init__(self, plans: Sequence[ShardPlan], config: PipelineConfig, recipe: bytes) -> None:
         self.config = config
         self.cluster = Cluster()
-        self.models = Models(recipe, config)
+        self.health = Health()
+        self.models = Models(recipe, config, self.health)
         self.calls = Calls(recipe, config)
         self.running: dict[Any, Call] = {}  # by stream
         self.waiting: dict[Step, deque[Shard]] = {step: deque() for step in STAGES_OF}
@@ -80,8 +82,9 @@ class Driver:
             self.waiting["infer"].remove(shard)
             self._start_task(shard)
         for model in self.models.free():
-            while self.waiting["infer"] and n_after < bound and model.n_calls < CALLS_PER_MODEL:
-                self._add(self.calls.infer(self.waiting["infer"].popleft(), model))
+            while n_after < bound and model.n_calls < CALLS_PER_MODEL and (prepared := self._shard_for(model)):
+                self.waiting["infer"].remove(prepared)
+                self._add(self.calls.infer(prepared, model))
         while (
             self.waiting["prepare"]
             and self._n_running("prepare") + len(self.waiting["infer"]) < bound
@@ -89,6 +92,14 @@ class Driver:
         ):
             self._start_task(self.waiting["prepare"].popleft())
         self.models.grow(self.cluster, len(self.waiting["infer"]), self.n_left)
+
+    def _shard_for(self, model: Model) -> Shard | None:
+        """Return the first prepared shard that has not failed at the node of the model, or at those of all models."""
+        nodes = {other.node for other in self.models.usable(self.cluster)}
+        if model.node not in nodes:
+            return None
+        shards = self.waiting["infer"]
+        return next((shard for shard in shards if model.node not in shard.nodes or nodes <= shard.nodes), None)
 
     def _may_start_task(self) -> bool:
         limit = self.config.ray.cpu_workers
@@ -99,7 +110,8 @@ class Driver:
         # A CPU worker and a model worker without a GPU share a CPU: the model uses most of it, and the CPU worker
         # mostly waits for the network.
         task = {"CPU": 1.0 if "GPU" in model else 0.5}
-        self._add(self.calls.task(shard, model if shard.step == "infer" else task))
+        request = model if shard.step == "infer" else task
+        self._add(self.calls.task(shard, request, self.health.selector(shard.step, shard.nodes, request, self.cluster)))
 
     def _add(self, call: Call) -> None:
         self.running[call.stream] = call
@@ -129,9 +141,11 @@ class Driver:
             return None
         self._end(call)
         shard = call.shard
+        self.health.succeed(call.node, shard.step)
         if isinstance(notes, Done):
             return notes
         shard.state, shard.step, shard.is_rescued = call.state(notes), NEXT[shard.step], False
+        shard.nodes.clear()
         self.waiting[shard.step].append(shard)
         return None
 
@@ -164,14 +178,21 @@ class Driver:
         logger.info("shard %d lost a machine in step %s: %s", shard.plan.index, shard.step, message_of(error))
         if isinstance(root(error), ObjectLostError):
             shard.step, shard.state, shard.is_rescued = "prepare", (), False
+            shard.nodes.clear()
         self.waiting[shard.step].appendleft(shard)
 
     def _count(self, call: Call, error: BaseException, is_crash: bool = False) -> None:
-        """Count a failure of a shard: try the step again after the other shards, or give up.
+        """Count a failure of a shard: try the step again after the other shards, if possible on another node, or give up.
 
-        After its second crash, the step runs in child processes, which find the rows at fault.
+        After its second crash, the step runs in child processes, which find the rows at fault. A failure for which the
+        node is to blame is a loss.
         """
         shard = call.shard
+        if call.node:
+            shard.nodes.add(call.node)
+            if self.health.fail(call.node, shard.step, shard.plan.index, self.cluster):
+                self._lose(call, error)
+                return
         shard.attempts += 1
         shard.crashes += is_crash
         retries = self.config.ray.retries
@@ -199,6 +220,7 @@ class Driver:
         if not self.cluster.poll():
             return
         self.models.settle(self.cluster)
+        self.models.release_unusable(self.cluster)
         for call in [call for call in self.running.values() if call.deadline < now]:
             self._stop(call)
         pending = [call for call in self.running.values() if not call.node and call.model is None]

@@ -2,7 +2,9 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import ray
@@ -12,6 +14,7 @@ from common.errors import UserError
 from pipeline.config import PipelineConfig
 from pipeline.on_ray.cluster import Cluster, Resources
 from pipeline.on_ray.errors import kind_of, message_of, root
+from pipeline.on_ray.health import Health
 from pipeline.on_ray.remote import ModelWorker
 
 logger = logging.getLogger("hypergrit")
@@ -21,6 +24,7 @@ CALLS_PER_MODEL: Final = 2
 CPU_SHARE: Final = 0.5
 """CPUs of a model worker without a GPU; the other half is for the tasks. One with a GPU requests no CPU."""
 MAX_FAILED_STARTS: Final = 3
+"""Failed starts in a row with which a job ends that has no worker."""
 MAX_LOST_STARTS: Final = 50
 """Starts in a row that may be lost with their node."""
 SETTLE_S: Final = 5.0
@@ -45,12 +49,13 @@ class Model:
 class Models:
     """The model workers, those that wait for resources or load their models (`starting`, by stream) and the others."""
 
-    def __init__(self, recipe: bytes, config: PipelineConfig) -> None:
-        self.recipe, self.config = recipe, config
+    def __init__(self, recipe: bytes, config: PipelineConfig, health: Health | None = None) -> None:
+        self.recipe, self.config, self.health = recipe, config, health or Health()
         self.starting: dict[Any, Model] = {}
         self.ready: list[Model] = []
         self.resources: Resources | None = None
         self.failed_starts = self.lost_starts = 0
+        self.has_started = False
         self.settling: list[tuple[float, Model, RayError]] = []
 
     def request(self, cluster: Cluster) -> Resources:
@@ -83,18 +88,24 @@ class Models:
             and len(self.starting) < max(1, n_waiting // 2)
             and (n_waiting or not self.ready)
         ):
-            self.start(resources)
+            refused = self.health.avoided("load")
+            selector = self.health.selector("infer", refused, resources, cluster)
+            if self.ready and not selector and any(map(cluster.is_alive, refused)):
+                return  # starts fail on the only node for them, which has other workers
+            self.start(resources, selector)
 
-    def start(self, resources: Resources) -> None:
-        """Request one worker."""
+    def start(self, resources: Resources, selector: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Request one worker; `selector` gives the labels of the nodes that may run it."""
         actor_class: Any = ray.remote(ModelWorker)
-        actor = actor_class.options(
-            num_cpus=resources.get("CPU", 0), num_gpus=resources.get("GPU", 0), max_restarts=0, max_task_retries=0
-        ).remote(self.recipe, self.config.ray.step_timeout_s)
+        options: dict[str, Any] = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
+        options |= {"label_selector": dict(selector)} if selector else {}
+        actor = actor_class.options(max_restarts=0, max_task_retries=0, **options).remote(
+            self.recipe, self.config.ray.step_timeout_s
+        )
         self.starting[actor.load.options(num_returns="streaming").remote()] = Model(actor)
 
     def welcome(self, stream: Any) -> None:
-        """Note the node of a worker that begins to load, and add one that has. Raises UserError if it cannot load."""
+        """Note the node of a worker that begins to load, and add one that has. Raises like `refuse`."""
         model = self.starting[stream]
         try:
             node = ray.get(next(stream))
@@ -102,10 +113,9 @@ class Models:
             del self.starting[stream]
             model.kill()
             kind = kind_of(error)
-            if kind == "job":
-                raise root(error) from None
-            if kind == "shard" or (isinstance(error, RayActorError) and error.actor_init_failed):
-                raise cannot_start(error) from error
+            if kind in ("job", "shard") or (isinstance(error, RayActorError) and error.actor_init_failed):
+                self.refuse(model, error)
+                return
             settle_s = SETTLE_S if kind == "crash" else UNAVAILABLE_S
             self.settling.append((time.monotonic() + settle_s, model, error))
         else:
@@ -114,12 +124,30 @@ class Models:
                 return
             del self.starting[stream]
             self.failed_starts = self.lost_starts = 0
+            self.has_started = True
+            self.health.succeed(model.node, "load")
             self.ready.append(model)
+
+    def refuse(self, model: Model, error: RayError) -> None:
+        """Avoid the node of a worker that cannot load its models.
+
+        Raises UserError, or another error of the job, if no worker has ever started and none is loading,
+        or if the job has no worker after several failed starts.
+        """
+        self.failed_starts += 1
+        is_first = not self.has_started and not any(other.node for other in self.starting.values())
+        if not self.ready and (is_first or self.failed_starts > MAX_FAILED_STARTS):
+            if kind_of(error) == "job":
+                raise root(error) from None
+            raise cannot_start(error) from error
+        logger.warning("a model worker cannot start: %s", message_of(error))
+        if model.node:
+            self.health.avoid(model.node, "load", "a model worker cannot start there")
 
     def settle(self, cluster: Cluster) -> None:
         """Judge the workers that died while they started, after a poll of the cluster.
 
-        Raises UserError for several whose nodes are alive.
+        Raises UserError for several whose nodes are alive if there are no others.
         """
         for entry in list(self.settling):
             deadline, model, error = entry
@@ -129,9 +157,11 @@ class Models:
             self.settling.remove(entry)
             self.failed_starts += is_alive
             self.lost_starts += not is_alive
-            if self.failed_starts > MAX_FAILED_STARTS or self.lost_starts > MAX_LOST_STARTS:
+            if (self.failed_starts > MAX_FAILED_STARTS and not self.ready) or self.lost_starts > MAX_LOST_STARTS:
                 raise cannot_start(error) from error
             logger.warning("a model worker died while it started: %s", message_of(error))
+            if is_alive:
+                self.health.avoid(model.node, "load", "a model worker died there while it started")
 
     def withdraw(self) -> None:
         """End the workers that have not started."""
@@ -143,6 +173,20 @@ class Models:
         if model in self.ready:
             self.ready.remove(model)
         model.kill()
+
+    def usable(self, cluster: Cluster) -> list[Model]:
+        """Return the workers that are not on avoided nodes; all if no other node could hold one."""
+        avoided = self.health.avoided("infer") & {model.node for model in self.ready}
+        if not avoided or not cluster.others_fit(self.request(cluster), avoided):
+            return self.ready
+        return [model for model in self.ready if model.node not in avoided]
+
+    def release_unusable(self, cluster: Cluster) -> None:
+        """End the idle workers on avoided nodes, so that others start elsewhere."""
+        usable = self.usable(cluster)
+        for model in self.idle():
+            if model not in usable:
+                self.discard(model)
 
     def idle(self) -> list[Model]:
         """Return the workers without calls."""

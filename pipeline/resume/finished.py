@@ -94,8 +94,22 @@ def find_finished(
     return finished, damages
 
 
-def find_damaged(store: Store, plans: Sequence[ShardPlan], config: PipelineConfig) -> list[Damage]:
-    """Return the finished shards of `plans` of which a file of the formats of `config`, or the manifest, is damaged."""
+def find_missing(store: Store, plans: Sequence[ShardPlan]) -> list[ShardPlan]:
+    """Return the `plans` without a manifest, now if not in the listing: one request per 1,000 manifests."""
+    committed = set(Listing({f"{MANIFEST_FOLDER}/{name}": 0 for name in store.names(MANIFEST_FOLDER)}).committed())
+    unlisted = [plan for plan in plans if plan.index not in committed]
+    return [plan for plan in unlisted if store.size(MANIFEST_FILE.format(plan.index)) is None]
+
+
+def find_damaged(
+    store: Store, plans: Sequence[ShardPlan], config: PipelineConfig, provenance: Provenance
+) -> list[Damage]:
+    """Return the finished shards of `plans` of which a file of the formats of `config`, or the manifest, is damaged.
+
+    A shard with another plan, or of a job with other settings, which a late worker of that job may have committed, is
+    damaged too.
+    """
+    accepted = equal_provenances(config, provenance)
     written = formats_by_hash(config)
     listing = list_output(store)
     committed = set(listing.committed())
@@ -103,7 +117,7 @@ def find_damaged(store: Store, plans: Sequence[ShardPlan], config: PipelineConfi
     manifests = map_concurrently(lambda plan: read_manifest(store, plan.index), finished)
     damages = (
         Damage(plan, config.write.formats)
-        if manifest is None
+        if manifest is None or not is_same(manifest, plan, accepted)
         else find_damage(store, listing, plan, manifest, config, written)
         for plan, manifest in zip(finished, manifests, strict=True)
     )

@@ -49,6 +49,19 @@ def check_lease(store: Store, token: str | None) -> None:
         )
 
 
+def is_intact(store: Store, other: Manifest, ours: Manifest) -> bool:
+    """Return True if a committed shard has the formats, the origin and the attempt of `ours`, and all its files.
+
+    Their sizes are compared with the manifest, and on S3 their hashes.
+    """
+    if any(other.get(name) != ours.get(name) for name in ("formats", "origin", "retry")):
+        return False
+    files = other["files"].items()
+    if store.is_local:
+        return all(store.size(name) == facts["bytes"] for name, facts in files)
+    return all(store.has(name, facts) for name, facts in files)
+
+
 def check_committed(store: Store, manifest: Manifest) -> None:
     """Remove the manifest and raise OSError if a remote file of the shard is not the one that it describes."""
     if store.is_local:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from pipeline.read.types import ShardPlan
 from pipeline.write.arrow import write_arrow
-from pipeline.write.commit import check_committed, check_lease, exclusive
+from pipeline.write.commit import check_committed, check_lease, exclusive, is_intact
 from pipeline.write.config import WriteConfig
 from pipeline.write.counts import count_removed, count_rows, kept_rows
 from pipeline.write.grit import grit_columns, grit_sample, similarity_column, write_grit_parquet
@@ -40,7 +40,8 @@ def write_shard(
 ) -> Manifest:
     """Write the files of one shard and commit them with a manifest. Takes a SCORED table and returns the manifest.
 
-    The files (schemas.files.FILES) are written to the folder or URL `output`. The files of an earlier run are replaced.
+    The files (schemas.files.FILES) are written to the folder or URL `output`. The files of an earlier run are replaced; if
+    they have this plan, provenance and these formats and are intact, they are kept, and their manifest is returned.
     `provenance` identifies the models and settings that determine the content; `runtime` are settings that may differ
     between the shards of an output, `origin` names the finished shards from which a command made this one, and `retry`
     is the attempt of pipeline.retry. `lease` is the token of the lease that the output must have (pipeline.lease); None:
@@ -48,7 +49,7 @@ def write_shard(
 
     Raises ValueError if rows of the plan are missing or invalid, such as a kept row without an image or a box. Raises
     UserError if the output cannot be written or has another lease, and ShardError if only this machine or this upload
-    failed. After an error while writing, no manifest is published, so readers ignore the shard.
+    failed. After an error while writing, no manifest is published, and that of an earlier run is kept.
 
     >>> from tempfile import TemporaryDirectory
     >>> import pyarrow as pa
@@ -72,10 +73,7 @@ def write_shard(
     kept = kept_rows(rows)
     store, index = Store(output), plan.index
     manifest_file = MANIFEST_FILE.format(index)
-    # The old manifest is removed first: until the new one is written, readers ignore the shard. Its files are replaced,
-    # not removed, so that a second attempt at the same shard never meets a manifest without its files.
     check_lease(store, lease)
-    store.remove([manifest_file])
     with Staging(store) as staging:
         places: dict[str, list[SamplePlace]] = {}
         for name in dict.fromkeys(config.formats):
@@ -109,8 +107,11 @@ def write_shard(
             check_lease(store, lease)
             # Another attempt at this shard, on a machine that was believed dead, may have committed it meanwhile.
             other = read_manifest(store, index)
-            if other and is_same(other, plan, [provenance]) and other.get("origin") == origin:
+            if other and is_same(other, plan, [provenance]) and is_intact(store, other, manifest):
                 return other
+            # A manifest of other settings is removed first: until the new one is written, readers ignore the shard.
+            # Its files are replaced, not removed, so that an attempt never meets a manifest without its files.
+            store.remove([manifest_file])
             staging.publish()
             unused = [name for kind in sorted(FILES.keys() - set(config.formats)) for name in FILES[kind]]
             store.remove(name.format(index) for name in [*unused, *([] if places else [INDEX_FILE])])

@@ -138,6 +138,16 @@ def scratch_errors(path: str) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def local_errors() -> Iterator[None]:
+    """Convert errors of writing to a temporary folder of this machine, whatever they were converted to, to ShardError."""
+    try:
+        with scratch_errors(tempfile.gettempdir()):
+            yield
+    except UserError as error:
+        raise ShardError(f"{error} (on {socket.gethostname()}, in the folder for temporary files)") from error
+
+
 def check_size(path: str, n_bytes: int) -> None:
     """Raise UserError if a file does not have `n_bytes` bytes, all of which were written to it."""
     size = os.path.getsize(path)

@@ -60,6 +60,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"local"},
         {"on_ray"},
         {"compute"},
+        {"missing"},
         {"dry_run", "job"},
         {"derive"},
         {"explore", "grit", "refilter", "merge", "reshard", "dedupe", "takedown", "decontaminate", "retry"},

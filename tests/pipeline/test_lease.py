@@ -121,6 +121,32 @@ def test_a_job_that_lost_its_lease_stops(store: Store, impatient: None) -> None:
     assert json.loads(store.read(LEASE_FILE) or b"")["host"] == "another"
 
 
+@pytest.mark.parametrize("use", ["renew", "check", "release"])
+def test_a_renewal_whose_answer_was_lost_does_not_cost_the_lease(
+    store: Store, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    def swap_without_answer(*arguments: Any) -> bool:
+        assert swap(*arguments)
+        raise TimeoutError("Read timeout on endpoint URL")
+
+    swap = leases.swap
+    with hold_lease(store) as lease:
+        before = lease.content
+        with monkeypatch.context() as patch:
+            patch.setattr(leases, "swap", swap_without_answer)
+            with pytest.raises(TimeoutError):
+                lease.renew()
+        assert store.read(LEASE_FILE) != before == lease.content
+        if use == "renew":
+            for _ in range(2):
+                lease.renew()
+                lease.raise_if_lost()
+            assert store.read(LEASE_FILE) == lease.content != before
+        if use == "check":
+            lease.check()
+    assert files(store) == []
+
+
 def test_of_jobs_that_start_at_once_one_gets_the_lease(tmp_path: Path) -> None:
     dead = dead_process()
 

@@ -65,10 +65,11 @@ def test_a_truncated_object_of_a_finished_shard_is_found(config: PipelineConfig)
     run(config)
     store = Store(config.output)
     plans = plan(config).plans
-    assert find_damaged(store, plans, config) == []
+    provenance = provenance_of(config)
+    assert find_damaged(store, plans, config, provenance) == []
     store.fs.pipe_file(store.path("train/00002.tar"), b"short")
     store.remove(["train/00004.tar"])
-    assert [damage.plan.index for damage in find_damaged(store, plans, config)] == [2, 4]
+    assert [damage.plan.index for damage in find_damaged(store, plans, config, provenance)] == [2, 4]
 
 
 def test_a_changed_object_is_named_and_a_new_one_becomes_new_shards(

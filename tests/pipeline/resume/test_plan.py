@@ -16,7 +16,16 @@ from pipeline.report.stats import build_stats
 from pipeline.resume.finished import find_damaged
 from pipeline.write.store import Store
 from schemas.files import FAILED_FILE, JOB_FILE
-from tests.pipeline.resume.jobs import configure, digests, overwriting, plan, provenance_of, run, write_rows
+from tests.pipeline.resume.jobs import (
+    compute,
+    configure,
+    digests,
+    overwriting,
+    plan,
+    provenance_of,
+    run,
+    write_rows,
+)
 
 
 @pytest.fixture
@@ -326,11 +335,20 @@ def test_a_damaged_manifest_counts_as_missing(config: PipelineConfig, content: s
     assert build_stats(config.output)["shards"] == [0, 2, 3]
     if not has_record:
         Path(config.output, JOB_FILE).unlink()
-    damaged = find_damaged(Store(config.output), plan(config).plans, config)
+    damaged = find_damaged(Store(config.output), plan(config).plans, config, provenance_of(config))
     assert [damage.plan.index for damage in damaged] == [1]
     assert run(config) == [1]
     Path(config.output, "_manifests/\N{ARABIC-INDIC DIGIT TWO}.json").unlink()
     assert digests(Path(config.output)) == expected
+
+
+def test_a_shard_that_a_late_worker_of_a_job_with_other_settings_committed_is_damaged(config: PipelineConfig) -> None:
+    run(config)
+    provenance = provenance_of(config)
+    work, store = plan(config), Store(config.output)
+    assert find_damaged(store, work.plans, config, provenance) == []
+    compute(work.plans[1], config, {**provenance, "config_hash": "of the other job"})
+    assert [damage.plan.index for damage in find_damaged(store, work.plans, config, provenance)] == [1]
 
 
 def test_the_record_of_a_failure_is_removed_once_the_shard_is_finished(config: PipelineConfig) -> None:
@@ -347,8 +365,6 @@ def test_the_record_of_a_failure_is_removed_once_the_shard_is_finished(config: P
 
 
 def test_a_file_that_changes_between_planning_and_reading_is_noticed(config: PipelineConfig, folder: Path) -> None:
-    from tests.pipeline.resume.jobs import compute
-
     work = plan(config)
     path = folder / "b.jsonl"
     path.write_text(path.read_text().replace("a b 1", "a B 1"))

@@ -42,7 +42,8 @@ REMOTE: Final = ("lost", "truncated")
 KILLED: Final = 77
 NOT_REACHED: Final = 78
 OLD = [kept_row(10), dropped_row(11), kept_row(13) | {"caption": "another caption with two dogs"}, kept_row(12)]
-"""Rows of an older version of the shard, which the commit replaces."""
+"""Rows of an older version of the shard, made with other settings, which the commit replaces."""
+OLD_PROVENANCE: Final[dict[str, Any]] = PROVENANCE | {"config_hash": "decade"}
 FOLDERS: Final = (*FILES, INDEX_FOLDER, MANIFEST_FOLDER)
 
 
@@ -138,14 +139,14 @@ def fork(step: Callable[[], int]) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def commit(output: str, values: list[dict[str, Any]]) -> None:
+def commit(output: str, values: list[dict[str, Any]], provenance: dict[str, Any] = PROVENANCE) -> None:
     shard: ShardPlan = plan()
-    write_shard(table(values), shard, WriteConfig(), output, PROVENANCE)
+    write_shard(table(values), shard, WriteConfig(), output, provenance)
 
 
 def disturb(output: str, kind: str, target: int) -> int:
     """Replace an older version of the shard, with a fault."""
-    commit(output, OLD)
+    commit(output, OLD, OLD_PROVENANCE)
     faults = Faults(kind, target)
     faults.install()
     try:

@@ -15,6 +15,7 @@ import fsspec
 import pytest
 
 from common.errors import UserError
+from pipeline.write import stage as stage_module
 from pipeline.write import store as store_module
 from pipeline.write.config import WriteConfig
 from pipeline.write.manifest import read_manifest
@@ -108,12 +109,39 @@ def test_shard_with_missing_or_invalid_rows_is_not_written(
     assert tree(tmp_path) == {}
 
 
-def test_error_while_writing_removes_the_old_manifest_and_leaves_no_temporary_file(tmp_path: Path) -> None:
+def test_error_while_writing_leaves_the_earlier_shard_and_no_temporary_file(tmp_path: Path) -> None:
     write_shard(table(), plan(), ALL_FORMATS, str(tmp_path), PROVENANCE)
+    before = tree(tmp_path)
     without_boxes = [*rows()[:3], kept_row(13) | {"boxes": [], "box_scores": []}]
     with pytest.raises(ValueError, match="without a box"):
         write_shard(table(without_boxes), plan(), ALL_FORMATS, str(tmp_path), PROVENANCE)
-    assert set(tree(tmp_path)) == FILES  # replaced by the next attempt; without a manifest, readers ignore them
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("output", ["disk", "memory"])
+def test_a_late_attempt_that_is_killed_or_ends_leaves_the_shard_that_another_has_committed(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(tmp_path / "out") if output == "disk" else f"memory://{tmp_path.name}"
+    monkeypatch.setattr(store_module, "is_s3", lambda fs: False)
+    committed = write_shard(table(), plan(), ALL_FORMATS, folder, PROVENANCE)
+    store = Store(folder)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage_module, "write_index", die)
+        with pytest.raises(KeyboardInterrupt):
+            write_shard(table(), plan(), ALL_FORMATS, folder, PROVENANCE)
+    assert read_manifest(store, 1) == json.loads(json.dumps(committed))
+    other = [*rows()[:-1], dropped_row(3)]
+    assert write_shard(table(other), plan(), ALL_FORMATS, folder, PROVENANCE)["files"] == committed["files"]
+    name, facts = next(iter(committed["files"].items()))
+    assert store.size(name) == facts["bytes"]
+    store.fs.pipe_file(store.path(name), b"damaged")
+    write_shard(table(), plan(), ALL_FORMATS, folder, PROVENANCE)
+    assert store.size(name) == facts["bytes"]
 
 
 def test_killed_run_leaves_no_manifest_and_its_temporary_files_can_be_removed(tmp_path: Path) -> None:
