@@ -13,7 +13,7 @@ import pytest
 from pipeline.config import PipelineConfig, content_hash, load_config, runtime_settings
 from pipeline.dry_run.steps import SampleSteps
 from pipeline.faults.fault import ShardError
-from pipeline.local import failed_shard
+from pipeline.local import record_of
 from pipeline.read.types import ShardPlan
 from pipeline.resume.record import settings_of
 from pipeline.run import Done
@@ -36,7 +36,7 @@ def compute_here(monkeypatch: pytest.MonkeyPatch) -> None:
             try:
                 yield steps.write(plan, *steps.infer(plan, *steps.prepare(plan)))
             except ShardError as error:
-                yield failed_shard(plan, "prepare", error, 1)
+                yield record_of(plan, "prepare", error, 1)
 
     monkeypatch.setattr("pipeline.compute.compute_local", compute)
 
