@@ -22,7 +22,6 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from common.errors import UserError
-from common.images import ImageRejected
 from pipeline.config import PipelineConfig, runtime_settings
 from pipeline.download.permits import PermitAddress
 from pipeline.drawn import UNLIKE_DRAWINGS, are_unlike_drawings, miniature_models
@@ -168,9 +167,9 @@ class Steps:
         names = miniature_models(self.config.ground.grounder, self.config.score.scorer)
         if not names or self.has_warned:
             return
-        kept = kept_indices(table)[:COMPARED_IMAGES]
-        with suppress(ImageRejected):  # the stage that needs the image drops its row
-            if are_unlike_drawings(self.images(table["image"][i].as_py()) for i in kept):
+        images = [table["image"][i].as_py() for i in kept_indices(table)[:COMPARED_IMAGES]]
+        with suppress(Exception):  # advice costs no shard; the stage that needs an image drops its row
+            if are_unlike_drawings(self.images(image) for image in images if image is not None):
                 self.has_warned = True
                 settings = " and ".join(f"{name}=miniature" for name in names)
                 logger.warning("%s", UNLIKE_DRAWINGS.format(settings=settings))

@@ -106,7 +106,7 @@ def test_bad_arguments_end_in_one_line(
 
 def test_folder_without_shards_is_reported(folder: Path, monkeypatch: CLI, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(audit, monkeypatch, folder / "empty") == 2
-    assert "no finished shard" in capsys.readouterr().err
+    assert "empty does not exist" in capsys.readouterr().err
 
 
 def test_marks_give_precision_with_interval_and_feed_the_calibration(
