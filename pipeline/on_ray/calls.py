@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ import ray
 
 from pipeline.config import PipelineConfig
 from pipeline.on_ray.cluster import Resources
+from pipeline.on_ray.health import selector_of
 from pipeline.on_ray.models import Model
 from pipeline.on_ray.remote import RESCUE_TIMEOUTS, rescue_step, run_step
 from pipeline.read.types import ShardPlan
@@ -47,6 +48,7 @@ class Call:
     model: Model | None = None
     node: str = ""
     deadline: float = float("inf")
+    refused: Sequence[str] = ()  # nodes that may not run it
     values: deque[Any] = field(default_factory=deque)
 
     def advance(self) -> Any:
@@ -90,21 +92,21 @@ class Calls:
         self.run_step: Any = ray.remote(**options)(run_step)
         self.rescue_step: Any = ray.remote(**options)(rescue_step)
 
-    def task(self, shard: Shard, resources: Resources, selector: Mapping[str, str]) -> Call:
+    def task(self, shard: Shard, resources: Resources, refused: Sequence[str]) -> Call:
         """Start the next step of a shard as a task; a step that has ended its worker twice, in child processes.
 
-        `selector` gives the labels of the nodes that may run it.
+        The nodes `refused` do not run it.
         """
         options: dict[str, Any] = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
-        options |= {"label_selector": dict(selector)} if selector else {}
+        options |= {"label_selector": selector_of(refused)} if refused else {}
         if shard.is_rescued:
             remote = self.rescue_step.options(**options)
             stream = remote.remote(self.recipe, self.timeout_s, self.limit, shard.step, shard.plan, *shard.state)
-            return Call(shard, stream, RESCUE_TIMEOUTS * self.timeout_s + GRACE_S, resources)
+            return Call(shard, stream, RESCUE_TIMEOUTS * self.timeout_s + GRACE_S, resources, refused=refused)
         stream = self.run_step.options(**options).remote(
             self.recipe, self.timeout_s, shard.step, shard.plan, *shard.state
         )
-        return Call(shard, stream, self.timeout_s + GRACE_S, resources)
+        return Call(shard, stream, self.timeout_s + GRACE_S, resources, refused=refused)
 
     def infer(self, shard: Shard, model: Model) -> Call:
         """Queue the step `infer` of a shard at a model worker, which may still compute another one."""

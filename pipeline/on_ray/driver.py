@@ -111,7 +111,7 @@ class Driver:
         # mostly waits for the network.
         task = {"CPU": 1.0 if "GPU" in model else 0.5}
         request = model if shard.step == "infer" else task
-        self._add(self.calls.task(shard, request, self.health.selector(shard.step, shard.nodes, request, self.cluster)))
+        self._add(self.calls.task(shard, request, self.health.refused(shard.step, shard.nodes, request, self.cluster)))
 
     def _add(self, call: Call) -> None:
         self.running[call.stream] = call
@@ -224,6 +224,10 @@ class Driver:
         for call in [call for call in self.running.values() if call.deadline < now]:
             self._stop(call)
         pending = [call for call in self.running.values() if not call.node and call.model is None]
+        for call in pending:
+            if call.refused and not self.cluster.others_fit(call.resources, call.refused):
+                self._withdraw(call)  # the nodes that it does not refuse have gone
+        pending = [call for call in pending if call.stream in self.running]
         requests: list[Resources] = [call.resources for call in pending]
         if self.models.starting:
             requests.append(self.models.request(self.cluster))
@@ -256,11 +260,15 @@ class Driver:
             self.cluster.free(),
         )
         for call in pending:
-            call.stop()
-            self._end(call)
-            self.waiting[call.shard.step].appendleft(call.shard)
+            self._withdraw(call)
         self.models.withdraw()
         self.progressed = time.monotonic()
+
+    def _withdraw(self, call: Call) -> None:
+        """Take back a request that has not begun; it is made again with what the cluster has now."""
+        call.stop()
+        self._end(call)
+        self.waiting[call.shard.step].appendleft(call.shard)
 
     def _release_for(self, pending: Sequence[Call]) -> None:
         """End an idle model worker if tasks wait for resources and nothing runs that would free some."""

@@ -85,13 +85,22 @@ class Health:
         now = time.monotonic()
         return {node for (node, of), streak in self._streaks.items() if of == step and streak.avoided_until > now}
 
-    def selector(self, step: Step, failed: Collection[str], request: Resources, cluster: Cluster) -> dict[str, str]:
-        """Return the label selector of a call: not on the avoided nodes, nor on those where it has `failed`.
+    def refused(self, step: Step, failed: Collection[str], request: Resources, cluster: Cluster) -> list[str]:
+        """Return the nodes that a call shall not use: the avoided ones, and those where it has `failed`.
 
         It leaves out nodes that have to be used, because no other one has the resources of the request.
         """
         for nodes in (self.avoided(step) | set(failed), failed):
             refused = sorted(node for node in nodes if cluster.is_alive(node))
             if refused and cluster.others_fit(request, refused):
-                return {NODE_LABEL: f"!in({','.join(refused)})"}
-        return {}
+                return refused
+        return []
+
+    def selector(self, step: Step, failed: Collection[str], request: Resources, cluster: Cluster) -> dict[str, str]:
+        """Return the label selector of a call that leaves out the `refused` nodes."""
+        return selector_of(self.refused(step, failed, request, cluster))
+
+
+def selector_of(refused: Collection[str]) -> dict[str, str]:
+    """Return the label selector of all nodes but these."""
+    return {NODE_LABEL: f"!in({','.join(refused)})"} if refused else {}
