@@ -4,6 +4,7 @@ import logging
 import os
 import pickle
 import time
+from collections import deque
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,6 +62,37 @@ def test_shards_that_fail_on_two_nodes_are_at_fault_themselves(cluster: Cluster)
     for shard in (1, 2, 3):
         assert not health.fail("b", "write", shard, cluster)
     assert health.avoided("write") == set()
+
+
+def test_a_request_whose_allowed_nodes_have_gone_is_made_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "poll", lambda now=False: True)
+    monkeypatch.setattr(cluster, "warn", lambda requests: None)
+    driver = object.__new__(Driver)
+    driver.cluster, driver.progressed = cluster, time.monotonic()
+    driver.settling, driver.waiting = deque(), {"write": deque()}  # type: ignore[assignment]
+    driver.models = SimpleNamespace(starting={}, idle=list)  # type: ignore[assignment]
+    stopped: list[str] = []
+
+    def add(name: str, refused: list[str]) -> None:
+        call = SimpleNamespace(
+            stream=name, node="", model=None, refused=refused, resources=CPU, deadline=float("inf"),
+            shard=SimpleNamespace(step="write"), stop=lambda: stopped.append(name),
+        )  # fmt: skip
+        driver.running[name] = call  # type: ignore[assignment]
+
+    driver.running = {}
+    add("on b or c", ["a"])
+    add("on c", ["a", "b"])
+    add("anywhere", [])
+    del cluster._nodes["c"]
+    for attribute in ("settle", "release_unusable"):
+        setattr(driver.models, attribute, lambda cluster: None)
+    driver._look_after_the_cluster()
+    assert stopped == ["on c"]
+    assert list(driver.running) == ["on b or c", "anywhere"]
+    assert len(driver.waiting["write"]) == 1
 
 
 def test_a_call_is_placed_on_other_nodes_unless_none_can_run_it(cluster: Cluster) -> None:
