@@ -141,7 +141,7 @@ def test_a_lack_of_open_files_drops_no_rows(web: TinyWeb, monkeypatch: pytest.Mo
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    download = Download(config(deadline_s=20))
+    download = Download(config(deadline_s=90))
     download(table(web.url("/image/0")))  # everything that is opened once
     n_open = max(int(name) for name in __import__("os").listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (n_open + 6, hard))

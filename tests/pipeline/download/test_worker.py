@@ -55,7 +55,7 @@ def test_a_forked_process_opens_its_own_loop(web: TinyWeb) -> None:
     answers = context.SimpleQueue()
     child = context.Process(target=lambda: answers.put(reasons(download(table(web.url("/image/1"))))))
     child.start()
-    child.join(30)
+    child.join(120)
     assert child.exitcode == 0
     assert answers.get() == [None]
     assert reasons(download(table(web.url("/image/2")))) == [None]
