@@ -12,13 +12,12 @@ least this score. 200 marks give an interval of about +-4 % at 0.9. For threshol
 pipeline.calibrate OUTPUT --marks audit.csv`.
 """
 
-import argparse
 import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.cli import EXIT_CODES, command
+from common.cli import argument_parser, command
 from common.config_help import print_text
 from common.disk import atomic_write
 from common.errors import UserError
@@ -36,12 +35,7 @@ CLIP_BINS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.51)
 @command()
 def main() -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.audit",
-        description=__doc__,
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("python -m pipeline.audit", __doc__)
     parser.add_argument("output", help="output folder or URL of the job; it needs arrow/ files and images")
     parser.add_argument("--boxes", type=int, default=200, help="number of boxes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default: %(default)s)")

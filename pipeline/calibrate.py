@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from common.cli import EXIT_CODES, command
+from common.cli import EXIT_CODES, argument_parser, command
 from common.config_help import print_text
 from common.errors import UserError
 from pipeline.quality.boxes import read_rows
@@ -40,12 +40,7 @@ examples:
 @command()
 def main() -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.calibrate",
-        description=__doc__,
-        epilog=EXAMPLES + EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("python -m pipeline.calibrate", __doc__, EXAMPLES + EXIT_CODES)
     parser.add_argument("output", help="output folder or URL of the job; it needs arrow/ files")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--known", type=Path, metavar="FILE", help="known boxes: COCO's JSON, or phrases with boxes")

@@ -1,11 +1,10 @@
 """Rebuild the papers' tables in miniature: `python -m demo.paper --size small`, or `make paper SIZE=small`."""
 
-import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from common.cli import BUG, EXIT_CODES, command
+from common.cli import BUG, EXIT_CODES, argument_parser, command
 from common.config_help import print_text
 from common.text import message_lines
 from demo.paper.sizes import SIZES
@@ -33,12 +32,11 @@ Repeat the command after an interruption: finished steps are kept, and a trainin
 @command("run the same command again to resume")
 def main() -> int:
     """Run the command line. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m demo.paper",
-        description="Write shards from scenes of the demo's world, train the papers' models on them with several "
+    parser = argument_parser(
+        "python -m demo.paper",
+        "Write shards from scenes of the demo's world, train the papers' models on them with several "
         "seeds, evaluate them, and write one page with the papers' tables in miniature.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        EPILOG,
     )
     parser.add_argument("--size", choices=tuple(SIZES), default="small", help="size of the study; default: small")
     parser.add_argument("--rows", nargs="+", choices=tuple(VARIANTS), metavar="ROW", help="rows to train, not all")

@@ -5,11 +5,10 @@ The figures are counted from the shards, so that an output without a report, or 
 Neither output is changed.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
-from common.cli import EXIT_CODES, command, set_up_logging
+from common.cli import argument_parser, command, set_up_logging
 from common.config_help import print_text
 from common.disk import write_text
 from common.errors import UserError
@@ -24,12 +23,7 @@ from pipeline.compare.text import comparison_lines
 @command()
 def main() -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.compare",
-        description=__doc__,
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("python -m pipeline.compare", __doc__)
     parser.add_argument("a", metavar="A", help="output folder or URL of a job")
     parser.add_argument("b", metavar="B", help="another one")
     parser.add_argument(

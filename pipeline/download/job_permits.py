@@ -12,11 +12,11 @@ from pipeline.download.permits import (
     KEY_BYTES,
     PING_S,
     QUEUED,
-    RECORD_BYTES,
     SIGN_OF_LIFE,
     PermitAddress,
     PermitsError,
     grant,
+    split_records,
 )
 
 RECONNECT_S: Final = 60.0
@@ -154,11 +154,9 @@ class JobPermits(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._lost_s, self._n_unanswered = None, 0
-        self._buffer += data
-        end = len(self._buffer) // RECORD_BYTES * RECORD_BYTES
-        records, self._buffer = self._buffer[:end], self._buffer[end:]
-        for i in range(0, end, RECORD_BYTES):
-            self._receive(records[i : i + 1], records[i + 1 : i + RECORD_BYTES])
+        records, self._buffer = split_records(self._buffer + data)
+        for kind, key in records:
+            self._receive(kind, key)
 
     def _receive(self, kind: bytes, key: bytes) -> None:
         if kind + key == SIGN_OF_LIFE:

@@ -23,11 +23,11 @@ from pipeline.download.permits import (
     GRANTED,
     GRANTED_LATER,
     QUEUED,
-    RECORD_BYTES,
     SIGN_OF_LIFE,
     SILENT_S,
     PermitAddress,
     PermitTable,
+    split_records,
 )
 
 CHECKS: Final = 10
@@ -109,10 +109,9 @@ class _Worker(asyncio.Protocol):
                 self.close()
                 return
             self._is_known = True
-        end = len(self._buffer) // RECORD_BYTES * RECORD_BYTES
-        records, self._buffer = self._buffer[:end], self._buffer[end:]
-        for i in range(0, end, RECORD_BYTES):
-            self._receive(records[i : i + 1], records[i + 1 : i + RECORD_BYTES])
+        records, self._buffer = split_records(self._buffer)
+        for kind, key in records:
+            self._receive(kind, key)
 
     def _receive(self, kind: bytes, key: bytes) -> None:
         """Handle a record, and send its reply before the next is read: that may grant what this one asked for."""

@@ -17,6 +17,12 @@ SILENT_S: Final = 60.0
 """Time after which the server takes back the permits of a worker that sends nothing: its machine is lost."""
 
 
+def split_records(data: bytes) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Return the complete records in `data`, each as its first byte and the key, and the bytes after them."""
+    end = len(data) // RECORD_BYTES * RECORD_BYTES
+    return [(data[i : i + 1], data[i + 1 : i + RECORD_BYTES]) for i in range(0, end, RECORD_BYTES)], data[end:]
+
+
 class PermitAddress(NamedTuple):
     """Address of the server of a job's permits, and the secret that it expects first."""
 

@@ -223,11 +223,10 @@ class Driver:
         self.models.release_unusable(self.cluster)
         for call in [call for call in self.running.values() if call.deadline < now]:
             self._stop(call)
-        pending = [call for call in self.running.values() if not call.node and call.model is None]
-        for call in pending:
+        for call in self._pending():
             if call.refused and not self.cluster.others_fit(call.resources, call.refused):
                 self._withdraw(call)  # the nodes that it does not refuse have gone
-        pending = [call for call in pending if call.stream in self.running]
+        pending = self._pending()
         requests: list[Resources] = [call.resources for call in pending]
         if self.models.starting:
             requests.append(self.models.request(self.cluster))
@@ -244,6 +243,10 @@ class Driver:
         if call.model is not None:
             self.models.discard(call.model)
         self._count(call, StepTimeoutError(f"no result within {call.timeout_s:g} s"), is_crash=True)
+
+    def _pending(self) -> list[Call]:
+        """Return the tasks that wait for resources."""
+        return [call for call in self.running.values() if not call.node and call.model is None]
 
     def _is_computing(self) -> bool:
         return any(call.node for call in self.running.values())

@@ -6,7 +6,6 @@ against the counts of the manifest. Of the output: keys in several shards, missi
 Nothing is written, unless --requeue is given.
 """
 
-import argparse
 import os
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from contextlib import nullcontext
 
 from tqdm import tqdm
 
-from common.cli import EXIT_CODES, command, set_up_logging
+from common.cli import EXIT_CODES, argument_parser, command, set_up_logging
 from common.config_help import print_text
 from common.errors import UserError
 from common.paths import absolute
@@ -43,12 +42,7 @@ CODES = EXIT_CODES.replace("1 a bug", "1 something is broken, or a bug")
 @command("nothing has been changed")
 def main() -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.verify",
-        description=__doc__,
-        epilog=EXAMPLES + CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("python -m pipeline.verify", __doc__, EXAMPLES + CODES)
     parser.add_argument("output", help="output folder or URL of the job")
     parser.add_argument(
         "--processes", type=int, default=len(os.sched_getaffinity(0)), help="child processes (default: one per core)"

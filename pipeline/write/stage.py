@@ -73,7 +73,6 @@ def write_shard(
     kept = kept_rows(rows)
     store, index = Store(output), plan.index
     manifest_file = MANIFEST_FILE.format(index)
-    check_lease(store, lease)
     with Staging(store) as staging:
         places: dict[str, list[SamplePlace]] = {}
         for name in dict.fromkeys(config.formats):
