@@ -6,7 +6,7 @@ UV_VERSION := 0.13.8
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo demo-models train-demo paper test soak lint lock clean
+.PHONY: install demo demo-models train-demo paper test figures soak lint lock clean
 
 install: .venv/.installed
 
@@ -40,6 +40,10 @@ train-demo: install
 SIZE ?= small
 paper: install
 	$(BIN)/python -m demo.paper --size $(SIZE) $(ARGS)
+
+# Draws the pictures of README.md and docs/ from the demo, its training and the page in docs/paper/. Needs Chromium.
+figures: install
+	$(BIN)/python -m docs.figures $(NAMES)
 
 lint: install
 	$(BIN)/ruff check .

@@ -110,12 +110,21 @@ def record_failed(output: Store, failed: FailedShard, failures: Failures, config
         "shard %d failed in %s after %s, the others go on: %s",
         failed["shard"], failed["step"], counted(failed["attempts"], "attempt"), failed["error"],
     )  # fmt: skip
+    check_failed(
+        failures.n_failed,
+        failed,
+        config,
+        "The folder _failed/ of the output holds their errors; finished shards are kept",
+    )
+
+
+def check_failed(n_failed: int, last: FailedShard, config: PipelineConfig, what_is_kept: str) -> None:
+    """Raise UserError if `n_failed` shards, of which `last` is the last, are more than `ray.max_failed_shards`."""
     limit = config.ray.max_failed_shards
-    if limit is not None and failures.n_failed > limit:
+    if limit is not None and n_failed > limit:
         raise UserError(
-            f"{counted(failures.n_failed, 'shard')} failed, more than ray.max_failed_shards={limit}; the last is shard "
-            f"{failed['shard']}: "
-            f"{failed['error']}. The folder _failed/ of the output holds their errors; finished shards are kept"
+            f"{counted(n_failed, 'shard')} failed, more than ray.max_failed_shards={limit}; the last is shard "
+            f"{last['shard']}: {last['error']}. {what_is_kept}"
         )
 
 

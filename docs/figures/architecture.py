@@ -1,4 +1,4 @@
-"""Draw docs/architecture.png, the diagram of docs/architecture.md: `python docs/figures/architecture.py`."""
+"""The diagram of docs/architecture.md."""
 
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 INK, GREY = "#1f2933", "#7b8794"
 CPU, MODEL, DISK, TRAIN, USE = "#d8ecf3", "#fbe3c8", "#eceff2", "#e3dcf2", "#dcefdc"
-TARGET = Path(__file__).resolve().parents[1] / "architecture.png"
 
 
 def box(axes: Axes, x: float, y: float, width: float, height: float, text: str, colour: str, size: float = 11) -> None:
@@ -48,8 +47,8 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], text
         axes.text((start[0] + end[0]) / 2, (start[1] + end[1]) / 2 + 0.12, text, ha="center", fontsize=9.5, color=GREY)
 
 
-def main() -> None:
-    """Draw the diagram and write docs/architecture.png."""
+def draw(target: Path) -> None:
+    """Draw the diagram."""
     figure = plt.figure(figsize=(16, 8.6), dpi=110, facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, 16)
@@ -116,8 +115,5 @@ def main() -> None:
     axes.text(
         15.45, 5.0, "a trained model can score: scorer=FOLDER", fontsize=9.5, color=GREY, rotation=90, va="center"
     )
-    figure.savefig(TARGET)
-
-
-if __name__ == "__main__":
-    main()
+    figure.savefig(target)
+    plt.close(figure)

@@ -1,4 +1,4 @@
-"""Draw docs/overview.png, the picture at the top of README.md: `python docs/figures/overview.py`.
+"""The picture at the top of README.md.
 
 The parse, the boxes and the training sample are results of the pipeline for one scene of the demo's world. The points in
 hyperbolic space are only an illustration.
@@ -6,33 +6,29 @@ hyperbolic space are only an illustration.
 
 import io
 import json
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-import matplotlib  # noqa: E402
+import matplotlib
 
 matplotlib.use("agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
-import PIL.Image  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.patches import Arc, Circle, FancyArrowPatch, FancyBboxPatch, Rectangle  # noqa: E402
+import matplotlib.pyplot as plt
+import numpy as np
+import PIL.Image
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Arc, Circle, FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from demo.world.scenes import make_scene  # noqa: E402
-from pipeline import load_config, plan_shards, run_local  # noqa: E402
-from pipeline.provenance import make_provenance  # noqa: E402
+from demo.world.scenes import make_scene
+from pipeline import load_config, plan_shards, run_local
+from pipeline.provenance import make_provenance
 
 SEED = 9_000_007
 COLOURS = ("#d1495b", "#00798c", "#b8860b", "#5b4b8a")
 INK, GREY, PALE = "#1f2933", "#7b8794", "#f4f6f8"
-MONO = {"family": "DejaVu Sans Mono"}
+MONO: dict[str, Any] = {"family": "DejaVu Sans Mono"}
 
 
 def grounded_sample(folder: Path) -> dict[str, Any]:
@@ -135,6 +131,8 @@ def draw_sample(axes: Axes, sample: dict[str, Any], colours: dict[int, str]) -> 
     axes.add_patch(
         FancyBboxPatch((0.0, 0.0), 1.0, 0.965, boxstyle="round,pad=0,rounding_size=0.02", fc=PALE, ec="#d9e2ec")
     )
+    figure = axes.get_figure(root=True)
+    assert figure is not None
     facts = sample["json"]
     rows = [("child", sample["child.jpg"], sample["child.txt"].decode(), INK)]
     for i, parent in enumerate(facts["parents"]):
@@ -147,9 +145,9 @@ def draw_sample(axes: Axes, sample: dict[str, Any], colours: dict[int, str]) -> 
         top = 0.93 - i * height
         side = height * 0.84
         bounds = axes.get_position()
-        inset = axes.figure.add_axes((
+        inset = figure.add_axes((
             bounds.x0 + 0.03 * bounds.width, bounds.y0 + (top - side) * bounds.height,
-            side * bounds.height * axes.figure.get_figheight() / axes.figure.get_figwidth(), side * bounds.height,
+            side * bounds.height * figure.get_figheight() / figure.get_figwidth(), side * bounds.height,
         ))  # fmt: skip
         inset.imshow(picture(image))
         inset.set_xticks([])
@@ -157,7 +155,7 @@ def draw_sample(axes: Axes, sample: dict[str, Any], colours: dict[int, str]) -> 
         for spine in inset.spines.values():
             spine.set_color(colour)
             spine.set_linewidth(2.2)
-        x = 0.07 + side * bounds.height * axes.figure.get_figheight() / (axes.figure.get_figwidth() * bounds.width)
+        x = 0.07 + side * bounds.height * figure.get_figheight() / (figure.get_figwidth() * bounds.width)
         axes.text(x, top - 0.03, f"{name}.jpg  {name}.txt", fontsize=9.5, color=colour, va="center", **MONO)
         axes.text(x, top - 0.062, wrapped(text, 40), fontsize=10.5, color=INK, va="top")
     axes.text(0.04, 0.065, "json", fontsize=10.5, color=INK, va="center", **MONO)
@@ -220,8 +218,8 @@ def draw_space(axes: Axes, sample: dict[str, Any], colours: dict[int, str]) -> N
     axes.add_patch(FancyArrowPatch((0, -0.55), (0, -0.80), arrowstyle="-|>", mutation_scale=10, lw=1, color=GREY))
 
 
-def main() -> None:
-    """Run the pipeline on the scene and write docs/overview.png."""
+def draw(target: Path) -> None:
+    """Run the pipeline on the scene and draw the picture."""
     with tempfile.TemporaryDirectory() as folder:
         sample = grounded_sample(Path(folder))
     facts = sample["json"]
@@ -240,10 +238,5 @@ def main() -> None:
     for x in (0.297, 0.668):
         figure.add_artist(FancyArrowPatch((x, 0.25), (x + 0.026, 0.25), arrowstyle="simple", mutation_scale=22, color="#9aa5b1",
                                           transform=figure.transFigure))  # fmt: skip
-    target = ROOT / "docs" / "overview.png"
     figure.savefig(target)
-    print(target.relative_to(ROOT))
-
-
-if __name__ == "__main__":
-    main()
+    plt.close(figure)

@@ -139,7 +139,7 @@ def find_damage(
     damaged = {name for name in names if not has_file(store, listing, name, manifest)}
     if not damaged:
         return None
-    formats = written.get(str(manifest["provenance"].get("config_hash")), tuple(manifest["formats"]))
+    formats = formats_of(manifest, written)
     return Damage(plan, formats, damaged == {index})
 
 
@@ -147,6 +147,11 @@ def has_file(store: Store, listing: Listing, name: str, manifest: Manifest) -> b
     """Return True if a file has the size that the manifest names, now if not in the listing: a shard costs hours."""
     facts = manifest["files"].get(name)
     return facts is not None and (listing.sizes.get(name) == facts["bytes"] or store.size(name) == facts["bytes"])
+
+
+def formats_of(manifest: Manifest, written: Mapping[str, Formats]) -> Formats:
+    """Return the formats of a shard in the order in which they were written; `written` is `formats_by_hash`."""
+    return written.get(str(manifest["provenance"].get("config_hash")), tuple(manifest["formats"]))
 
 
 def formats_by_hash(config: PipelineConfig) -> dict[str, Formats]:

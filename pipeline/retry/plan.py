@@ -19,7 +19,7 @@ from pipeline.read.listing import list_files
 from pipeline.read.takedown import read_takedown
 from pipeline.report.shards import check_finished, read_manifests
 from pipeline.report.stats import sum_rows
-from pipeline.resume.finished import Formats, formats_by_hash, list_output
+from pipeline.resume.finished import formats_by_hash, formats_of, list_output
 from pipeline.resume.plan import Work, plan_work
 from pipeline.resume.record import read_record
 from pipeline.retry.ledger import count_rows
@@ -76,9 +76,10 @@ def finished_groups(store: Store, work: Work, config: PipelineConfig) -> Sequenc
     """
     listing, manifests = list_output(store), {manifest["shard"]: manifest for manifest in read_manifests(store)}
     discard_attempts(store, [index for index in listing.committed() if attempt_of(index) and index not in manifests])
+    written = formats_by_hash(config)
     for shard, manifest in manifests.items():
         if attempt_of(shard) and INDEX_FILE.format(shard) in manifest["files"].keys() - listing.sizes.keys():
-            restore_index(store, manifest, formats_of(manifest, config))
+            restore_index(store, manifest, formats_of(manifest, written))
     finished = {plan.index for plan in work.plans} - {plan.index for plan in work.unfinished}
     groups = [attempts for attempts in group_attempts(manifests.values()) if attempts[0]["shard"] in finished]
     check_finished(store, groups)
@@ -104,12 +105,6 @@ def count_in_shards(
         if isinstance(result, Exception):
             logger.warning("shard %d of %s cannot be read, and is left out: %s", index, store.root, one_line(result))
         yield index, None if isinstance(result, Exception) else result
-
-
-def formats_of(manifest: Manifest, config: PipelineConfig) -> Formats:
-    """Return the formats of a shard in the order in which they were written."""
-    config_hash = str(manifest["provenance"].get("config_hash"))
-    return formats_by_hash(config).get(config_hash, tuple(manifest["formats"]))
 
 
 def may_have_rows(attempts: Attempts, reasons: tuple[str, ...]) -> bool:

@@ -5,8 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from common.errors import UserError
-from pipeline.compute import pick_runner, progress, record_faults, with_limits
+from pipeline.compute import check_failed, pick_runner, progress, record_faults, with_limits
 from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.derive.settings import take_options, take_output
 from pipeline.faults.fault import Fault
@@ -14,9 +13,9 @@ from pipeline.job import remove_drafts, report_shards
 from pipeline.lease import Lease, hold_lease
 from pipeline.paths import check_writable
 from pipeline.read.types import ShardPlan
-from pipeline.resume.finished import Formats
+from pipeline.resume.finished import Formats, formats_by_hash, formats_of
 from pipeline.retry.options import RetryOptions
-from pipeline.retry.plan import count_in_shards, finished_groups, formats_of, plan_job, settings_of_attempt
+from pipeline.retry.plan import count_in_shards, finished_groups, plan_job, settings_of_attempt
 from pipeline.retry.state import next_attempt, read_state, write_state
 from pipeline.retry.steps import RetrySteps
 from pipeline.run import Done
@@ -41,19 +40,20 @@ def retry(arguments: Sequence[str]) -> int:
         work, provenance = plan_job(store, old)
         groups = {attempts[0]["shard"]: attempts for attempts in finished_groups(store, work, old)}
         indices = {manifest["shard"] for attempts in groups.values() for manifest in attempts}
-        state = next_attempt(store, options, indices)
-        is_begun = read_state(store) == state
+        last = read_state(store)
+        state = next_attempt(last, options, indices)
         left = [attempts for i, attempts in groups.items() if index_of(state["attempt"], i) not in indices]
         counts = dict(count_in_shards(store, left, tuple(state["reasons"]), config, lease))
         n_failed = sum(count is None for count in counts.values())
         plans = [attempt_plan(plan, state, n) for plan in work.plans if (n := counts.get(plan.index))]
         logger.info("attempt %d: %d rows of %d shards", state["attempt"], sum(p.n_rows for p in plans), len(plans))
-        if not plans and not is_begun:
+        if not plans and state != last:
             return n_failed
         lease.check()
         remove_drafts(store)
         write_state(store, state)
-        formats = {index_of(state["attempt"], i): formats_of(attempts[0], old) for i, attempts in groups.items()}
+        written = formats_by_hash(old)
+        formats = {index_of(state["attempt"], i): formats_of(attempts[0], written) for i, attempts in groups.items()}
         n_failed += compute_attempt(plans, formats, with_limits(config, plans), provenance, state, lease)
         lease.check()
         remove_drafts(store)
@@ -89,17 +89,12 @@ def compute_attempt(
         identity: Provenance = {**provenance, "config_hash": content_hash(settings)}
         make_steps = partial(RetrySteps, settings, identity, tuple(state["reasons"]))
         results = lease.guard(pick_runner(settings)(group, settings, make_steps))
-        for result in progress(results, sum(plan.n_rows for plan in group)):
+        for result in progress(results, sum(plan.n_rows for plan in group), settings.quiet):
             if isinstance(result, Done):
                 record_faults(faults, result.faults, settings)
                 continue
             n_failed += 1
             step, error = result["step"], result["error"]
             logger.warning("shard %d failed in %s, the others go on: %s", result["shard"], step, error)
-            limit = config.ray.max_failed_shards
-            if limit is not None and n_failed > limit:
-                raise UserError(
-                    f"{n_failed} shards failed, more than ray.max_failed_shards={limit}; the last is shard "
-                    f"{result['shard']}: {error}. Finished shards are kept"
-                )
+            check_failed(n_failed, result, settings, "Finished shards are kept")
     return n_failed

@@ -32,12 +32,12 @@ def write_state(store: Store, state: RetryState) -> None:
     store.write(RETRY_FILE, json.dumps(state, sort_keys=True))
 
 
-def next_attempt(store: Store, options: RetryOptions, indices: Iterable[int]) -> RetryState:
-    """Return the attempt that has not finished, or a new one after those of the shards `indices`; nothing is written.
+def next_attempt(state: RetryState | None, options: RetryOptions, indices: Iterable[int]) -> RetryState:
+    """Return the attempt `state` if it has not finished, else a new one after it and those of the shards `indices`.
 
     Raises UserError if the unfinished attempt has other reasons.
     """
-    state, wanted = read_state(store), sorted(set(options.reasons))
+    wanted = sorted(set(options.reasons))
     if state is None or state["finished"] or options.new_attempt:
         last = max([0 if state is None else state["attempt"], *map(attempt_of, indices)])
         return {"attempt": last + 1, "reasons": wanted, "finished": False}
