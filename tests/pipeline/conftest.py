@@ -1,6 +1,8 @@
-"""A small input for the main job, and the output of a finished job."""
+"""A small input for the main job, the output of a finished job, and a browser."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cv2
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from demo.world.layout import WorldConfig
 from demo.world.scenes import TEST_SEEDS, make_scene
 from pipeline.write.tar import TarWriter
+from tests.pipeline.browser import started_browser
 from tests.pipeline.jobs import N_SCENES, run_job
 
 
@@ -30,3 +33,10 @@ def finished(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("run") / "out"
     assert run_job(tars, output) == 0
     return output
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, which the tests of a file share."""
+    with started_browser() as running:
+        yield running

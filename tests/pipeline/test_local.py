@@ -45,13 +45,13 @@ def dropped(manifest: dict) -> dict:  # type: ignore[type-arg]
         ("memory", "MemoryError"),
         ("segfault", "ProcessDiedError: killed by SIGSEGV"),
         ("kill", "ProcessDiedError: killed by SIGKILL"),
-        ("hang", "StepTimeoutError: no result within 1 s"),
+        ("hang", "StepTimeoutError: no result within 2 s"),
     ],
 )
 def test_a_bad_row_is_dropped_by_name_and_its_neighbours_are_kept(
     tars: Path, tmp_path: Path, stage: str, kind: str, detail: str
 ) -> None:
-    config, plans = job(tars, tmp_path / "out", "ray.step_timeout_s=1" if kind == "hang" else "ray.retries=0")
+    config, plans = job(tars, tmp_path / "out", "ray.step_timeout_s=2" if kind == "hang" else "ray.retries=0")
     results = list(compute_local(plans, config, light_steps(config, Poison(stage, 5, kind))))
     done = [result for result in results if isinstance(result, Done)]
     assert [result.manifest["counts"]["kept"] for result in done] == [4, 3, 2]

@@ -25,13 +25,6 @@ from tests.pipeline.download.server import TinyWeb, jpeg
 SHORT: dict[str, Any] = {"connect_timeout_s": 1.0, "timeout_s": 1.5}
 
 
-@pytest.fixture(scope="module")
-def web() -> Iterator[TinyWeb]:
-    server = TinyWeb()
-    yield server
-    server.close()
-
-
 @pytest.fixture
 def black_hole() -> Iterator[int]:
     """The port of a listener whose queue is full: the kernel drops all packets."""

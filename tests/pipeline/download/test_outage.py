@@ -5,7 +5,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import aiohappyeyeballs
@@ -20,13 +19,6 @@ from tests.pipeline.download.server import TinyWeb
 
 UNANSWERED = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 UNREACHED = OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
-
-
-@pytest.fixture(scope="module")
-def web() -> Iterator[TinyWeb]:
-    server = TinyWeb()
-    yield server
-    server.close()
 
 
 @pytest.fixture(autouse=True)

@@ -18,13 +18,6 @@ from tests.pipeline.download.rows import config, reasons, table
 from tests.pipeline.download.server import TinyWeb
 
 
-@pytest.fixture(scope="module")
-def web() -> Iterator[TinyWeb]:
-    server = TinyWeb()
-    yield server
-    server.close()
-
-
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
     found = Names()

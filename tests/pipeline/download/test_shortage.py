@@ -32,13 +32,6 @@ NO_FILES = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 NO_ADDRESS = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
 
-@pytest.fixture(scope="module")
-def web() -> Iterator[TinyWeb]:
-    server = TinyWeb()
-    yield server
-    server.close()
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortage, "PAUSE_S", 0.01)

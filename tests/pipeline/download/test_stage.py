@@ -4,7 +4,6 @@ import io
 import os
 import resource
 import time
-from collections.abc import Iterator
 from threading import Timer
 from typing import Any
 
@@ -28,13 +27,6 @@ from tests.common import bombs
 from tests.pipeline.download.server import TinyWeb, jpeg
 
 Rows = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def web() -> Iterator[TinyWeb]:
-    server = TinyWeb()
-    yield server
-    server.close()
 
 
 def download(*rows: str | bytes, captions: list[str] | None = None, **settings: Any) -> Rows:

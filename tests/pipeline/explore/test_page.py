@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import http.server
 import json
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,25 +20,16 @@ from pipeline.quality.marks import marked_boxes, read_marks
 from pipeline.report.shards import read_manifests
 from pipeline.score.filters import clip_score
 from pipeline.write.store import Store
+from tests.pipeline.browser import needs_browser
 from tests.pipeline.explore.conftest import Server
 from tests.pipeline.explore.outputs import THRESHOLDS, Row, make_rows, write_output
 from tests.pipeline.report.make_output import HOSTILE
-from tests.pipeline.report.test_browser import CHROMIUM, FLAGS
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None or not shutil.which(CHROMIUM), reason="no Chromium on this machine"),
+    needs_browser,
 ]
 Box = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=120_000)
-        yield browser
-        browser.close()
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 import csv
 import io
 import json
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,8 @@ import pytest
 from pipeline.quality.marks import COLUMNS
 from pipeline.quality.page import render
 from pipeline.quality.sample import choose
+from tests.pipeline.browser import needs_browser
 from tests.pipeline.report.make_output import HOSTILE, make_tables, with_markup, write_output
-from tests.pipeline.report.test_browser import CHROMIUM, FLAGS
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +41,8 @@ def test_data_of_captions_with_control_characters_can_be_parsed(tmp_path: Path) 
     assert not {"\x1b", "\x7f"} & set(page)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=120_000)
-        yield browser
-        browser.close()
-
-
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None or not shutil.which(CHROMIUM), reason="no Chromium on this machine")
+@needs_browser
 def test_marks_survive_a_reload_and_are_downloaded_as_csv(browser: Any, page: str, tmp_path: Path) -> None:
     (tmp_path / "audit.html").write_text(page, encoding="utf-8")
     tab, messages = browser.new_page(viewport={"width": 390, "height": 900}), []
