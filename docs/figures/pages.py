@@ -3,6 +3,7 @@
 import io
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,5 +77,5 @@ def explorer(target: Path) -> None:
             page.wait_for_load_state("networkidle")
             save(page.screenshot(), target)
     finally:
-        server.terminate()
+        server.send_signal(signal.SIGINT)
         server.wait()
