@@ -58,12 +58,14 @@ def compute(
     """
     before, n_before = failed_indices(output), failures.n_failed
     plans = sorted(plans, key=lambda plan: (plan.index in before, plan.index))
-    results = lease.guard(pick_runner(config)(plans, config, partial(Steps, config, provenance)))
+    make_steps = partial(Steps, config, provenance, lease=lease.token)
+    results = lease.guard(pick_runner(config)(plans, config, make_steps))
     for result in progress(results, sum(plan.n_rows for plan in plans), config.quiet):
         if isinstance(result, Done):
             failures.hosts[result.manifest["shard"]] = result.host
             record_faults(failures.faults, result.faults, config)
         else:
+            lease.check()  # the record removes the manifest of an earlier run
             record_failed(output, result, failures, config)
     return failures.n_failed - n_before
 

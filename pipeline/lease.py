@@ -6,8 +6,7 @@ its lease is watched, and taken over if it is not renewed within `EXPIRY_S` of t
 differ, the watch lasts at least `WATCH_S`, in which a live holder renews it.
 
 A holder that was cut off, whose lease another job has taken over, learns of it at the next renewal or check and stops.
-The shards that workers of a job still finish do no harm: a shard is committed by one process at a time
-(pipeline.write.commit). Workers of a command are refused, since the next command may make other shards.
+Its workers, which may go on even if it was killed, are refused when they commit (pipeline.write.fence).
 """
 
 import json
@@ -23,6 +22,7 @@ from typing import Final, TypeVar
 
 from common.errors import UserError
 from common.process import ProcessId, this_process
+from pipeline.write.fence import describe, token_of
 from pipeline.write.store import Store
 from pipeline.write.swap import swap
 from schemas import job as schemas
@@ -53,7 +53,7 @@ class Lease:
 
     @property
     def token(self) -> str:
-        """The random text of this lease, by which workers know it (pipeline.write.commit.check_lease)."""
+        """The random text of this lease, by which workers know it (pipeline.write.fence)."""
         return str(json.loads(self.content)["token"])
 
     def check(self) -> None:
@@ -164,14 +164,6 @@ def encode(lease: schemas.Lease) -> bytes:
     return json.dumps(lease, indent=1).encode()
 
 
-def token_of(content: bytes | None) -> str | None:
-    """Return the token of a lease, which stays the same when it is renewed; None if the content is no lease."""
-    try:
-        return str(json.loads(content or b"")["token"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
 def check_abandoned(store: Store, content: bytes) -> None:
     """Raise UserError unless the holder of a lease is dead; wait to find out about a holder on another machine."""
     try:
@@ -204,14 +196,3 @@ def changes_within(store: Store, content: bytes, seconds: float) -> bool:
         if (current := store.read(LEASE_FILE)) != content:
             return current is not None
     return False
-
-
-def describe(content: bytes | None) -> str:
-    """Describe the holder of a lease for messages."""
-    if content is None:
-        return "a job that has ended"
-    try:
-        lease: schemas.Lease = json.loads(content)
-        return f"a job on host {lease['host']} (process {lease['pid']}, started {lease['started']})"
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return "an unknown job"

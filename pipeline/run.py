@@ -89,11 +89,18 @@ class Steps:
 
     Stages raise UserError for what the user can fix for the whole job. A step raises ShardError if the input of its
     shard cannot be read, TooManyFaultsError for more than `max_internal_errors` faulty rows, and the exception of a
-    stage if no single row is at fault. `permits` is the server of the requests per host that all workers share.
+    stage if no single row is at fault. `permits` is the server of the requests per host that all workers share, `lease`
+    the token of the lease without which no shard is committed (pipeline.write.fence).
     """
 
-    def __init__(self, config: PipelineConfig, provenance: Provenance, permits: PermitAddress | None = None) -> None:
-        self.config, self.provenance, self.permits = config, provenance, permits
+    def __init__(
+        self,
+        config: PipelineConfig,
+        provenance: Provenance,
+        permits: PermitAddress | None = None,
+        lease: str | None = None,
+    ) -> None:
+        self.config, self.provenance, self.permits, self.lease = config, provenance, permits, lease
         self._stages: dict[str, Stage] = {}
         self.has_warned = False
 
@@ -218,7 +225,8 @@ class Steps:
     def commit(self, plan: ShardPlan, table: pa.Table) -> Manifest:
         """Write the files of a shard to the output."""
         config = self.config
-        return write_shard(table, plan, config.write, config.output, self.provenance, runtime_settings(config))
+        runtime = runtime_settings(config)
+        return write_shard(table, plan, config.write, config.output, self.provenance, runtime, lease=self.lease)
 
     def rehearse(self, plan: ShardPlan, table: pa.Table) -> None:
         """Write some rows of a shard to a temporary folder, to see if they can be written."""

@@ -13,10 +13,10 @@ from common.tar import TarError, reader_of
 from pipeline.read.takedown import STAGE_OF, TAKEN_DOWN, Kind, described
 from pipeline.report.shards import read_batches
 from pipeline.write.arrow import write_arrow
-from pipeline.write.commit import check_committed, check_lease, exclusive
+from pipeline.write.commit import check_committed, exclusive, publish
+from pipeline.write.fence import check_lease
 from pipeline.write.grit import write_grit_parquet
 from pipeline.write.index import write_index
-from pipeline.write.manifest import manifest_bytes
 from pipeline.write.pending import write_pending
 from pipeline.write.restore import read_places
 from pipeline.write.staging import Staging
@@ -52,11 +52,7 @@ def remove_rows(store: Store, pending: PendingTakedown, lease: str) -> None:
         with exclusive(store, index):
             check_lease(store, lease)
             write_pending(store, pending)  # from here on, a kill leaves files of both versions
-            store.remove([MANIFEST_FILE.format(index), DROPPED_FILE.format(index)])
-            staging.publish()
-            with staging.open(MANIFEST_FILE.format(index), rows=manifest["counts"]["read"]) as file:
-                file.write(manifest_bytes(new))
-            staging.publish()
+            publish(store, staging, new, lease, [DROPPED_FILE.format(index)])
         check_committed(store, new)
     store.remove([TAKEDOWN_FILE.format(index)])
 

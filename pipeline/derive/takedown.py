@@ -23,7 +23,7 @@ from pipeline.paths import check_writable
 from pipeline.read.takedown import TakedownList, read_takedown
 from pipeline.report.shards import check_finished, read_manifests
 from pipeline.write.attempts import group_attempts
-from pipeline.write.commit import check_lease
+from pipeline.write.fence import check_lease
 from pipeline.write.pending import read_pending, write_pending
 from pipeline.write.store import Store
 from schemas.manifest import Manifest, PendingTakedown

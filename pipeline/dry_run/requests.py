@@ -1,5 +1,6 @@
 """Requests of a job to the object stores of its input and output."""
 
+import json
 import math
 import threading
 from collections import Counter
@@ -19,7 +20,7 @@ from pipeline.report.stats import build_stats
 from pipeline.resume.finished import find_damaged, list_output
 from pipeline.write.stage import write_shard
 from pipeline.write.store import Store
-from schemas.files import TIMINGS_FILE
+from schemas.files import LEASE_FILE, TIMINGS_FILE
 from schemas.manifest import Provenance
 from schemas.rows import SCORED
 
@@ -85,8 +86,9 @@ def count_requests(n_shards: int, config: PipelineConfig, provenance: Provenance
     store = Store(url)
     try:
         list_output(store)
+        store.write(LEASE_FILE, json.dumps({"token": ""}))  # every commit reads the lease
         for plan in plans:
-            write_shard(SCORED.empty_table(), plan, config.write, url, provenance)
+            write_shard(SCORED.empty_table(), plan, config.write, url, provenance, lease="")
             store.write(TIMINGS_FILE.format(plan.index), "{}")
         find_damaged(store, plans, config, provenance)
         build_stats(url)

@@ -24,13 +24,13 @@ from pipeline.dry_run.sample import choose_rows, sample_plans
 from pipeline.dry_run.steps import Measured, SampleSteps
 from pipeline.dry_run.text import prediction_lines
 from pipeline.faults.fault import Fault
-from pipeline.lease import describe
 from pipeline.paths import check_no_query, check_output_outside_input, with_absolute_paths
 from pipeline.provenance import make_provenance
 from pipeline.read.plan import list_files
 from pipeline.read.stage import read_parts
 from pipeline.read.types import ShardPlan
 from pipeline.resume.plan import plan_work
+from pipeline.write.fence import describe
 from pipeline.write.store import Store
 from pipeline.write.temporary import remove_abandoned_folders
 from schemas.files import LEASE_FILE

@@ -87,7 +87,7 @@ def compute_attempt(
     for names, group in groups.items():
         settings = with_formats(config, names)
         identity: Provenance = {**provenance, "config_hash": content_hash(settings)}
-        make_steps = partial(RetrySteps, settings, identity, tuple(state["reasons"]))
+        make_steps = partial(RetrySteps, settings, identity, tuple(state["reasons"]), lease=lease.token)
         results = lease.guard(pick_runner(settings)(group, settings, make_steps))
         for result in progress(results, sum(plan.n_rows for plan in group), settings.quiet):
             if isinstance(result, Done):

@@ -33,8 +33,9 @@ class RetrySteps(Steps):
         provenance: Provenance,
         reasons: tuple[str, ...],
         permits: PermitAddress | None = None,
+        lease: str | None = None,
     ) -> None:
-        super().__init__(config, provenance, permits)
+        super().__init__(config, provenance, permits, lease)
         self.reasons = reasons
         self._ledger: tuple[int, Ledger] | None = None
 
@@ -69,6 +70,7 @@ class RetrySteps(Steps):
         config, before = self.config, self.ledger(plan).rows
         results = (before[key] for key in table["key"].to_pylist())
         retry = make_retry(plan.index, ((attempt, str(stage), str(reason)) for attempt, stage, reason in results))
+        runtime = runtime_settings(config)
         return write_shard(
-            table, plan, config.write, config.output, self.provenance, runtime_settings(config), retry=retry
+            table, plan, config.write, config.output, self.provenance, runtime, retry=retry, lease=self.lease
         )

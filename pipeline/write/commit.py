@@ -4,19 +4,20 @@
 - Object stores have no locks: after the manifest, all files are checked, and the manifest is removed if one is another
   attempt's. A process that dies between an upload and this check may leave another attempt's manifest with its file.
 
-A worker of a command that has lost its output must not write to it at all: its shards belong to another order of the
-rows, or to other settings. It names the lease of its command, and is refused if the output has another one.
+A worker whose job or command has lost the output must not write to it at all (pipeline.write.fence). It names the lease,
+and is refused if the output has another one.
 """
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from common.errors import UserError
+from pipeline.write.fence import check_lease
+from pipeline.write.manifest import manifest_bytes
+from pipeline.write.staging import Staging
 from pipeline.write.store import Store
 from pipeline.write.swap import locked
 from pipeline.write.temporary import LOCK_SUFFIX
-from schemas.files import LEASE_FILE, MANIFEST_FILE
+from schemas.files import MANIFEST_FILE
 from schemas.manifest import Manifest
 
 
@@ -33,20 +34,30 @@ def exclusive(store: Store, index: int) -> Iterator[None]:
             yield
 
 
-def check_lease(store: Store, token: str | None) -> None:
-    """Raise UserError if a lease other than the one with this token holds the output, or none; None: no check."""
-    if token is None:
-        return
-    content = store.read(LEASE_FILE)
-    try:
-        holder = None if content is None else json.loads(content)["token"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        holder = None
-    if holder != token:
-        raise UserError(
-            f"the command of this process has ended or lost the output {store.root}, and nothing is written; if it has "
-            "not finished, run it again"
-        )
+def publish(
+    store: Store,
+    staging: Staging,
+    manifest: Manifest,
+    lease: str | None,
+    unused: Iterable[str] = (),
+    replaces: bool = True,
+) -> None:
+    """Publish the staged files of a shard, and then `manifest`, while the lease with this token holds the output.
+
+    The manifest of an earlier run is removed first: until the new one is there, readers ignore the shard. Its files are
+    replaced, not removed, so that an attempt never meets a manifest without its files; `unused` ones are removed. The
+    lease is read before the first file changes, and again before the manifest: uploads may take minutes. False for
+    `replaces` if there is no manifest of an earlier run. Raises like `check_lease`.
+    """
+    name = MANIFEST_FILE.format(manifest["shard"])
+    check_lease(store, lease)
+    store.remove([name] if replaces else [])
+    staging.publish()
+    store.remove(unused)
+    with staging.open(name, rows=manifest["counts"]["read"]) as file:
+        file.write(manifest_bytes(manifest))
+    check_lease(store, lease)
+    staging.publish()
 
 
 def is_intact(store: Store, other: Manifest, ours: Manifest) -> bool:

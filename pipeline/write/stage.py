@@ -8,12 +8,13 @@ import pyarrow as pa
 
 from pipeline.read.types import ShardPlan
 from pipeline.write.arrow import write_arrow
-from pipeline.write.commit import check_committed, check_lease, exclusive, is_intact
+from pipeline.write.commit import check_committed, exclusive, is_intact, publish
 from pipeline.write.config import WriteConfig
 from pipeline.write.counts import count_removed, count_rows, kept_rows
+from pipeline.write.fence import check_lease
 from pipeline.write.grit import grit_columns, grit_sample, similarity_column, write_grit_parquet
 from pipeline.write.index import file_metadata, write_index
-from pipeline.write.manifest import is_same, manifest_bytes, plan_json, read_manifest
+from pipeline.write.manifest import is_same, parse_manifest, plan_json
 from pipeline.write.samples import Row, kept_boxes
 from pipeline.write.secrets import remove_url_secrets
 from pipeline.write.staging import Staging
@@ -48,8 +49,8 @@ def write_shard(
     it is not checked.
 
     Raises ValueError if rows of the plan are missing or invalid, such as a kept row without an image or a box. Raises
-    UserError if the output cannot be written or has another lease, and ShardError if only this machine or this upload
-    failed. After an error while writing, no manifest is published, and that of an earlier run is kept.
+    UserError if the output cannot be written or has another lease, and ShardError if it has none, or if only this machine
+    or this upload failed. After an error while writing, no manifest is published, and that of an earlier run is kept.
 
     >>> from tempfile import TemporaryDirectory
     >>> import pyarrow as pa
@@ -72,7 +73,6 @@ def write_shard(
     counts = count_rows(rows, plan)
     kept = kept_rows(rows)
     store, index = Store(output), plan.index
-    manifest_file = MANIFEST_FILE.format(index)
     with Staging(store) as staging:
         places: dict[str, list[SamplePlace]] = {}
         for name in dict.fromkeys(config.formats):
@@ -103,20 +103,15 @@ def write_shard(
         if retry is not None:
             manifest["retry"] = retry
         with exclusive(store, index):
-            check_lease(store, lease)
             # Another attempt at this shard, on a machine that was believed dead, may have committed it meanwhile.
-            other = read_manifest(store, index)
+            content = store.read(MANIFEST_FILE.format(index))
+            other = None if content is None else parse_manifest(content)
             if other and is_same(other, plan, [provenance]) and is_intact(store, other, manifest):
+                check_lease(store, lease)
                 return other
-            # A manifest of other settings is removed first: until the new one is written, readers ignore the shard.
-            # Its files are replaced, not removed, so that an attempt never meets a manifest without its files.
-            store.remove([manifest_file])
-            staging.publish()
             unused = [name for kind in sorted(FILES.keys() - set(config.formats)) for name in FILES[kind]]
-            store.remove(name.format(index) for name in [*unused, *([] if places else [INDEX_FILE])])
-            with staging.open(manifest_file, rows=len(rows)) as file:
-                file.write(manifest_bytes(manifest))
-            staging.publish()
+            unused = [name.format(index) for name in [*unused, *([] if places else [INDEX_FILE])]]
+            publish(store, staging, manifest, lease, unused, replaces=content is not None)
         check_committed(store, manifest)
     store.remove([FAILED_FILE.format(index), DROPPED_FILE.format(index)])  # of an earlier attempt
     return manifest

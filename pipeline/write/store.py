@@ -66,9 +66,10 @@ class Store:
 
     def read(self, relative: str) -> bytes | None:
         """Return the content of a file, or None if it does not exist."""
+        options = {"max_concurrency": 1} if is_s3(self.fs) else {}  # else s3fs asks for the size first
         try:
             with self.convert_errors("read", relative):
-                return cast(bytes, self.fs.cat_file(self.path(relative)))
+                return cast(bytes, self.fs.cat_file(self.path(relative), **options))
         except (FileNotFoundError, NotADirectoryError):
             return None
 

@@ -22,6 +22,7 @@ from pipeline.derive.reshard import plan_reshard
 from pipeline.derive.settings import new_config
 from pipeline.derive.shuffle import ReshardedShard, make_table
 from pipeline.derive.source import Source
+from pipeline.faults.fault import ShardError
 from pipeline.lease import hold_lease
 from pipeline.write import stage
 from pipeline.write.store import Store
@@ -92,7 +93,7 @@ def test_a_worker_of_an_earlier_command_cannot_write_to_the_output(tmp_path: Pat
     assert reshard.main([*arguments, "seed=2"]) == 0
     before, config = hash_output(new), Source(str(new)).config
     stale = plan(source, new, seed=1)[0]
-    with pytest.raises(UserError, match="nothing is written"):  # the next command has finished
+    with pytest.raises(ShardError, match="nothing is written"):  # the next command has finished
         output.commit(make_table, config, "token of the killed command", stale)
     with hold_lease(Store(str(new))) as lease:
         with pytest.raises(UserError, match="nothing is written"):
@@ -106,8 +107,9 @@ def test_a_takedown_that_has_lost_the_output_leaves_it_alone(tmp_path: Path) -> 
     make_output(tmp_path / "a", random_shards(2, 1))
     before = hash_output(tmp_path / "a")
     manifest = Source(str(tmp_path / "a")).manifests[0]
-    with pytest.raises(UserError, match="nothing is written"):
-        remove_rows(Store(str(tmp_path / "a")), {"manifest": manifest, "rows": {"000000000001": "url"}}, "other")
+    store = Store(str(tmp_path / "a"))
+    with hold_lease(store), pytest.raises(UserError, match="nothing is written"):
+        remove_rows(store, {"manifest": manifest, "rows": {"000000000001": "url"}}, "other")
     assert hash_output(tmp_path / "a") == before
 
 
