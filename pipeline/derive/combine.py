@@ -1,14 +1,16 @@
 """Compare the settings, models and versions of shards that shall be in one output."""
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from common.config import split_runtime
 from common.errors import UserError
 from pipeline.config import PipelineConfig, content_hash
 from pipeline.derive.source import Source
+from pipeline.resume.finished import formats_by_hash
 from pipeline.resume.record import flatten
 from schemas.manifest import Manifest, Provenance
 
@@ -25,16 +27,17 @@ def differences(sources: Sequence[Source], configs: Sequence[PipelineConfig]) ->
     for provenance in found:
         del provenance["config_hash"]
     named = [*differing("", found), *differing("", [settings(config) for config in configs])]
-    for source in sources:
-        n_settings = len({manifest["provenance"]["config_hash"] for manifest in source.manifests.values()})
-        if n_settings > 1:
-            named.append(f"{source.output} itself holds shards with {n_settings} different settings")
-    return named
+    mixed = [source for source in sources if source.is_mixed]
+    return [
+        *named,
+        *(f"{source.output} itself holds shards with {source.n_settings} different settings" for source in mixed),
+    ]
 
 
 def provenances(sources: Iterable[Source]) -> list[str]:
-    """Return the distinct provenances of all shards, as JSON, in the order of the shards."""
-    found = (manifest["provenance"] for source in sources for manifest in source.manifests.values())
+    """Return the distinct provenances of all shards but attempts of pipeline.retry, as JSON, in the order of the shards."""
+    shards = (manifest for source in sources for manifest in source.manifests.values() if "retry" not in manifest)
+    found = (manifest["provenance"] for manifest in shards)
     return list(dict.fromkeys(json.dumps(provenance, sort_keys=True) for provenance in found))
 
 
@@ -63,9 +66,17 @@ def new_provenance(manifest: Manifest, source: Source, old: PipelineConfig, new:
             f"{source.output} holds shards with different settings (merge with mixed=true), so write.* cannot change "
             "here; change it with pipeline.refilter first"
         )
-    return cast(Provenance, {
-        **manifest["provenance"], "config_hash": content_hash(dataclasses.replace(old, write=new.write))
-    })  # fmt: skip
+    config_hash = content_hash(dataclasses.replace(old, write=new.write))
+    old_hash = manifest["provenance"]["config_hash"]
+    if "retry" in manifest and old_hash not in formats_by_hash(old):  # other settings of the download
+        config_hash = hash_with(old_hash, {"write": dataclasses.asdict(new.write)})
+    return cast(Provenance, {**manifest["provenance"], "config_hash": config_hash})
+
+
+def hash_with(config_hash: str, changes: Mapping[str, Any]) -> str:
+    """Return the hash for a shard whose settings are those with `config_hash`, which are not known, and these changes."""
+    content = json.dumps([config_hash, changes], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest() if changes else config_hash
 
 
 def key_end(source: Source) -> int:

@@ -1,16 +1,15 @@
 """Make the shards that the job would have made with other thresholds or formats."""
 
 import dataclasses
-import hashlib
-import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import pyarrow as pa
 
 from common.errors import UserError
 from pipeline.config import PipelineConfig, content_hash
+from pipeline.derive.combine import hash_with
 from pipeline.derive.filters import check_thresholds, refilter_table
 from pipeline.derive.output import NewShard, write_output
 from pipeline.derive.settings import given_keys, new_config, take_path
@@ -79,15 +78,9 @@ def new_provenance(
     changes |= {f"score.{name}" for name in names}
     old_hash = manifest["provenance"]["config_hash"]
     config_hash = content_hash(new)
-    if is_mixed and old_hash not in formats_by_hash(old):  # made with other settings than those of the configuration
-        config_hash = mixed_hash(old_hash, {key: values[key] for key in changes})
+    if (is_mixed or "retry" in manifest) and old_hash not in formats_by_hash(old):  # other settings than in config.yaml
+        config_hash = hash_with(old_hash, {key: values[key] for key in changes})
     return {**manifest["provenance"], "config_hash": config_hash, "thresholds": thresholds}
-
-
-def mixed_hash(config_hash: str, changes: Mapping[str, Any]) -> str:
-    """Return the hash for a shard of a mixed output, whose settings are those with `config_hash` and these changes."""
-    content = json.dumps([config_hash, changes], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest() if changes else config_hash
 
 
 def make_table(shard: NewShard, keep_all: bool) -> pa.Table:

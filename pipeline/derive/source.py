@@ -50,9 +50,15 @@ class Source:
         return read_config(self.store)
 
     @property
+    def n_settings(self) -> int:
+        """The number of different settings of the shards, without attempts of pipeline.retry: they differ in the download."""
+        jobs = (manifest for manifest in self.manifests.values() if "retry" not in manifest)
+        return len({manifest["provenance"]["config_hash"] for manifest in jobs})
+
+    @property
     def is_mixed(self) -> bool:
         """True if the shards were made with different settings (pipeline.merge mixed=true)."""
-        return len({manifest["provenance"]["config_hash"] for manifest in self.manifests.values()}) > 1
+        return self.n_settings > 1
 
     def shard(self, index: int) -> SourceShard:
         """Return the identity of a shard."""

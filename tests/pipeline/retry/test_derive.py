@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from pipeline import decontaminate, dedupe, merge, refilter, reshard, takedown
+from pipeline.verify.output import Repeats, Sums, list_contents
+from pipeline.verify.shard import Checker
+from pipeline.write.store import Store
 from tests.pipeline.derive.outputs import read_rows
 from tests.pipeline.derive.rows import manifests_of, rows_of, stats_of
 from tests.pipeline.download.server import TinyWeb
@@ -138,3 +141,57 @@ def takedown_module() -> Any:
     from pipeline.derive import takedown as module
 
     return module
+
+
+def problems(output: Path) -> list[str]:
+    """What pipeline.verify finds in the shards of an output and in its sums."""
+    store = Store(str(output))
+    contents, totals, repeats = list_contents(store), Sums(), Repeats()
+    found = [str(problem) for problem in contents.problems]
+    for index, plan in contents.plans.items():
+        finding = Checker(str(output)).check(index, plan)
+        totals.add(finding)
+        repeats.add(finding)
+        found += map(str, finding.problems)
+    return found + [str(problem) for problem in (totals.problem(store), repeats.problem()) if problem]
+
+
+def test_every_command_follows_an_attempt_with_other_settings_of_the_download(
+    output: Path, web: TinyWeb, tmp_path: Path
+) -> None:
+    assert retry(output, "download.max_bytes=1000000", "reasons=[429]") == 0
+    assert retry(output) == 0
+    gone = str(latest(output)["000000000000"]["url"])
+    assert take_down(output, tmp_path, gone, str(latest(output)["000000000003"]["url"])) == 0
+    assert retry(output, "download.max_redirects=1") == 0
+    wanted = sums(output)
+    assert wanted["dropped"]["read"] == {"taken_down": 2}
+    made = {name: tmp_path / name for name in ("strict", "again", "unique", "clean", "both", "shuffled")}
+    (tmp_path / "urls.txt").write_text("http://example.org/1.jpg\n")
+    source, second = f"source={output}", f"source={made['strict']}"
+    assert (
+        refilter.main([source, f"output={made['strict']}", "score.min_score=0.8", "formats=[grit,arrow]", *LOCAL]) == 0
+    )
+    assert refilter.main([second, f"output={made['again']}", "formats=[train,grit,arrow]", *LOCAL]) == 0
+    assert dedupe.main([source, f"output={made['unique']}", "by=[url]", "formats=[grit,arrow]", *LOCAL]) == 0
+    assert decontaminate.main([source, f"output={made['clean']}", f"against={tmp_path / 'urls.txt'}", *LOCAL]) == 0
+    assert reshard.main([source, f"output={made['shuffled']}", "samples_per_shard=3", *LOCAL]) == 0
+    assert (
+        merge.main([source, second, f"output={made['both']}", "formats=[grit,arrow]", *LOCAL]) == 2
+    )  # other thresholds
+    assert (
+        merge.main([source, f"source={made['clean']}", f"output={made['both']}", "formats=[grit,arrow]", *LOCAL]) == 0
+    )
+    for name, new in made.items():
+        assert problems(new) == []
+        times = 2 if name == "both" else 1
+        found = sums(new)
+        assert (found["read"], found["kept"]) == (12 * times, wanted["kept"] * times)
+        if name != "shuffled":
+            assert (found["retried"], found["recovered"]) == (wanted["retried"] * times, wanted["recovered"] * times)
+    assert problems(output) == []
+    hashes = [
+        {m["provenance"]["config_hash"] for m in manifests_of(made[name])} for name in ("strict", "unique", "both")
+    ]
+    assert [len(found) for found in hashes] == [3, 3, 3]  # the job, and two attempts with settings of their own
+    assert not hashes[0] & hashes[1]
