@@ -9,6 +9,8 @@ from typing import Final
 
 RETRY_STEP: Final = 10_000_000
 """Distance of the indices of two attempts at the same rows; a job has at most this many shards."""
+MAX_ATTEMPT: Final = 200
+"""The last attempt: indices of shards have 32 bits."""
 
 
 def index_of(attempt: int, shard: int) -> int:

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from common.errors import UserError
 from pipeline.config import PipelineConfig
 from pipeline.read.types import ShardPlan
+from pipeline.retry.options import RetryOptions
+from pipeline.retry.state import next_attempt, write_state
 from pipeline.run import Steps
+from pipeline.write.store import Store
 from schemas.manifest import FailedShard
 from tests.pipeline.derive.rows import manifests_of, rows_of, stats_of
 from tests.pipeline.download.server import TinyWeb
@@ -171,6 +175,31 @@ def test_settings_of_the_download_may_change_for_an_attempt(output: Path, web: T
     assert new["provenance"]["config_hash"] != manifests_of(output)[0]["provenance"]["config_hash"]
     assert new["runtime"]["download"]["retries"] == 1
     assert "max_bytes: 100" not in (output / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "", "5", "[]", '{"attempt": 1}', '{"attempt": "1", "reasons": ["429"], "finished": true}',
+        '{"attempt": 1, "reasons": "429", "finished": true}', '{"attempt": 1, "reasons": [5], "finished": true}',
+        '{"attempt": 1, "reasons": ["429"], "finished": null}', '{"attempt": 0, "reasons": ["429"], "finished": true}',
+        '{"attempt": -1, "reasons": ["429"], "finished": false}', '{"attempt": 1e400, "reasons": [], "finished": true}',
+        '{"attempt": 201, "reasons": ["429"], "finished": true}',
+    ],
+)  # fmt: skip
+def test_a_damaged_state_is_named(tmp_path: Path, state: str) -> None:
+    store = Store(str(tmp_path))
+    store.write("_retry.json", state)
+    with pytest.raises(UserError, match=r"_retry\.json is damaged .*; remove it, and the next run is a new attempt"):
+        next_attempt(store, RetryOptions(), [0])
+
+
+def test_there_are_200_attempts(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    write_state(store, {"attempt": 199, "reasons": ["429"], "finished": True})
+    assert next_attempt(store, RetryOptions(), [0])["attempt"] == 200
+    with pytest.raises(UserError, match="has 200 attempts"):
+        next_attempt(store, RetryOptions(), [0, 2_000_000_000])
 
 
 def test_an_output_that_the_job_cannot_resume_is_refused(
