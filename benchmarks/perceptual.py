@@ -1,12 +1,13 @@
 """Benchmark: copies and different pictures by the distance of their perceptual hashes (pHash, pipeline.dedupe).
 
-    python -m benchmarks.perceptual [--images FOLDER] [--tiles 3] [--scenes 1000]
+    python -m benchmarks.perceptual [--images FOLDER] [--tiles 3] [--scenes 400] [--no-copies]
 
 Pictures are stored as the job stores them, and compared with copies of each that were changed before they were stored:
 recall is the share of copies within the radius. False pairs are pairs of different pictures within it. Photographs come
-from `--images`, each cut into `--tiles` x `--tiles` different pictures, of which neighbours look alike; without it, the
-pictures are scenes of the demo alone, whose plain backgrounds look alike too. Light changes leave the picture as it is,
-heavy ones need a model. The last line is one JSON object; `recall` is that of all light changes.
+from `--images`, each cut into `--tiles` x `--tiles` different pictures; false pairs within a photograph, such as two
+parts of a sky, are counted apart (`same_source`). Without `--images`, the pictures are scenes of the demo alone. Light
+changes leave the picture as it is; heavy ones move or replace much of it. The last line is one JSON object; `recall` is
+that of all light changes.
 """
 
 import argparse
@@ -27,6 +28,8 @@ from pipeline.images import ResizeConfig, encode_jpeg, resize, resize_as
 RADII: Final = (0, 2, 4, 6, 8, 10, 12, 14, 16)
 MIN_SIDE: Final = 200
 Change = Callable[[Image], Image]
+Picture = tuple[int, Image]
+"""The number of the source, of which several pictures may be parts, and the picture."""
 
 
 def jpeg(quality: int) -> Change:
@@ -151,30 +154,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, action="append", default=[], help="folder of photographs")
     parser.add_argument("--tiles", type=int, default=3, help="pictures along each side of a photograph")
-    parser.add_argument("--scenes", type=int, default=1000, help="number of scenes of the demo")
+    parser.add_argument("--scenes", type=int, default=400, help="number of scenes of the demo")
+    parser.add_argument("--no-copies", action="store_true", help="count false pairs only")
     options = parser.parse_args()
     sets = {"photographs": list(photographs(options.images, options.tiles)), "scenes": list(scenes(options.scenes))}
     record: dict[str, object] = {"name": "perceptual"}
     for name, pictures in sets.items():
         if pictures:
-            record[name] = measure(name, pictures)
+            record[name] = measure(name, pictures, {} if options.no_copies else LIGHT | HEAVY)
     print(json.dumps(record))
 
 
-def photographs(folders: list[Path], n_tiles: int) -> Iterator[Image]:
+def photographs(folders: list[Path], n_tiles: int) -> Iterator[Picture]:
     """Yield the tiles of the images in these folders, without small ones."""
-    for path in sorted(path for folder in folders for path in folder.rglob("*.jp*g")):
+    for source, path in enumerate(sorted(path for folder in folders for path in folder.rglob("*.jp*g"))):
         image = decode(path.read_bytes(), ImageLimits(max_pixels=10**9))
         height, width = (side // n_tiles for side in image.shape[:2])
         for y, x in np.ndindex(n_tiles, n_tiles):
             if min(height, width) >= MIN_SIDE:
-                yield image[y * height : (y + 1) * height, x * width : (x + 1) * width]
+                yield source, image[y * height : (y + 1) * height, x * width : (x + 1) * width]
 
 
-def scenes(n: int) -> Iterator[Image]:
+def scenes(n: int) -> Iterator[Picture]:
     """Yield scenes of the demo."""
     for seed in TEST_SEEDS[:n]:
-        yield make_scene(seed, "openmoji", WorldConfig(width=640, height=480)).image
+        yield seed, make_scene(seed, "openmoji", WorldConfig(width=640, height=480)).image
 
 
 def stored_hash(image: Image) -> int:
@@ -188,24 +192,28 @@ def hashes(images: list[Image]) -> np.ndarray:
     return np.array([stored_hash(image) for image in images], np.uint64)
 
 
-def measure(name: str, pictures: list[Image]) -> dict[str, object]:
-    """Print recall of each change and false pairs by radius; return the figures."""
-    originals = hashes(pictures)
-    pairs = np.bitwise_count(originals[:, None] ^ originals[None, :])[np.triu_indices(len(originals), 1)]
-    false = {r: int((pairs <= r).sum()) for r in RADII}
+def measure(name: str, numbered: list[Picture], changes: Mapping[str, Change]) -> dict[str, object]:
+    """Print false pairs and the recall of each change by radius; return the figures."""
+    sources, pictures = np.array([source for source, _ in numbered]), [picture for _, picture in numbered]
+    originals, (a, b) = hashes(pictures), np.triu_indices(len(pictures), 1)
+    distances, is_same = np.bitwise_count(originals[a] ^ originals[b]), sources[a] == sources[b]
+    n_pairs, false = int((~is_same).sum()), {r: int((distances[~is_same] <= r).sum()) for r in RADII}
     print(f"{len(pictures)} {name}: share of copies within the radius, in %")
     print(f"{'':<40}{''.join(f'{r:>7}' for r in RADII)}")
-    print(f"{f'false pairs among {len(pairs)}':<40}{''.join(f'{false[r]:>7}' for r in RADII)}")
+    print(f"{f'false pairs among {n_pairs}':<40}{''.join(f'{false[r]:>7}' for r in RADII)}")
     recalls: dict[str, dict[int, float]] = {}
-    for change, apply in (LIGHT | HEAVY).items():
+    for change, apply in changes.items():
         copies = hashes([apply(image) for image in pictures])
         distances = np.bitwise_count(originals ^ copies)
-        recalls[change] = {r: float((distances <= r).mean()) for r in RADII}
+        recalls[change] = {r: round(float((distances <= r).mean()), 4) for r in RADII}
         print(f"{change:<40}{''.join(f'{100 * recalls[change][r]:>7.1f}' for r in RADII)}", flush=True)
+    figures = {"pictures": len(pictures), "pairs": n_pairs, "false_pairs": false}
+    figures |= {"same_source": {r: int((distances[is_same] <= r).sum()) for r in RADII}}
+    if not changes:
+        return figures
     light = {r: round(sum(recalls[change][r] for change in LIGHT) / len(LIGHT), 4) for r in RADII}
     print(f"{'light changes, mean':<40}{''.join(f'{100 * light[r]:>7.1f}' for r in RADII)}\n")
-    heavy = {change: recalls[change] for change in HEAVY}
-    return {"pictures": len(pictures), "pairs": len(pairs), "recall": light, "false_pairs": false, "heavy": heavy}
+    return figures | {"recall": light, "heavy": {change: recalls[change] for change in HEAVY}}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ CRITERIA: Final[tuple[Criterion, ...]] = get_args(Criterion)
 """What makes two rows duplicates, in the order in which the criteria are applied."""
 MAX_RADIUS: Final = 8
 MAX_EVALUATION_RADIUS: Final = 16
-"""Largest radius of decontaminate: hashes of unrelated images differ in 32 bits on average, rarely in fewer than 18."""
+"""Largest radius of decontaminate: hashes of unrelated images differ in 32 bits on average, 1 of 4,000 pairs in at most 16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,8 @@ class DedupeOptions:
 class DecontaminateOptions:
     """The options of decontaminate."""
 
-    # number of the 64 bits, 0 to 16, in which the perceptual hashes of the same image may differ; copies with another
-    # size, quality or brightness differ in at most 6
+    # number of the 64 bits, 0 to 16, in which the perceptual hashes of the same image may differ; 6 finds 93 % of copies
+    # with another size, quality, brightness or colour, and 4 of 10^6 pairs of different images (docs/outputs.md)
     radius: int = 6
 
     def __post_init__(self) -> None:
