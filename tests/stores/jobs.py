@@ -1,13 +1,21 @@
-"""Checks of a store: rows, images and folders are read from it, and a job writes shards to it and resumes."""
+"""Checks of a store: rows, images and folders are read from it, a job writes shards to it and resumes, and has a lease."""
 
 import json
 
 import fsspec
+import pytest
 
+from common.errors import UserError
+from pipeline.faults.fault import ShardError
+from pipeline.lease import hold_lease
 from pipeline.read.config import ReadConfig
 from pipeline.read.plan import plan_shards
 from pipeline.read.stage import read_shard
+from pipeline.write.manifest import read_manifest
+from pipeline.write.store import Store
+from schemas.files import LEASE_FILE
 from tests.pipeline.resume.jobs import configure, digests_of, run
+from tests.pipeline.write.test_fence import take_over, write
 
 
 def read(source: str, **settings: object) -> list[dict]:
@@ -39,3 +47,25 @@ def check_store(url: str) -> None:
     fs.rm_file(f"{root}/out/_manifests/00002.json")
     assert run(config) == [2]
     assert digests_of(fs, f"{root}/out") == before
+    check_lease(f"{url}/held")
+
+
+def check_lease(output: str) -> None:
+    """Commit shards to an output while another job tries to, takes over, and has ended."""
+    store = Store(output)
+    with hold_lease(store) as lease:
+        with pytest.raises(UserError, match="in use by a job on host"), hold_lease(Store(output)):
+            pass
+        lease.renew()
+        write(output, lease.token)
+        take_over(store)
+        with pytest.raises(UserError, match="lost the output"):
+            write(output, lease.token, "2")
+        with pytest.raises(UserError, match="has lost the output"):
+            lease.check()
+    store.remove([LEASE_FILE])
+    with pytest.raises(ShardError, match="nothing is written"):
+        write(output, "gone", "3")
+    manifest = read_manifest(store, 1)
+    assert manifest is not None
+    assert manifest["provenance"]["config_hash"] == "1"
