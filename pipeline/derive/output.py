@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,7 +16,7 @@ from common.errors import UserError
 from common.remote import map_concurrently
 from common.text import counted, one_line
 from pipeline.config import PipelineConfig, runtime_settings
-from pipeline.derive.workers import map_shards
+from pipeline.derive.workers import connected, map_shards
 from pipeline.job import report
 from pipeline.lease import Lease, hold_lease
 from pipeline.paths import check_writable
@@ -87,20 +88,29 @@ def write_output(
             store.remove([JOB_FILE])  # of another command, whose shards have been discarded
         write_command(store, shards[0].origin["command"], sorted(planned))
         left = [shard for shard in shards if shard.plan.index not in finished]
-        if left and prepare is not None:
-            prepare(store, lease)
-        n_failed = 0
-        results = lease.guard(map_shards(partial(commit, make_table, config, lease.token), left, config.ray))
-        with tqdm(total=len(left), unit=" shards", disable=None) as bar:
-            for shard, result in results:
-                if isinstance(result, UserError):
-                    raise result
-                if isinstance(result, Exception):
-                    n_failed += 1
-                    record_failure(store, shard, result)
-                bar.update()
+        with connected(config.ray) if left else nullcontext():
+            if left and prepare is not None:
+                prepare(store, lease)
+            n_failed = make_shards(make_table, left, config, store, lease)
         lease.check()
         report(config, [shard.plan for shard in shards])
+    return n_failed
+
+
+def make_shards(
+    make_table: MakeTable, shards: Sequence[NewShard], config: PipelineConfig, store: Store, lease: Lease
+) -> int:
+    """Make and commit shards; return the number of those that failed, which have a record. Raises UserError of a shard."""
+    n_failed = 0
+    results = lease.guard(map_shards(partial(commit, make_table, config, lease.token), shards, config.ray))
+    with tqdm(total=len(shards), unit=" shards", disable=None) as bar:
+        for shard, result in results:
+            if isinstance(result, UserError):
+                raise result
+            if isinstance(result, Exception):
+                n_failed += 1
+                record_failure(store, shard, result)
+            bar.update()
     return n_failed
 
 

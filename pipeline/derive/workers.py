@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import TypeVar
 
 from common.errors import UserError
@@ -22,6 +23,8 @@ def map_shards(
 
     Local processes end with this one. Raises UserError if one of them dies, or if there is no Ray cluster.
     """
+    if not items:
+        return
     if config.runner == "ray":
         from pipeline.on_ray.map import map_on_ray
 
@@ -48,6 +51,18 @@ def map_shards(
                 yield futures[future], future.result() if error is None else error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def connected(config: RayConfig) -> Iterator[None]:
+    """Join the Ray cluster once for all calls in the `with` block; local processes need nothing. Raises UserError."""
+    if config.runner == "local":
+        yield
+        return
+    from pipeline.on_ray.run import joined
+
+    with joined(config):
+        yield
 
 
 def attempt(work: Callable[[Item], Result], item: Item) -> Result | Exception:

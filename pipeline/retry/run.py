@@ -8,6 +8,7 @@ from functools import partial
 from pipeline.compute import check_failed, pick_runner, progress, record_faults, with_limits
 from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.derive.settings import take_options, take_output
+from pipeline.derive.workers import connected
 from pipeline.faults.fault import Fault
 from pipeline.job import remove_drafts, report_shards
 from pipeline.lease import Lease, hold_lease
@@ -43,18 +44,19 @@ def retry(arguments: Sequence[str]) -> int:
         last = read_state(store)
         state = next_attempt(last, options, indices)
         left = [attempts for i, attempts in groups.items() if index_of(state["attempt"], i) not in indices]
-        counts = dict(count_in_shards(store, left, tuple(state["reasons"]), config, lease))
-        n_failed = sum(count is None for count in counts.values())
-        plans = [attempt_plan(plan, state, n) for plan in work.plans if (n := counts.get(plan.index))]
-        logger.info("attempt %d: %d rows of %d shards", state["attempt"], sum(p.n_rows for p in plans), len(plans))
-        if not plans and state != last:
-            return n_failed
-        lease.check()
-        remove_drafts(store)
-        write_state(store, state)
-        written = formats_by_hash(old)
-        formats = {index_of(state["attempt"], i): formats_of(attempts[0], written) for i, attempts in groups.items()}
-        n_failed += compute_attempt(plans, formats, with_limits(config, plans), provenance, state, lease)
+        with connected(config.ray):
+            counts = dict(count_in_shards(store, left, tuple(state["reasons"]), config, lease))
+            n_failed = sum(count is None for count in counts.values())
+            plans = [attempt_plan(plan, state, n) for plan in work.plans if (n := counts.get(plan.index))]
+            logger.info("attempt %d: %d rows of %d shards", state["attempt"], sum(p.n_rows for p in plans), len(plans))
+            if not plans and state != last:
+                return n_failed
+            lease.check()
+            remove_drafts(store)
+            write_state(store, state)
+            written = formats_by_hash(old)
+            formats = {index_of(state["attempt"], i): formats_of(attempts[0], written) for i, attempts in groups.items()}
+            n_failed += compute_attempt(plans, formats, with_limits(config, plans), provenance, state, lease)
         lease.check()
         remove_drafts(store)
         report_shards(config, [plan.index for plan in work.plans])
