@@ -15,10 +15,9 @@ from schemas.files import LEASE_FILE
 
 
 def check_lease(store: Store, token: str | None) -> None:
-    """Raise UserError if a lease other than the one with this token holds the output; None: no check.
+    """Raise UserError if a lease with another token holds the output. Without a token nothing is checked.
 
-    Raises ShardError if there is none, or it cannot be read: this machine may see another folder at the path of the
-    output.
+    Raises ShardError for a missing or unreadable lease: this machine may see another folder at the path of the output.
     """
     if token is None:
         return

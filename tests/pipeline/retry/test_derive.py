@@ -144,7 +144,7 @@ def takedown_module() -> Any:
 
 
 def problems(output: Path) -> list[str]:
-    """What pipeline.verify finds in the shards of an output and in its sums."""
+    """The problems of the shards of an output and of its sums, as pipeline.verify finds them."""
     store = Store(str(output))
     contents, totals, repeats = list_contents(store), Sums(), Repeats()
     found = [str(problem) for problem in contents.problems]
