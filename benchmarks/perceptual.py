@@ -161,7 +161,7 @@ def main() -> None:
     record: dict[str, object] = {"name": "perceptual"}
     for name, pictures in sets.items():
         if pictures:
-            record[name] = measure(name, pictures, {} if options.no_copies else LIGHT | HEAVY)
+            record[name] = measure(name, pictures, {} if options.no_copies else {**LIGHT, **HEAVY})
     print(json.dumps(record))
 
 

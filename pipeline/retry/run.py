@@ -55,7 +55,9 @@ def retry(arguments: Sequence[str]) -> int:
             remove_drafts(store)
             write_state(store, state)
             written = formats_by_hash(old)
-            formats = {index_of(state["attempt"], i): formats_of(attempts[0], written) for i, attempts in groups.items()}
+            formats = {
+                index_of(state["attempt"], i): formats_of(attempts[0], written) for i, attempts in groups.items()
+            }
             n_failed += compute_attempt(plans, formats, with_limits(config, plans), provenance, state, lease)
         lease.check()
         remove_drafts(store)

@@ -45,7 +45,7 @@ def next_attempt(state: RetryState | None, options: RetryOptions, indices: Itera
         last = max([0 if state is None else state["attempt"], *map(attempt_of, indices)])
         if last >= MAX_ATTEMPT:
             raise UserError(
-                f"{store.root} has {last} attempts, and more are not possible; pipeline.reshard makes an output with the "
+                f"the output has {last} attempts, and more are not possible; pipeline.reshard makes an output with the "
                 "last result of each row"
             )
         return {"attempt": last + 1, "reasons": wanted, "finished": False}

@@ -11,7 +11,7 @@ from common.errors import UserError
 from pipeline.config import PipelineConfig
 from pipeline.read.types import ShardPlan
 from pipeline.retry.options import RetryOptions
-from pipeline.retry.state import next_attempt, write_state
+from pipeline.retry.state import next_attempt, read_state, write_state
 from pipeline.run import Steps
 from pipeline.write.store import Store
 from schemas.manifest import FailedShard
@@ -191,15 +191,15 @@ def test_a_damaged_state_is_named(tmp_path: Path, state: str) -> None:
     store = Store(str(tmp_path))
     store.write("_retry.json", state)
     with pytest.raises(UserError, match=r"_retry\.json is damaged .*; remove it, and the next run is a new attempt"):
-        next_attempt(store, RetryOptions(), [0])
+        read_state(store)
 
 
 def test_there_are_200_attempts(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     write_state(store, {"attempt": 199, "reasons": ["429"], "finished": True})
-    assert next_attempt(store, RetryOptions(), [0])["attempt"] == 200
+    assert next_attempt(read_state(store), RetryOptions(), [0])["attempt"] == 200
     with pytest.raises(UserError, match="has 200 attempts"):
-        next_attempt(store, RetryOptions(), [0, 2_000_000_000])
+        next_attempt(read_state(store), RetryOptions(), [0, 2_000_000_000])
 
 
 def test_an_output_that_the_job_cannot_resume_is_refused(
