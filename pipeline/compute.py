@@ -104,7 +104,7 @@ def record_failed(output: Store, failed: FailedShard, failures: Failures, config
     """Count a failed shard, write its record, and log it in one line. Raises UserError above the limit."""
     failures.n_failed += 1
     failures.failed.add(failed["shard"])
-    output.remove([MANIFEST_FILE.format(failed["shard"])])  # of an earlier run with other settings
+    output.remove([output.file(MANIFEST_FILE, failed["shard"])])  # of an earlier run with other settings
     write_failed(output, failed)
     logger.warning(
         "shard %d failed in %s after %s, the others go on: %s",

@@ -24,7 +24,8 @@ from pipeline.read.types import ShardPlan
 from pipeline.report.html import make_report
 from pipeline.report.stats import build_stats, read_run
 from pipeline.report.summary import summary_table
-from pipeline.resume.finished import Damage, Formats, find_damaged, list_output
+from pipeline.resume.finished import Damage, Formats, find_damaged
+from pipeline.resume.listing import list_output
 from pipeline.resume.plan import Work, plan_work
 from pipeline.write.attempts import discard_attempts
 from pipeline.write.manifest import read_manifest
@@ -133,7 +134,8 @@ def describe_work(work: Work, output: Store) -> str:
 def remove_drafts(output: Store) -> None:
     """Remove the files that killed workers have left half-written; an object store has none."""
     if output.is_local:
-        remove_abandoned(output.path(folder) for folder in OUTPUT_FOLDERS)
+        folders = (output.path(folder) for folder in OUTPUT_FOLDERS)
+        remove_abandoned([output.root, *folders], in_subfolders=bool(output.layout.per_folder))
 
 
 def compute_in_formats(
@@ -188,7 +190,7 @@ def mend(
     )
     indices = {damage.plan.index for damage in damages}
     discard_attempts(output, [i for i in list_output(output).committed() if attempt_of(i) and shard_of(i) in indices])
-    output.remove_many(MANIFEST_FILE.format(index) for index in indices)
+    output.remove_many(output.file(MANIFEST_FILE, index) for index in indices)
     formats = {damage.plan.index: damage.formats for damage in damages}
     return compute_in_formats([damage.plan for damage in damages], formats, config, provenance, output, lease, failures)
 

@@ -11,14 +11,16 @@ from common.text import counted
 from pipeline.config import PipelineConfig
 from pipeline.read.types import ShardPlan
 from pipeline.resume.differences import PLAN_SETTINGS, join, provenance_differences, setting_differences
-from pipeline.resume.finished import Damage, Formats, equal_provenances, find_finished, list_finished, list_output
+from pipeline.resume.finished import Damage, Formats, equal_provenances, find_finished, list_finished
 from pipeline.resume.history import Files, History, plan_history
+from pipeline.resume.listing import list_output
 from pipeline.resume.record import make_record, plans_of, read_record, recorded_plans, settings_of, write_record
 from pipeline.write.attempts import discard_attempts
+from pipeline.write.layout import settle_layout
 from pipeline.write.manifest import plan_json, read_manifest
 from pipeline.write.store import Store
 from schemas.attempts import RETRY_STEP, attempt_of, shard_of
-from schemas.files import COMMAND_FILE, MANIFEST_FILE, REPORT_FILE, STATS_FILE, shard_files
+from schemas.files import COMMAND_FILE, MANIFEST_FILE, REPORT_FILE, STATS_FILE
 from schemas.job import JobRecord
 from schemas.manifest import Manifest, Provenance
 
@@ -56,13 +58,14 @@ class Work(NamedTuple):
         """Prepare the output: remove the manifests of outdated shards, then write the record.
 
         In this order, all manifests of an output belong to its record, whenever the job is killed, and no row is in two
-        shards that count.
+        shards that count. The layout of a new output is recorded before the job is.
         """
+        settle_layout(store, len(self.plans))
         discard_attempts(store, self.attempts)
-        store.remove_many(MANIFEST_FILE.format(index) for index in self.outdated)
+        store.remove_many(store.file(MANIFEST_FILE, index) for index in self.outdated)
         planned = {plan.index for plan in self.plans}
         gone = [index for index in self.outdated if index not in planned]
-        store.remove_many(name for index in gone for name in shard_files(index))
+        store.remove_many(name for index in gone for name in store.shard_files(index))
         store.remove_many(self.stale)
         if self.outdated or self.attempts:
             store.remove([STATS_FILE, REPORT_FILE])  # of the shards that are discarded

@@ -65,7 +65,7 @@ def is_retry(value: Any) -> bool:
 
 def read_manifest(store: Store, index: int) -> Manifest | None:
     """Read the manifest of a shard; return None if it does not exist or is damaged."""
-    content = store.read(MANIFEST_FILE.format(index))
+    content = store.read(store.file(MANIFEST_FILE, index))
     return None if content is None else parse_manifest(content)
 
 
