@@ -57,7 +57,8 @@ def compute(
     the lease is lost, and TooManyFaultsError if more than `max_internal_errors` rows do.
     """
     before, n_before = failed_indices(output), failures.n_failed
-    plans = sorted(plans, key=lambda plan: (plan.index in before, plan.index))
+    if before:
+        plans = sorted(plans, key=lambda plan: (plan.index in before, plan.index))
     results = lease.guard(pick_runner(config)(plans, config, partial(Steps, config, provenance)))
     for result in progress(results, sum(plan.n_rows for plan in plans), config.quiet):
         if isinstance(result, Done):

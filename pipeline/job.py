@@ -86,20 +86,21 @@ def run_job(config: PipelineConfig, command: str = "") -> Result:
         # An object store is resumed from a listing alone, so its manifests are compared after the shards are done.
         damages = work.unindexed if output.is_local else find_damaged(output, work.plans, config, provenance)
         damages = [damage for damage in damages if not restored(damage, output)]
+        computed = [*work.unfinished, *(damage.plan for damage in damages)] if damages else work.unfinished
         if damages:
-            limited = with_limits(config, [*work.unfinished, *(damage.plan for damage in damages)])
+            limited = with_limits(config, computed)
             n_failed += mend(damages, limited, provenance, output, lease, failures)
-        again = with_limits(config, [*work.unfinished, *(damage.plan for damage in damages)])
+        again = with_limits(config, computed)
         formats = work.formats | {damage.plan.index: damage.formats for damage in damages}
         n_failed += settle_missing(
             work.plans, again, output, failures,
             lambda plans: compute_in_formats(plans, formats, again, provenance, output, lease, failures),
         )  # fmt: skip
-        if n_computed := len(work.unfinished) + len(damages):
+        if computed:
             timings: RunTimings = {
                 "wall_seconds": time.perf_counter() - start,
-                "shards": n_computed - n_failed,
-                "rows": sum(plan.n_rows for plan in (*work.unfinished, *(damage.plan for damage in damages))),
+                "shards": len(computed) - n_failed,
+                "rows": sum(plan.n_rows for plan in computed),
                 "started": started,
                 "command": command,
             }
@@ -152,6 +153,8 @@ def compute_in_formats(
     Shards in `formats` are written in these formats, others in those of the configuration. The former come first: as
     long as they have no manifest, nothing tells a later run that they had more formats.
     """
+    if not formats:
+        return compute(plans, config, provenance, output, lease, failures)
     groups: dict[Formats, list[ShardPlan]] = {}
     for plan in sorted(plans, key=lambda plan: (plan.index not in formats, plan.index)):
         groups.setdefault(formats.get(plan.index, config.write.formats), []).append(plan)

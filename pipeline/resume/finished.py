@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from common.remote import map_concurrently
 from pipeline.config import PipelineConfig, content_hash, with_formats
+from pipeline.read.plans import ShardPlans
 from pipeline.read.types import ShardPlan
 from pipeline.resume.listing import Listing, list_output
 from pipeline.write.layout import indices
@@ -17,10 +18,9 @@ from schemas.manifest import Manifest, Provenance
 Formats = tuple[str, ...]
 
 
-def list_finished(listing: Listing, plans: Sequence[ShardPlan], formats: Collection[str]) -> set[int]:
+def list_finished(listing: Listing, plans: ShardPlans, formats: Collection[str]) -> set[int]:
     """Return the indices of the `plans` that have a manifest and their files of `formats`."""
-    complete = listing.complete(formats)
-    return {plan.index for plan in plans if plan.index in complete}
+    return listing.complete(formats) & set(plans.indices().tolist())
 
 
 class Damage(NamedTuple):
