@@ -6,7 +6,7 @@ Each input is made, planned in a process of its own as by a new job (listing, co
 samples of img2dataset, of 3 members and 30 kB, as holes of their files; `indexed` are tars of an output, with `_index/`.
 `rows_per_s`: rows planned per second of wall time with `processes` processes. `rows_per_cpu_s`: per second of CPU time of
 all of them, which other work on the machine changes less. `hours`: 7.5e8 rows at the latter rate on one core.
-`read_mb`: bytes read for one shard of a row group of 10^6 rows.
+`read_mb`: MB read for a shard in the middle of a row group of 10^6 rows. `read_on_mb`: for each of the next 100 shards.
 """
 
 import argparse
@@ -73,9 +73,12 @@ def measure(folder: str, n_rows: str) -> dict[str, float]:
         "processes": os.cpu_count() or 1,
     }
     if files[0][0].endswith(".parquet"):
-        read = bytes_read()
-        read_shard(plans[len(plans) // 2], config.read)
-        result["read_mb"] = round((bytes_read() - read) / 1e6, 1)
+        half = len(plans) // 2
+        for name, chosen in (("read_mb", plans[half : half + 1]), ("read_on_mb", plans[half + 1 : half + 101])):
+            read = bytes_read()
+            for plan in chosen:
+                read_shard(plan, config.read)
+            result[name] = round((bytes_read() - read) / 1e6 / len(chosen), 2)
     return result
 
 
