@@ -2,8 +2,10 @@
 
 import io
 import sys
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import IO, Any, Final, TypeVar, cast
 
 from fsspec import AbstractFileSystem
@@ -24,6 +26,7 @@ Result = TypeVar("Result")
 BUFFER: Final = 1 << 20
 # Number of concurrent requests to a store.
 THREADS: Final = 16
+WAITING: Final = 16 * THREADS
 CLIENT_ERRORS: Final = {"botocore.exceptions": ("BotoCoreError", "ClientError"), "aiohttp": ("ClientError",)}
 """Module -> exceptions of HTTP clients that fsspec does not convert to OSError."""
 EXAMPLES: Final = "s3://, gs://, abfs://, hf://, https:// or another protocol of fsspec"
@@ -78,7 +81,16 @@ def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
 def map_concurrently(request: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
     """Yield `request(item)` for each item, in order; up to `THREADS` requests run concurrently.
 
-    Close the iterator to cancel requests that have not started.
+    At most `WAITING` results wait to be taken, so that memory is bounded. Close the iterator to cancel requests that have
+    not started.
     """
+    left, waiting = iter(items), deque[Future[Result]]()
     with ThreadPoolExecutor(THREADS) as pool:
-        yield from pool.map(request, items)
+        try:
+            waiting.extend(pool.submit(request, item) for item in islice(left, WAITING))
+            while waiting:
+                yield waiting.popleft().result()
+                waiting.extend(pool.submit(request, item) for item in islice(left, 1))
+        finally:
+            for future in waiting:
+                future.cancel()

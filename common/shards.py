@@ -11,9 +11,10 @@ from fsspec.implementations.local import LocalFileSystem
 
 from common.errors import UserError
 from common.files import check_file
-from common.remote import one_line, open_store, store_errors
+from common.remote import map_concurrently, one_line, open_store, store_errors
 from common.time_limits import reported
-from schemas.files import FILES, MANIFEST_FOLDER
+from schemas.files import FILES, MANIFEST_FILE
+from schemas.layout import is_shard_folder, split_path
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +68,11 @@ def _list_pattern(pattern: str, formats: Sequence[str], suffixes: Sequence[str])
 
 
 def _files_in(fs: AbstractFileSystem, folder: str, suffixes: Sequence[str]) -> list[str]:
-    """List the files of a folder with the first of `suffixes` that any file has; return [] if there are none."""
-    names = [str(name) for name in fs.ls(folder, detail=False)] if fs.isdir(folder) else []
+    """List the files of a folder with the first of `suffixes` that any file has; return [] if there are none.
+
+    Folders of 1,000 shards in it are listed too.
+    """
+    names = list_names(fs, folder) if fs.isdir(folder) else []
     by_suffix = ([name for name in names if name.endswith(suffix)] for suffix in suffixes)
     return next((found for found in by_suffix if found), [])
 
@@ -78,12 +82,11 @@ def _drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:
     kept: list[str] = []
     manifests: dict[str, set[str] | None] = {}
     for path in paths:
-        folder, _, name = path.rpartition("/")
-        root, _, kind = folder.rpartition("/")
-        if kind in FILES and root not in manifests:
-            manifests[root] = names_in(fs, f"{root}/{MANIFEST_FOLDER}")
-        committed = manifests.get(root) if kind in FILES else None
-        if committed is None or f"{name.rpartition('.')[0]}.json" in committed:
+        found = split_path(path)
+        if found.folder in FILES and found.root not in manifests:
+            manifests[found.root] = names_in(fs, f"{found.root}/{MANIFEST_FILE.folder}")
+        committed = manifests.get(found.root) if found.folder in FILES else None
+        if committed is None or f"{found.stem}{MANIFEST_FILE.suffix}" in committed:
             kept.append(path)
         else:
             logger.warning("%s has no manifest and is skipped: its shard is not finished", path)
@@ -91,8 +94,16 @@ def _drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:
 
 
 def names_in(fs: AbstractFileSystem, folder: str) -> set[str] | None:
-    """Return the file names in a folder, or None if it does not exist."""
-    return {str(file).rpartition("/")[2] for file in fs.ls(folder, detail=False)} if fs.isdir(folder) else None
+    """Return the file names in a folder, with those in folders of 1,000 shards in it; None if it does not exist."""
+    return {split_path(name).name for name in list_names(fs, folder)} if fs.isdir(folder) else None
+
+
+def list_names(fs: AbstractFileSystem, folder: str) -> list[str]:
+    """Return the paths of the files in a folder, and in folders of 1,000 shards in it, which are listed concurrently."""
+    names = [str(name).rstrip("/") for name in fs.ls(folder, detail=False)]
+    parts = [name for name in names if is_shard_folder(name.rpartition("/")[2])]
+    listings = map_concurrently(lambda part: fs.ls(part, detail=False), parts)
+    return [*names, *(str(name) for listing in listings for name in listing)]
 
 
 def is_local(fs: AbstractFileSystem) -> bool:

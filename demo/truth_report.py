@@ -29,7 +29,7 @@ def read_rows(output: Path) -> Iterator[dict[str, Any]]:
 
     Raises FileNotFoundError if the run has no arrow shards.
     """
-    files = sorted((output / "arrow").glob("*.arrow"))
+    files = sorted((output / "arrow").rglob("*.arrow"))
     if not files:
         raise FileNotFoundError(f"{output / 'arrow'}: no shards; run the job first, with `arrow` among its formats")
     for file in files:

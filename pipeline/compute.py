@@ -57,7 +57,8 @@ def compute(
     the lease is lost, and TooManyFaultsError if more than `max_internal_errors` rows do.
     """
     before, n_before = failed_indices(output), failures.n_failed
-    plans = sorted(plans, key=lambda plan: (plan.index in before, plan.index))
+    if before:
+        plans = sorted(plans, key=lambda plan: (plan.index in before, plan.index))
     make_steps = partial(Steps, config, provenance, lease=lease.token)
     results = lease.guard(pick_runner(config)(plans, config, make_steps))
     for result in progress(results, sum(plan.n_rows for plan in plans), config.quiet):
@@ -106,7 +107,7 @@ def record_failed(output: Store, failed: FailedShard, failures: Failures, config
     """Count a failed shard, write its record, and log it in one line. Raises UserError above the limit."""
     failures.n_failed += 1
     failures.failed.add(failed["shard"])
-    output.remove([MANIFEST_FILE.format(failed["shard"])])  # of an earlier run with other settings
+    output.remove([output.file(MANIFEST_FILE, failed["shard"])])  # of an earlier run with other settings
     write_failed(output, failed)
     logger.warning(
         "shard %d failed in %s after %s, the others go on: %s",

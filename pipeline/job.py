@@ -24,7 +24,8 @@ from pipeline.read.types import ShardPlan
 from pipeline.report.html import make_report
 from pipeline.report.stats import build_stats, read_run
 from pipeline.report.summary import summary_table
-from pipeline.resume.finished import Damage, Formats, find_damaged, list_output
+from pipeline.resume.finished import Damage, Formats, find_damaged
+from pipeline.resume.listing import list_output
 from pipeline.resume.plan import Work, plan_work
 from pipeline.write.attempts import discard_attempts
 from pipeline.write.manifest import read_manifest
@@ -85,20 +86,21 @@ def run_job(config: PipelineConfig, command: str = "") -> Result:
         # An object store is resumed from a listing alone, so its manifests are compared after the shards are done.
         damages = work.unindexed if output.is_local else find_damaged(output, work.plans, config, provenance)
         damages = [damage for damage in damages if not restored(damage, output)]
+        computed = [*work.unfinished, *(damage.plan for damage in damages)] if damages else work.unfinished
         if damages:
-            limited = with_limits(config, [*work.unfinished, *(damage.plan for damage in damages)])
+            limited = with_limits(config, computed)
             n_failed += mend(damages, limited, provenance, output, lease, failures)
-        again = with_limits(config, [*work.unfinished, *(damage.plan for damage in damages)])
+        again = with_limits(config, computed)
         formats = work.formats | {damage.plan.index: damage.formats for damage in damages}
         n_failed += settle_missing(
             work.plans, again, output, failures,
             lambda plans: compute_in_formats(plans, formats, again, provenance, output, lease, failures),
         )  # fmt: skip
-        if n_computed := len(work.unfinished) + len(damages):
+        if computed:
             timings: RunTimings = {
                 "wall_seconds": time.perf_counter() - start,
-                "shards": n_computed - n_failed,
-                "rows": sum(plan.n_rows for plan in (*work.unfinished, *(damage.plan for damage in damages))),
+                "shards": len(computed) - n_failed,
+                "rows": sum(plan.n_rows for plan in computed),
                 "started": started,
                 "command": command,
             }
@@ -133,7 +135,8 @@ def describe_work(work: Work, output: Store) -> str:
 def remove_drafts(output: Store) -> None:
     """Remove the files that killed workers have left half-written; an object store has none."""
     if output.is_local:
-        remove_abandoned(output.path(folder) for folder in OUTPUT_FOLDERS)
+        folders = (output.path(folder) for folder in OUTPUT_FOLDERS)
+        remove_abandoned([output.root, *folders], in_subfolders=bool(output.layout.per_folder))
 
 
 def compute_in_formats(
@@ -150,6 +153,8 @@ def compute_in_formats(
     Shards in `formats` are written in these formats, others in those of the configuration. The former come first: as
     long as they have no manifest, nothing tells a later run that they had more formats.
     """
+    if not formats:
+        return compute(plans, config, provenance, output, lease, failures)
     groups: dict[Formats, list[ShardPlan]] = {}
     for plan in sorted(plans, key=lambda plan: (plan.index not in formats, plan.index)):
         groups.setdefault(formats.get(plan.index, config.write.formats), []).append(plan)
@@ -188,7 +193,7 @@ def mend(
     )
     indices = {damage.plan.index for damage in damages}
     discard_attempts(output, [i for i in list_output(output).committed() if attempt_of(i) and shard_of(i) in indices])
-    output.remove_many(MANIFEST_FILE.format(index) for index in indices)
+    output.remove_many(output.file(MANIFEST_FILE, index) for index in indices)
     formats = {damage.plan.index: damage.formats for damage in damages}
     return compute_in_formats([damage.plan for damage in damages], formats, config, provenance, output, lease, failures)
 

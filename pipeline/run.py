@@ -157,6 +157,11 @@ class Steps:
         """The decoded images of the present shard, which `ground` and `score` share."""
         return StoredImages()
 
+    @cached_property
+    def store(self) -> Store:
+        """The output, whose layout is read once."""
+        return Store(self.config.output)
+
     def prepare(self, plan: ShardPlan) -> tuple[pa.Table, Notes]:
         """Read, download and parse the rows of a shard."""
         return self.run_stages("prepare", plan, *self.download(plan, self.read(plan)))
@@ -188,9 +193,8 @@ class Steps:
             "write", partial(self.commit, plan), table, self.config.max_internal_errors, partial(self.rehearse, plan)
         )
         timings: Timings = {**notes.timings, "write": {"seconds": time.perf_counter() - start, "rows": float(n_kept)}}
-        store = Store(self.config.output)
-        store.write(TIMINGS_FILE.format(plan.index), json.dumps(timings, sort_keys=True))
-        write_dropped(store, plan.index, notes.dropped)
+        self.store.write(self.store.file(TIMINGS_FILE, plan.index), json.dumps(timings, sort_keys=True))
+        write_dropped(self.store, plan.index, notes.dropped)
         return Done(manifest, (*notes.faults, *faults), host=socket.gethostname())
 
     def read(self, plan: ShardPlan, rows: pa.Table | None = None) -> Iterator[Part]:
@@ -226,7 +230,7 @@ class Steps:
         """Write the files of a shard to the output."""
         config = self.config
         runtime = runtime_settings(config)
-        return write_shard(table, plan, config.write, config.output, self.provenance, runtime, lease=self.lease)
+        return write_shard(table, plan, config.write, self.store, self.provenance, runtime, lease=self.lease)
 
     def rehearse(self, plan: ShardPlan, table: pa.Table) -> None:
         """Write some rows of a shard to a temporary folder, to see if they can be written."""

@@ -18,6 +18,7 @@ from schemas.files import (
     INDEX_FILE,
     INDEX_MEMBER,
     JOB_FILE,
+    LAYOUT_FILE,
     LEASE_FILE,
     MANIFEST_FILE,
     RETRY_FILE,
@@ -30,6 +31,7 @@ from schemas.files import (
     grit_schema,
 )
 from schemas.job import CommandRecord, JobRecord, Lease, RetryState
+from schemas.layout import FLAT, FOLDERS, MAX_FLAT, LayoutRecord
 from schemas.manifest import FailedShard, Manifest, StageTiming
 from schemas.rows import BOUNDARIES, BOX, BOX_SCORE, CHUNK, GIVEN_BOX, REF_EXP, TOKEN, VERSION
 from schemas.stats import Statistics
@@ -49,6 +51,7 @@ JSON_FILES: Final[tuple[type, ...]] = (
     TrainAnnotations,
     Manifest,
     JobRecord,
+    LayoutRecord,
     CommandRecord,
     RetryState,
     Lease,
@@ -221,7 +224,7 @@ def render() -> str:
 
 def files() -> list[str]:
     """Return one section for each kind of output file."""
-    names = {name: " and ".join(f"`{file.format(0)}`" for file in files) for name, files in FILES.items()}
+    names = {name: " and ".join(f"`{FLAT.path(file, 0)}`" for file in files) for name, files in FILES.items()}
     return [
         f"### train: {names['train']}\n",
         TRAIN_NOTE,
@@ -235,23 +238,27 @@ def files() -> list[str]:
         field_table(grit_schema("clip_similarity_<scorer>")),
         f"### arrow: {names['arrow']}\n",
         ARROW_NOTE,
-        f"### index: `{INDEX_FILE.format(0)}`\n",
+        f"### index: `{FLAT.path(INDEX_FILE, 0)}`\n",
         INDEX_NOTE,
         field_table(INDEX),
-        f"### manifest: `{MANIFEST_FILE.format(0)}`\n",
+        f"### manifest: `{FLAT.path(MANIFEST_FILE, 0)}`\n",
         "Written last: it commits the shard. Readers ignore the files of a shard without a manifest.\n",
         json_table(Manifest),
-        f"### failed shards: `{FAILED_FILE.format(0)}`\n",
+        f"### failed shards: `{FLAT.path(FAILED_FILE, 0)}`\n",
         f"{FailedShard.__doc__}\n",
         json_table(FailedShard),
-        f"### thumbnails: `{DROPPED_FILE.format(0)}`\n",
+        f"### thumbnails: `{FLAT.path(DROPPED_FILE, 0)}`\n",
         DROPPED_NOTE,
         field_table(THUMBNAIL),
-        f"### timings: `{TIMINGS_FILE.format(0)}` and `{RUN_TIMINGS_FILE}`\n",
+        f"### timings: `{FLAT.path(TIMINGS_FILE, 0)}` and `{RUN_TIMINGS_FILE}`\n",
         TIMINGS_NOTE,
         f"### job: `{JOB_FILE}`\n",
         "The job that wrote the shards. A later run compares its settings, versions, models and input with it.\n",
         json_table(JobRecord),
+        f"### layout: `{LAYOUT_FILE}`\n",
+        f"{LayoutRecord.__doc__} A new output of more than {MAX_FLAT:,} planned shards has it, and for example the file "
+        f"`{FOLDERS.path(FILES['train'][0], 12_345)}`. The layout of an output never changes.\n",
+        json_table(LayoutRecord),
         f"### outputs of commands: `{COMMAND_FILE}`\n",
         f"{CommandRecord.__doc__}\n",
         json_table(CommandRecord),

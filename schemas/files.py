@@ -9,40 +9,42 @@ from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 
 import pyarrow as pa
 
+from schemas.layout import Layout, ShardFile
 from schemas.rows import field
 
 FILES: Final = MappingProxyType(
     {
-        "train": ("train/{:05d}.tar",),
-        "grit": ("grit/{:05d}.tar", "grit/{:05d}.parquet"),
-        "arrow": ("arrow/{:05d}.arrow",),
+        "train": (ShardFile("train", ".tar"),),
+        "grit": (ShardFile("grit", ".tar"), ShardFile("grit", ".parquet")),
+        "arrow": (ShardFile("arrow", ".arrow"),),
     }
 )
-"""Paths of each format relative to the output folder; the number is the index of the shard."""
+"""Files of each format; the layout of the output gives their paths (schemas.layout)."""
 MANIFEST_FOLDER: Final = "_manifests"
-MANIFEST_FILE: Final = f"{MANIFEST_FOLDER}/{{:05d}}.json"
+MANIFEST_FILE: Final = ShardFile(MANIFEST_FOLDER, ".json")
 INDEX_FOLDER: Final = "_index"
-INDEX_FILE: Final = f"{INDEX_FOLDER}/{{:05d}}.arrow"
+INDEX_FILE: Final = ShardFile(INDEX_FOLDER, ".arrow")
 TIMINGS_FOLDER: Final = "_timings"
-TIMINGS_FILE: Final = f"{TIMINGS_FOLDER}/{{:05d}}.json"
+TIMINGS_FILE: Final = ShardFile(TIMINGS_FOLDER, ".json")
 RUN_TIMINGS_FILE: Final = f"{TIMINGS_FOLDER}/run.json"
 FAILED_FOLDER: Final = "_failed"
-FAILED_FILE: Final = f"{FAILED_FOLDER}/{{:05d}}.json"
+FAILED_FILE: Final = ShardFile(FAILED_FOLDER, ".json")
 DROPPED_FOLDER: Final = "_dropped"
-DROPPED_FILE: Final = f"{DROPPED_FOLDER}/{{:05d}}.arrow"
+DROPPED_FILE: Final = ShardFile(DROPPED_FOLDER, ".arrow")
 TAKEDOWN_FOLDER: Final = "_takedown"
-TAKEDOWN_FILE: Final = f"{TAKEDOWN_FOLDER}/{{:05d}}.json"
+TAKEDOWN_FILE: Final = ShardFile(TAKEDOWN_FOLDER, ".json")
+LAYOUT_FILE: Final = "_layout.json"
 JOB_FILE: Final = "_job.json"
 COMMAND_FILE: Final = "_command.json"
 RETRY_FILE: Final = "_retry.json"
 LEASE_FILE: Final = "_lease.json"
-FACTS_FILE: Final = "_dedupe/facts-{:05d}.arrow"
-DROPS_FILE: Final = "_dedupe/drops-{:05d}.arrow"
+FACTS_FILE: Final = ShardFile("_dedupe", ".facts.arrow")
+DROPS_FILE: Final = ShardFile("_dedupe", ".drops.arrow")
 """Files of pipeline.dedupe while it runs: what it compares, and the rows that it drops, of each shard."""
 OUTPUT_FOLDERS: Final = (
-    ".", *FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER, TAKEDOWN_FOLDER, DROPPED_FOLDER
+    *FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER, TAKEDOWN_FOLDER, DROPPED_FOLDER
 )  # fmt: skip
-"""All folders of an output, relative to it."""
+"""All folders with files of shards, relative to the output."""
 STATS_FILE: Final = "stats.json"
 REPORT_FILE: Final = "report.html"
 
@@ -194,7 +196,7 @@ def grit_schema(similarity: str) -> pa.Schema:
     )
 
 
-def shard_files(index: int) -> list[str]:
+def shard_files(layout: Layout, index: int) -> list[str]:
     """Return the paths of all files that a shard may have besides its manifest, relative to the output folder."""
-    names = [name for names in FILES.values() for name in names]
-    return [name.format(index) for name in (*names, INDEX_FILE, DROPPED_FILE)]
+    kinds = [kind for kinds in FILES.values() for kind in kinds]
+    return [layout.path(kind, index) for kind in (*kinds, INDEX_FILE, DROPPED_FILE)]

@@ -16,7 +16,8 @@ class InputFile(TypedDict):
     hash: Annotated[
         str,
         "`sha256:` and the hash of the content; for local files above 1 GB `blocks:` and the hash of 64 blocks of 1 MiB "
-        "at equal distances, the first and the last included; for objects `etag:` and the ETag, or what the store has "
+        "at equal distances, the first and the last included; for local tars above 16 MiB `samples:` and the hash of 16 "
+        "such blocks of 64 KiB; for objects `etag:` and the ETag, or what the store has "
         "in its place; for links to files that do not exist `link:` and the target; for folders of images `listing:` and "
         "the hash of the names, sizes and times of modification or ETags of their files",
     ]
@@ -28,7 +29,11 @@ class InputFile(TypedDict):
     ]
     inode: NotRequired[Annotated[int, "inode number of a local file"]]
     damage: NotRequired[Annotated[str, "the error at which the rows of a damaged file end"]]
-    cuts: Annotated[list[list[int]], "[row, byte, line] at which a shard starts, and the end of the file"]
+    cuts: Annotated[
+        list[list[int]],
+        "[row, byte, line] of the first row, of those at which a shard starts in a file other than parquet, and of the "
+        "end of the file",
+    ]
 
 
 class InputBatch(TypedDict):

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-for path in sorted(Path(sys.argv[1], "_index").glob("*.arrow")):
+output = Path(sys.argv[1])
+for path in sorted(Path(output, "_index").rglob("*.arrow")):
     for sample in pa.ipc.open_file(pa.memory_map(str(path))).read_all().to_pylist():
         if sample["format"] != "train":
             continue
-        with Path(sys.argv[1], "train", f"{path.stem}.tar").open("rb") as tar:
+        with Path(output, "train", path.relative_to(output / "_index")).with_suffix(".tar").open("rb") as tar:
             places = {member["name"]: member for member in sample["members"]}
             tar.seek(places["child.txt"]["offset"])
             print(sample["key"], tar.read(places["child.txt"]["size"]).decode(), f"{len(places)} members")

@@ -44,8 +44,8 @@ def dedupe(arguments: Sequence[str]) -> int:
         partial(make_table, output), shards, new, prepare=partial(find_duplicates, shards, new, options)
     )
     if not n_failed:
-        files = (name.format(shard.plan.index) for shard in shards for name in (FACTS_FILE, DROPS_FILE))
-        Store(output).remove_many(files)
+        store = Store(output)
+        store.remove_many(store.file(kind, shard.plan.index) for shard in shards for kind in (FACTS_FILE, DROPS_FILE))
     return n_failed
 
 
@@ -84,7 +84,9 @@ def find_duplicates(
     ):
         for source, facts in read_all(store, sources, with_pictures):
             if facts is None:
-                raise UserError(f"{store.url(FACTS_FILE.format(source['shard']))} has gone; run the same command again")
+                raise UserError(
+                    f"{store.url(store.file(FACTS_FILE, source['shard']))} has gone; run the same command again"
+                )
             duplicates.add(facts)
         duplicates.check_keys(sources[0]["output"])
         duplicates.find(options.criteria, options.radius or 0)
@@ -100,7 +102,7 @@ def write_drops(store: Store, duplicates: Duplicates, indices: Sequence[int], id
     n_rows, files = 0, list[tuple[int, pa.Table]]()
 
     def write(file: tuple[int, pa.Table]) -> None:
-        store.write_bytes(DROPS_FILE.format(file[0]), encode(file[1], identity))
+        store.write_bytes(store.file(DROPS_FILE, file[0]), encode(file[1], identity))
 
     for place, shard in enumerate(indices, 1):
         files.append((shard, table if shard == index else DROPS.empty_table()))
@@ -123,10 +125,10 @@ def make_table(output: str, shard: NewShard) -> pa.Table:
     (source,) = shard.origin["sources"]
     table = read_table(source["output"], source)
     store = Store(output)
-    content = store.read(DROPS_FILE.format(shard.plan.index))
+    content = store.read(store.file(DROPS_FILE, shard.plan.index))
     found = None if content is None else decode_table(content, drops_identity(shard))
     if found is None:
-        raise UserError(f"{store.url(DROPS_FILE.format(shard.plan.index))} has gone; run the same command again")
+        raise UserError(f"{store.url(store.file(DROPS_FILE, shard.plan.index))} has gone; run the same command again")
     drops = {format_key(row["key"]): Drop(row["reason"], format_key(row["stays"])) for row in found.to_pylist()}
     keys = table["key"].to_pylist()
     return drop_rows(table, "write", {i: drops[key] for i, key in enumerate(keys) if key in drops})

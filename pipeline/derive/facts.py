@@ -56,7 +56,8 @@ def collect_facts(
 def write_facts(output: str, with_pictures: bool, source: SourceShard) -> None:
     """Write the facts of a shard to the output."""
     table = make_facts(source, with_pictures)
-    Store(output).write_bytes(FACTS_FILE.format(source["shard"]), encode(table, made_from(source, with_pictures)))
+    store = Store(output)
+    store.write_bytes(store.file(FACTS_FILE, source["shard"]), encode(table, made_from(source, with_pictures)))
 
 
 def read_all(
@@ -71,7 +72,7 @@ def read_all(
 
 def read_facts(store: Store, source: SourceShard, with_pictures: bool) -> pa.Table | None:
     """Return the facts of a shard; None if the output has none, or those of another shard, or damaged ones."""
-    content = store.read(FACTS_FILE.format(source["shard"]))
+    content = store.read(store.file(FACTS_FILE, source["shard"]))
     try:
         return None if content is None else decode_table(content, made_from(source, with_pictures))
     except (pa.ArrowException, ValueError):

@@ -56,7 +56,7 @@ def matching(entries: TakedownList, rows: Iterator[Row]) -> dict[str, tuple[Kind
 
 def rows_of_grit(store: Store, manifest: Manifest, entries: TakedownList) -> dict[str, tuple[Kind, Row]]:
     """Find the rows in the parquet of grit/, which has the kept boxes of kept rows."""
-    content = store.read(FILES["grit"][1].format(manifest["shard"])) or b""
+    content = store.read(store.file(FILES["grit"][1], manifest["shard"])) or b""
     columns = ["key", "url", "sha256", "status", "error_message", "noun_chunks"]
     rows = (row_of_grit(row) for row in pq.read_table(io.BytesIO(content), columns=columns).to_pylist())
     return matching(entries, rows)
@@ -80,7 +80,7 @@ def row_of_grit(row: Row) -> Row:
 
 def rows_of_train(store: Store, manifest: Manifest, entries: TakedownList) -> dict[str, tuple[Kind, Row]]:
     """Find the rows in train/, which has the kept rows only."""
-    name = FILES["train"][0].format(manifest["shard"])
+    name = store.file(FILES["train"][0], manifest["shard"])
     with store.fs.open(store.path(name), "rb") as file:
         rows = (row_of_train(sample) for sample in annotations(store, name, reader_of(file)))
         return matching(entries, rows)

@@ -22,13 +22,15 @@ from pipeline.lease import Lease, hold_lease
 from pipeline.paths import check_writable
 from pipeline.read.types import ShardPlan
 from pipeline.resume.command import write_command
-from pipeline.resume.finished import list_output
+from pipeline.resume.listing import list_output
 from pipeline.resume.record import write_record
 from pipeline.write.failed import failed_shard, write_failed
+from pipeline.write.layout import settle_layout
 from pipeline.write.manifest import is_same, read_manifest
 from pipeline.write.stage import write_shard
 from pipeline.write.store import Store
-from schemas.files import JOB_FILE, MANIFEST_FILE, shard_files
+from schemas.attempts import attempt_of
+from schemas.files import JOB_FILE, MANIFEST_FILE
 from schemas.job import JobRecord
 from schemas.manifest import Manifest, Origin, Provenance, Retry
 
@@ -78,9 +80,10 @@ def write_output(
                 "give overwrite=true to replace them, or another output="
             )
         logger.info("%s, %d finished before", counted(len(shards), "shard"), len(finished))
-        store.remove_many(MANIFEST_FILE.format(index) for index in others)
         planned = {shard.plan.index for shard in shards}
-        store.remove_many(name for index in others if index not in planned for name in shard_files(index))
+        settle_layout(store, sum(not attempt_of(index) for index in planned))
+        store.remove_many(store.file(MANIFEST_FILE, index) for index in others)
+        store.remove_many(name for index in others if index not in planned for name in store.shard_files(index))
         store.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
         if record is not None:
             write_record(store, record)
@@ -128,12 +131,12 @@ def finished_shards(store: Store, shards: Sequence[NewShard]) -> tuple[set[int],
         if shard is None or manifest is None or not is_made_from(manifest, shard):
             return others
         sizes = {name: facts["bytes"] for name, facts in manifest["files"].items()}
-        return finished if all(listing.sizes.get(name) == size for name, size in sizes.items()) else damaged
+        return finished if all(listing.size(name) == size for name, size in sizes.items()) else damaged
 
     indices = listing.committed()
     for index, found in zip(indices, map_concurrently(judge, indices), strict=True):
         found.add(index)
-    store.remove_many(MANIFEST_FILE.format(index) for index in damaged)
+    store.remove_many(store.file(MANIFEST_FILE, index) for index in damaged)
     return finished, others
 
 

@@ -35,7 +35,7 @@ def pick_rows(source: SourceShard, kept: Sequence[int], dropped: Sequence[int], 
     parts = list(chosen_rows(store, manifest, wanted, retried_keys(store, later)))
     table = conform(pa.concat_tables(parts).select(SCORED.names), SCORED) if parts else SCORED.empty_table()
     if table.num_rows != len(kept) + len(dropped):
-        name = store.url(FILES["arrow"][0].format(manifest["shard"]))
+        name = store.url(store.file(FILES["arrow"][0], manifest["shard"]))
         raise UserError(f"{name} lacks rows that its manifest counts; see pipeline.verify")
     is_kept = pc.equal(table["status"], KEPT).to_pylist()
     places = {True: iter(wanted[True]), False: iter(wanted[False])}
@@ -77,19 +77,19 @@ def chosen_rows(
 def with_indexed_images(table: pa.Table, store: Store, manifest: Manifest) -> pa.Table:
     """Return the table with the images of its kept rows that `_index/` finds in grit/."""
     places = image_places(store, manifest, without_image(table))
-    path = store.path(FILES["grit"][0].format(manifest["shard"]))
+    path = store.path(store.file(FILES["grit"][0], manifest["shard"]))
 
     def read(place: tuple[int, int]) -> bytes:
         return bytes(store.fs.cat_file(path, start=place[0], end=sum(place)))
 
-    with store.convert_errors("read", FILES["grit"][0].format(manifest["shard"])):
+    with store.convert_errors("read", store.file(FILES["grit"][0], manifest["shard"])):
         found = dict(zip(places, map_concurrently(read, places.values()), strict=True))
     return add_images(table, found)
 
 
 def image_places(store: Store, manifest: Manifest, keys: Collection[str] | None = None) -> dict[str, tuple[int, int]]:
     """Return offset and size of the images of these rows, or of all, in grit/; {} for a shard without an index."""
-    name, tar = INDEX_FILE.format(manifest["shard"]), FILES["grit"][0].format(manifest["shard"])
+    name, tar = store.file(INDEX_FILE, manifest["shard"]), store.file(FILES["grit"][0], manifest["shard"])
     if (keys is not None and not keys) or not {name, tar} <= manifest["files"].keys():
         return {}
     content = store.read(name)

@@ -46,39 +46,39 @@ def remove_rows(store: Store, pending: PendingTakedown, lease: str) -> None:
         try:
             stage_files(store, staging, manifest, kinds)
         except store_errors(TarError, pa.ArrowException, ValueError, LookupError) as error:
-            name = store.url(MANIFEST_FILE.format(index))
+            name = store.url(store.file(MANIFEST_FILE, index))
             raise UserError(f"shard {index} cannot be read ({one_line(error)}); its manifest is {name}") from error
         new: Manifest = {**manifest, "files": dict(staging.files)}
         with exclusive(store, index):
             check_lease(store, lease)
             write_pending(store, pending)  # from here on, a kill leaves files of both versions
-            publish(store, staging, new, lease, [DROPPED_FILE.format(index)])
+            publish(store, staging, new, lease, [store.file(DROPPED_FILE, index)])
         check_committed(store, new)
-    store.remove([TAKEDOWN_FILE.format(index)])
+    store.remove([store.file(TAKEDOWN_FILE, index)])
 
 
 def stage_files(store: Store, staging: Staging, manifest: Manifest, kinds: Kinds) -> None:
     """Write the new files of a shard under temporary names."""
     index, names = manifest["shard"], manifest["files"]
     places: dict[str, list[SamplePlace]] = {}
-    order, metadata = read_index(store, index) if INDEX_FILE.format(index) in names else ([], {})
+    order, metadata = read_index(store, index) if store.file(INDEX_FILE, index) in names else ([], {})
     for kind in sorted(FILES, key=lambda kind: order.index(kind) if kind in order else len(order)):
-        name = FILES[kind][0].format(index)
+        name = store.file(FILES[kind][0], index)
         if name in names and name.endswith(".tar"):
             places[kind] = copy_tar(store, staging, name, kinds)
-    table, rows = FILES["grit"][1].format(index), FILES["arrow"][0].format(index)
+    table, rows = store.file(FILES["grit"][1], index), store.file(FILES["arrow"][0], index)
     if table in names:
         copy_parquet(store, staging, table, kinds)
     if rows in names:
         copy_arrow(store, staging, manifest, kinds)
-    if INDEX_FILE.format(index) in names:
-        with staging.open(INDEX_FILE.format(index), rows=sum(map(len, places.values()))) as file:
+    if store.file(INDEX_FILE, index) in names:
+        with staging.open(store.file(INDEX_FILE, index), rows=sum(map(len, places.values()))) as file:
             write_index(file, places, metadata)
 
 
 def read_index(store: Store, index: int) -> tuple[list[str], dict[str, str]]:
     """Return the formats in the index of a shard, in their order, and its metadata."""
-    with pa.ipc.open_file(store.read(INDEX_FILE.format(index)) or b"") as reader:
+    with pa.ipc.open_file(store.read(store.file(INDEX_FILE, index)) or b"") as reader:
         table = reader.read_all()
         return table["format"].cast(pa.string()).unique().to_pylist(), text_of(reader.schema.metadata)
 
@@ -120,7 +120,7 @@ def taken_down_columns(row: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
 
 def copy_arrow(store: Store, staging: Staging, manifest: Manifest, kinds: Kinds) -> None:
     """Write the file of arrow/ with nothing but key, place and drop in these rows."""
-    name = FILES["arrow"][0].format(manifest["shard"])
+    name = store.file(FILES["arrow"][0], manifest["shard"])
     empty = dict.fromkeys(described(SCORED))
     rows = []
     for row in read_rows(store, manifest):

@@ -68,7 +68,7 @@ class Source:
 def check_formats(store: Store, manifest: Manifest) -> None:
     """Raise UserError unless a shard has all rows, in arrow/, and the images of the kept rows."""
     formats = set(manifest["formats"])
-    name = store.url(MANIFEST_FILE.format(manifest["shard"]))
+    name = store.url(store.file(MANIFEST_FILE, manifest["shard"]))
     if "arrow" not in formats:
         raise UserError(
             f"{name}: the shard has no arrow/ file, which holds all rows; run the job with formats=[arrow,grit]"
@@ -105,7 +105,7 @@ def unchanged_manifest(store: Store, source: SourceShard) -> Manifest:
     manifest = read_manifest(store, source["shard"])
     if manifest is None or manifest_hash(manifest) != source["manifest"]:
         raise UserError(
-            f"{store.url(MANIFEST_FILE.format(source['shard']))} has changed while it was read; run the command again "
+            f"{store.url(store.file(MANIFEST_FILE, source['shard']))} has changed while it was read; run the command again "
             "when no other job writes to this output"
         )
     return manifest
@@ -118,7 +118,7 @@ def with_images(table: pa.Table, store: Store, manifest: Manifest) -> pa.Table:
         return table
     found = read_images(store, manifest, missing)
     if lost := sorted(missing - found.keys()):
-        name = store.url(FILES["grit"][0].format(manifest["shard"]))
+        name = store.url(store.file(FILES["grit"][0], manifest["shard"]))
         raise UserError(f"{name}: the image of row {lost[0]} is missing ({len(lost)} rows); see pipeline.verify")
     return add_images(table, found)
 

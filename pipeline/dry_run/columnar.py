@@ -27,13 +27,13 @@ def pooled(samples: Sequence[Measured], config: PipelineConfig, provenance: Prov
     first = 0
     for sample in samples:
         rows, last = sample.rows, first + sample.rows.num_rows
-        for pattern, n_bytes in sizes.items():
-            if pattern not in sample.fixed:  # a format that is not written
+        for kind, n_bytes in sizes.items():
+            if kind not in sample.fixed:  # a format that is not written
                 continue
-            values = shared(max(n_bytes - sample.fixed[pattern], 0), weights)[first:last]
-            if pattern == COLUMNAR[0]:
+            values = shared(max(n_bytes - sample.fixed[kind], 0), weights)[first:last]
+            if kind == COLUMNAR[0]:
                 values = [value + n for value, n in zip(values, stored_images(rows, config), strict=True)]
-            rows = rows.append_column(f"bytes {pattern}", pa.array(values, pa.float64()))
+            rows = rows.append_column(f"bytes {kind}", pa.array(values, pa.float64()))
         found.append(dataclasses.replace(sample, rows=rows))
         first = last
     return found

@@ -70,7 +70,7 @@ class Clock(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The predictions for a job. `n_bytes` is by file pattern, `drops` counts rows of the sample by stage and reason."""
+    """The predictions for a job. `n_bytes` is by kind of file, `drops` counts rows of the sample by stage and reason."""
 
     n_sampled: int
     kept: Estimate

@@ -17,7 +17,8 @@ from common.remote import open_store
 from pipeline.config import PipelineConfig
 from pipeline.read.types import ShardPlan
 from pipeline.report.stats import build_stats
-from pipeline.resume.finished import find_damaged, list_output
+from pipeline.resume.finished import find_damaged
+from pipeline.resume.listing import list_output
 from pipeline.write.stage import write_shard
 from pipeline.write.store import Store
 from schemas.files import LEASE_FILE, TIMINGS_FILE
@@ -88,8 +89,8 @@ def count_requests(n_shards: int, config: PipelineConfig, provenance: Provenance
         list_output(store)
         store.write(LEASE_FILE, json.dumps({"token": ""}))  # every commit reads the lease
         for plan in plans:
-            write_shard(SCORED.empty_table(), plan, config.write, url, provenance, lease="")
-            store.write(TIMINGS_FILE.format(plan.index), "{}")
+            write_shard(SCORED.empty_table(), plan, config.write, store, provenance, lease="")
+            store.write(store.file(TIMINGS_FILE, plan.index), "{}")
         find_damaged(store, plans, config, provenance)
         build_stats(url)
         return len(CountedStore.calls)

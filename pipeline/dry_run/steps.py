@@ -25,13 +25,14 @@ from pipeline.run import Done, Notes, Part, Steps, join
 from pipeline.write.stage import write_shard
 from pipeline.write.temporary import remove_abandoned_folders, temporary_folder_prefix
 from schemas.files import FILES, INDEX_FILE, MANIFEST_FILE
+from schemas.layout import FLAT
 from schemas.manifest import Provenance, StageTiming, Timings
 from schemas.rows import SCORED
 from schemas.status import DROPPED, KEPT
 from schemas.table import set_column
 
 COLUMNS: Final = ("key", "status", "stage", "reason")
-COLUMNAR: Final = (FILES["arrow"][0], FILES["grit"][1])
+COLUMNAR: Final = (str(FILES["arrow"][0]), str(FILES["grit"][1]))
 """Files whose rows are compressed together."""
 
 
@@ -40,8 +41,8 @@ class Measured(Done):
     """A sample shard.
 
     `rows` has COLUMNS, `host`, `requests`, `seconds` and `busy` seconds of the download, the bytes of the `image`, the
-    size before compression (`weight`), and `bytes FILE` for the patterns of tars, index and manifest. `table` holds the
-    rows without images, `fixed` the bytes of the files of a shard without rows, by file pattern.
+    size before compression (`weight`), and `bytes FILE` for the kinds of tars, index and manifest. `table` holds the
+    rows without images, `fixed` the bytes of the files of a shard without rows, by kind of file.
     """
 
     rows: pa.Table
@@ -125,16 +126,16 @@ def with_efforts(rows: pa.Table, timings: Timings) -> pa.Table:
     return rows.append_column("busy", pa.array([timing["seconds"] for timing in busy], pa.float64()))
 
 
-def patterns(index: int) -> dict[str, str]:
-    """Return the names of the files of a shard -> their patterns; the manifest included."""
-    found = [*(pattern for names in FILES.values() for pattern in names), INDEX_FILE, MANIFEST_FILE]
-    return {pattern.format(index): pattern for pattern in found}
+def kinds(index: int) -> dict[str, str]:
+    """Return the paths of the files of a shard, the manifest included -> their kinds as text."""
+    found = [*(kind for kinds in FILES.values() for kind in kinds), INDEX_FILE, MANIFEST_FILE]
+    return {FLAT.path(kind, index): str(kind) for kind in found}
 
 
 def file_bytes(folder: str, files: Iterable[str], index: int) -> dict[str, int]:
-    """Return the bytes of the files of a shard, and of its manifest, by pattern."""
-    names = [*files, MANIFEST_FILE.format(index)]
-    return {patterns(index)[name]: Path(folder, name).stat().st_size for name in names}
+    """Return the bytes of the files of a shard, and of its manifest, by kind."""
+    names = [*files, FLAT.path(MANIFEST_FILE, index)]
+    return {kinds(index)[name]: Path(folder, name).stat().st_size for name in names}
 
 
 def measure_rows(table: pa.Table, folder: str, index: int, sizes: dict[str, int], fixed: dict[str, int]) -> pa.Table:
@@ -147,19 +148,19 @@ def measure_rows(table: pa.Table, folder: str, index: int, sizes: dict[str, int]
     batches = table.drop_columns(["image"]).combine_chunks().to_batches()
     weights = [float(n) for batch in batches for n in batch_sizes(batch)]
     in_tars: dict[str, dict[str, float]] = {}
-    if (path := Path(folder, INDEX_FILE.format(index))).exists():
+    if (path := Path(folder, FLAT.path(INDEX_FILE, index))).exists():
         for sample in pa.ipc.open_file(path).read_all().to_pylist():
-            in_tars.setdefault(FILES[sample["format"]][0], {})[sample["key"]] = float(sample["size"])
+            in_tars.setdefault(str(FILES[sample["format"]][0]), {})[sample["key"]] = float(sample["size"])
     rows = table.select(list(COLUMNS)).replace_schema_metadata()
     rows = rows.append_column("weight", pa.array(weights, pa.float64()))
     images = [float(len(image.as_py())) if image.is_valid else 0.0 for image in table["image"]]
     rows = rows.append_column("image", pa.array(images, pa.float64()))
-    for pattern, n_bytes in sizes.items():
-        if pattern in COLUMNAR:
+    for kind, n_bytes in sizes.items():
+        if kind in COLUMNAR:
             continue
-        values = [in_tars[pattern].get(key, 0.0) for key in keys] if pattern in in_tars else []
-        rest = max(n_bytes - fixed.get(pattern, 0), 0)
-        rows = rows.append_column(f"bytes {pattern}", pa.array(values or shared(rest, weights), pa.float64()))
+        values = [in_tars[kind].get(key, 0.0) for key in keys] if kind in in_tars else []
+        rest = max(n_bytes - fixed.get(kind, 0), 0)
+        rows = rows.append_column(f"bytes {kind}", pa.array(values or shared(rest, weights), pa.float64()))
     return rows
 
 

@@ -25,11 +25,11 @@ def prediction_lines(found: Prediction, job: Job, n_planned: int, store_requests
     for (stage, reason), n in found.drops.items():
         yield f"  {stage + ': ' + reason:32}{n:>8,}  {n / found.n_sampled:6.1%}"
     yield ""
-    for name, patterns in FILES.items():
-        parts = [found.n_bytes[pattern] for pattern in patterns if pattern in found.n_bytes]
+    for name, files in FILES.items():
+        parts = [found.n_bytes[str(kind)] for kind in files if str(kind) in found.n_bytes]
         if parts:
             yield line(f"bytes of {name}/", added(parts), bytes_format=True)
-    rest = [estimate for pattern, estimate in found.n_bytes.items() if pattern.startswith("_")]
+    rest = [estimate for kind, estimate in found.n_bytes.items() if kind.startswith("_")]
     yield line("bytes of index and manifests", added(rest), bytes_format=True)
     yield ""
     yield line("hours", found.hours, "{:,.3g}")

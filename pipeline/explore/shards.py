@@ -57,7 +57,7 @@ class Shard:
         return image_places(self.store, self.manifest) or self._places_in_tar()
 
     def _places_in_tar(self) -> dict[str, tuple[int, int]]:
-        name = FILES["grit"][0].format(self.manifest["shard"])
+        name = self.store.file(FILES["grit"][0], self.manifest["shard"])
         if name not in self.manifest["files"]:
             return {}
         with self.store.fs.open(self.store.path(name), "rb") as file:
@@ -69,7 +69,7 @@ class Shard:
         """Return the stored image of a row, or None without one."""
         batch, place = self._place(number)
         if at := self.places.get(self.keys[batch][place]):
-            path = self.store.path(FILES["grit"][0].format(self.manifest["shard"]))
+            path = self.store.path(self.store.file(FILES["grit"][0], self.manifest["shard"]))
             return bytes(self.store.fs.cat_file(path, start=at[0], end=sum(at)))
         image: bytes | None = read_batch(self.store, self.manifest, ("image",), batch)["image"][place].as_py()
         return image
@@ -101,7 +101,7 @@ class Shard:
 
 def read_batch(store: Store, manifest: Manifest, columns: Sequence[str], number: int) -> pa.RecordBatch:
     """Return one batch of arrow/ with these columns, without reading those before it."""
-    path = store.path(FILES["arrow"][0].format(manifest["shard"]))
+    path = store.path(store.file(FILES["arrow"][0], manifest["shard"]))
     with pa.memory_map(path) if store.is_local else pa.PythonFile(store.fs.open(path, "rb"), "r") as source:
         schema = pa.ipc.open_file(source).schema
         fields = sorted(schema.get_field_index(name) for name in columns)

@@ -65,17 +65,23 @@ class DamagedFileError(UserError):
 
 @contextmanager
 def open_input(path: str, rows: str = "", encoding: str = "utf-8") -> Iterator[IO[bytes]]:
-    """Open a file as decompressed bytes, and text in UTF-8. Raises UserError, naming the file, if that fails.
+    """Open a file as decompressed bytes, and text in UTF-8. Raises UserError like `input_errors`."""
+    with input_errors(path, rows), open_file(path) as file:
+        if compression := compression_of(path):
+            file = io.BufferedReader(Stream(file, COMPRESSIONS[compression]), BUFFER)
+        if not is_utf8(encoding) and format_of(path) not in ("parquet", "tar"):
+            file = io.BufferedReader(Stream(file, partial(TranscodedSource, encoding=encoding)), BUFFER)
+        yield file
+
+
+@contextmanager
+def input_errors(path: str, rows: str = "") -> Iterator[None]:
+    """Convert the errors of reading a file to UserError, which names it.
 
     `rows` names the rows to read, for the message. The error is a DamagedFileError if the file can be read, but not parsed.
     """
     try:
-        with open_file(path) as file:
-            if compression := compression_of(path):
-                file = io.BufferedReader(Stream(file, COMPRESSIONS[compression]), BUFFER)
-            if not is_utf8(encoding) and format_of(path) not in ("parquet", "tar"):
-                file = io.BufferedReader(Stream(file, partial(TranscodedSource, encoding=encoding)), BUFFER)
-            yield file
+        yield
     except MissingListError as error:
         raise UserError(f"input file {path}: {error}") from error
     except store_errors(*UNREADABLE) as error:

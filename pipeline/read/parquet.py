@@ -1,91 +1,39 @@
 """Read parquet files as records, without binary columns but that of the image, and without converting huge values."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.faults.fault import is_fault
 from pipeline.read.columns import find_columns
 from pipeline.read.config import ReadConfig
+from pipeline.read.row_groups import BATCH_BYTES, read_batches
 from pipeline.read.sizes import Sizes, batch_sizes, row_sizes
-from pipeline.read.types import BadRecord, Load, Record
+from pipeline.read.types import BadRecord, Load, Piece, Record
 
 VALUE_ERRORS: Final = (OverflowError, ValueError, KeyError)
 """Exceptions of pyarrow for a value that no Python object can represent; KeyError for an unknown time zone."""
-BATCH_ROWS: Final = 4096
-BATCH_BYTES: Final = 1 << 24
-"""Bytes of values that are converted to Python at a time."""
 ROW_FACTOR: Final = 16
 """A row above `read.max_row_bytes` by this factor is not converted. The limits of `read` for its values, which count
 characters and JSON, are all below it."""
 
 
-def parquet_rows(
-    file: IO[bytes],
-    first: int,
-    n: int,
-    config: ReadConfig,
-    is_wanted: Callable[[int], bool],
-) -> Iterator[Load | None]:
-    """Read rows [first, first + n) in batches of bounded size; only the row groups that contain them are read.
+def parquet_rows(piece: Piece, config: ReadConfig, is_wanted: Callable[[int], bool]) -> Iterator[Load | None]:
+    """Read the rows of a piece in batches of bounded size.
 
-    Yields None for the rows whose index in the file is not wanted. Binary columns are skipped, except those for URL,
-    caption, identifier and `where`, since some writers store text in binary columns, and that of the image. Values in
-    the dictionary of a column are not repeated in memory. Raises pyarrow.ArrowException for a damaged file.
+    Yields None for the rows whose index in the file is not wanted. Raises pyarrow.ArrowException for a damaged file.
     """
-    parquet = pq.ParquetFile(file)
-    metadata = parquet.metadata
-    parquet = pq.ParquetFile(file, metadata=metadata, read_dictionary=_coded_columns(metadata))
-    columns = find_columns(parquet.schema_arrow.names, config, ".parquet")
-    binary = {columns.url, columns.id, columns.path, columns.image, *columns.captions}
-    binary |= config.selection.columns.keys() if config.selection else set()
-    names = [item.name for item in parquet.schema_arrow if item.name in binary or not has_bytes(item.type)]
-    row = 0  # of the file
-    for group in range(metadata.num_row_groups):
-        n_rows = metadata.row_group(group).num_rows
-        if row >= first + n:
-            return
-        if row + n_rows <= first:
-            row += n_rows
-            continue
-        size = _batch_rows(metadata.row_group(group), names)
-        for batch in parquet.iter_batches(batch_size=size, row_groups=[group], columns=names):
-            start, end = (min(max(bound - row, 0), batch.num_rows) for bound in (first, first + n))
-            wanted = [is_wanted(row + i) for i in range(start, end)]
-            row += batch.num_rows
-            if all(wanted):
-                yield from _loads(batch.slice(start, end - start), columns.image, config)
-            else:
-                some = batch.slice(start, end - start).filter(pa.array(wanted, pa.bool_()))
-                loads = _loads(some, columns.image, config)
-                yield from (next(loads) if is_one else None for is_one in wanted)
-
-
-def _coded_columns(metadata: pq.FileMetaData) -> list[str]:
-    """The text columns that are stored as codes of a dictionary: a value of a megabyte may occur in every row."""
-    columns = (
-        metadata.row_group(group).column(i)
-        for group in range(metadata.num_row_groups)
-        for i in range(metadata.num_columns)
-    )
-    return sorted(
-        {
-            column.path_in_schema
-            for column in columns
-            if column.physical_type == "BYTE_ARRAY" and any("DICTIONARY" in name for name in column.encodings)
-        }
-    )
-
-
-def _batch_rows(group: pq.RowGroupMetaData, names: Collection[str]) -> int:
-    """The number of rows of a batch with BATCH_BYTES, on average."""
-    columns = (group.column(i) for i in range(group.num_columns))
-    n_bytes = sum(item.total_uncompressed_size for item in columns if item.path_in_schema.split(".")[0] in names)
-    return int(max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(n_bytes, 1))))
+    for row, batch in read_batches(piece, config):
+        wanted = [is_wanted(row + i) for i in range(batch.num_rows)]
+        image = find_columns(batch.schema.names, config, ".parquet").image
+        if all(wanted):
+            yield from _loads(batch, image, config)
+        else:
+            loads = _loads(batch.filter(pa.array(wanted, pa.bool_())), image, config)
+            yield from (next(loads) if is_one else None for is_one in wanted)
 
 
 def _loads(batch: pa.RecordBatch, image: str | None, config: ReadConfig) -> Iterator[Load]:
@@ -161,13 +109,3 @@ def _record(batch: pa.RecordBatch, i: int) -> Record | BadRecord:
 
 def _plain_type(type_: Any) -> pa.DataType:
     return type_.value_type if pa.types.is_dictionary(type_) else type_
-
-
-def has_bytes(type_: pa.DataType) -> bool:
-    """True for binary types, and lists or structs that contain one, such as the images of Hugging Face datasets."""
-    if pa.types.is_dictionary(type_):
-        return has_bytes(type_.value_type)
-    if type_.num_fields:
-        return any(has_bytes(type_.field(i).type) for i in range(type_.num_fields))
-    is_type = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
-    return any(check(type_) for check in is_type)

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -17,15 +16,15 @@ from pipeline.read.config import ReadConfig
 from pipeline.read.folders import list_folder
 from pipeline.read.formats import DamagedFileError, compression_of, format_of, open_input
 from pipeline.read.listing import list_files
+from pipeline.read.plans import COUNTED, Batch, CutFile, ShardPlans
 from pipeline.read.roots import Roots
 from pipeline.read.rows import column_names, raw_rows
 from pipeline.read.streams import is_utf8
-from pipeline.read.types import Piece, ShardPlan
+from pipeline.read.tars import Scan, Scanner, damage_of, scan_tar, scan_tars
+from pipeline.read.types import ShardPlan
 
 logger = logging.getLogger(__name__)
 
-COUNTED: Final = ("parquet", "folder")
-"""Formats whose rows are counted without reading them."""
 SAMPLE_ROWS: Final = 1000
 """Rows of a JSON file in which the columns of `read.where` are looked for."""
 
@@ -38,17 +37,7 @@ class Cut(NamedTuple):
     line: int = 1  # line at which the row starts
 
 
-class CutFile(NamedTuple):
-    """An input file, and the rows at which it is cut: its first row, those at which shards start, and its end."""
-
-    path: str
-    size: int
-    cuts: tuple[Cut, ...]
-    version: str = ""  # Piece.version
-    damage: str = ""  # the error at which the rows of a damaged file end
-
-
-Known = Mapping[str, tuple[int, Sequence[Cut], str]]
+Known = Mapping[str, tuple[int, Sequence[Sequence[int]], str]]
 """Cuts of an earlier run: path -> (number of rows before the file, cuts, damage)."""
 
 
@@ -73,7 +62,7 @@ def plan_shards(input: str, rows_per_shard: int, limit: int | None, config: Read
     plans = make_plans(cut, rows_per_shard)
     if not plans:
         raise UserError(f"input {input!r} holds no rows; give files with at least one row")
-    return plans
+    return list(plans)
 
 
 def cut_files(
@@ -82,34 +71,43 @@ def cut_files(
     limit: int | None,
     config: ReadConfig,
     known: Known = MappingProxyType({}),
+    scan: Scanner = scan_tars,
 ) -> list[CutFile]:
     """Find the rows of `files`, pairs (path, size), at which shards start; files after the first `limit` rows are left out.
 
-    The files of `known` are not opened if the number of rows before them is the same, and parquet files never. Of a
-    damaged file, the rows before the damage are planned; if there are none, `read.skip_damaged` decides. Raises
-    UserError for a file that is unreadable or lacks a required column.
+    The files of `known` are not opened if the number of rows before them is the same, and parquet files never. `scan`
+    finds the samples of the tars among the others. Of a damaged file, the rows before the damage are planned; if there
+    are none, `read.skip_damaged` decides. Raises UserError for a file that is unreadable or lacks a required column.
     """
     Roots(config.image_roots)  # checks them
-    counted = [path for path, _ in files if format_of(path) in COUNTED and path not in known]
+    new = [(path, size, format_of(path)) for path, size in files if path not in known]
+    counted = [path for path, _, kind in new if kind in COUNTED]
+    tars = [(path, size) for path, size, kind in new if kind == "tar"]
     cut: list[CutFile] = []
     total = 0
     # The results are in the order of the files. Those of files after the limit are never consumed, so that their errors
     # are not raised.
-    with closing(map_concurrently(partial(_count_rows, config=config), counted)) as counts:
+    with (
+        closing(map_concurrently(partial(_count_rows, config=config), counted)) as counts,
+        closing(scan(tars, config, limit)) as scans,
+    ):
         for path, size in files:
             if total == limit:
                 break
             max_rows = None if limit is None else limit - total
             n_before, cuts, damage = known.get(path, (None, [], ""))
             if format_of(path) in COUNTED:
-                n_rows, damage = (cuts[-1].row, damage) if cuts else next(counts)
-                cuts = _cut_counted(n_rows, total, rows_per_shard, max_rows)
+                n_rows, damage = (cuts[-1][0], damage) if cuts else next(counts)
+                cuts = [Cut(0), Cut(n_rows if max_rows is None else min(n_rows, max_rows))]
+            elif format_of(path) == "tar" and n_before != total:
+                found = scan_tar(path, size, config, max_rows) if path in known else next(scans)
+                cuts, damage = _cut_tar(found, total, rows_per_shard, max_rows)
             elif n_before != total:
                 cuts, damage = _cut_text(path, config, total, rows_per_shard, max_rows)
             if damage:
-                logger.warning("only the first %d rows of a damaged file are read: %s", cuts[-1].row, damage)
+                logger.warning("only the first %d rows of a damaged file are read: %s", cuts[-1][0], damage)
             cut.append(CutFile(path, size, tuple(cuts), damage=damage))
-            total += cuts[-1].row
+            total += cut[-1].n_rows
     return cut
 
 
@@ -119,28 +117,9 @@ def make_plans(
     first_shard: int = 0,
     first_row: int = 0,
     appends: tuple[int, ...] = (),
-) -> list[ShardPlan]:
+) -> ShardPlans:
     """Divide the rows of `files` into shards, the first of which has the index `first_shard` and starts at `first_row`."""
-    pieces: list[list[Piece]] = []
-    total = 0
-    for file in files:
-        for start, end in pairwise(file.cuts):
-            shard = total // rows_per_shard
-            if shard == len(pieces):
-                pieces.append([])
-            n_rows = end.row - start.row
-            pieces[shard].append(Piece(file.path, start.row, n_rows, file.size, start.offset, start.line, file.version))
-            total += n_rows
-    return [
-        ShardPlan(
-            first_shard + i,
-            first_row + i * rows_per_shard,
-            sum(piece.n_rows for piece in shard),
-            tuple(shard),
-            appends,
-        )
-        for i, shard in enumerate(pieces)
-    ]
+    return ShardPlans([Batch(files, rows_per_shard, first_shard, first_row, appends)])
 
 
 def _count_rows(path: str, config: ReadConfig) -> tuple[int, str]:
@@ -154,27 +133,22 @@ def _count_rows(path: str, config: ReadConfig) -> tuple[int, str]:
             check_image_type(path, parquet.schema_arrow, config)
             return int(parquet.metadata.num_rows), ""
     except DamagedFileError as error:
-        return 0, _damage(error, 0, config)
+        return 0, damage_of(error, 0, config)
 
 
-def _damage(error: DamagedFileError, n_rows: int, config: ReadConfig) -> str:
-    """The description of a damaged file. Raises `error` if it has no rows and such files are not left out."""
-    if n_rows == 0 and not config.skip_damaged:
-        raise DamagedFileError(f"{error}, or leave such files out with read.skip_damaged=true") from error
-    return str(error)
-
-
-def _cut_counted(n_rows: int, n_before: int, rows_per_shard: int, max_rows: int | None) -> list[Cut]:
-    """The cuts of a parquet file or folder with `n_rows` rows; like `_cut_text`."""
-    n = n_rows if max_rows is None else min(n_rows, max_rows)
-    starts = range(-n_before % rows_per_shard, n, rows_per_shard)
-    return [Cut(row) for row in sorted({0, *starts, n})]
+def _cut_tar(found: Scan, n_before: int, rows_per_shard: int, max_rows: int | None) -> tuple[list[Cut], str]:
+    """The cuts of a tar, and its damage unless that is after the first `max_rows` rows; like `_cut_text`."""
+    n_found = len(found.starts)
+    n = n_found if max_rows is None else min(n_found, max_rows)
+    rows = sorted({0, *range(-n_before % rows_per_shard, n, rows_per_shard)}) if n else []
+    damage = found.damage if n == n_found else ""
+    return [*(Cut(row, int(found.starts[row]), 0) for row in rows), Cut(n)], damage
 
 
 def _cut_text(
     path: str, config: ReadConfig, n_before: int, rows_per_shard: int, max_rows: int | None
 ) -> tuple[list[Cut], str]:
-    """The cuts of a text file or tar, and its damage: its first row, the rows at which shards start, and its end.
+    """The cuts of a text file, and its damage: its first row, the rows at which shards start, and its end.
 
     The input has `n_before` rows in previous files; rows after the first `max_rows` of this file are ignored.
     """
@@ -199,5 +173,5 @@ def _cut_text(
                     cuts.append(Cut(n, raw.offset, raw.line))
                 n += 1
     except DamagedFileError as error:
-        damage = _damage(error, n, config)
+        damage = damage_of(error, n, config)
     return [*cuts, Cut(n)], damage

@@ -3,13 +3,14 @@
 import csv
 import io
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from typing import IO, Any, TypeVar
 
 from pipeline.read.config import ReadConfig
 from pipeline.read.folders import folder_rows
-from pipeline.read.formats import Format, format_of, open_input
+from pipeline.read.formats import Format, format_of, input_errors, open_input
 from pipeline.read.isolate import RowFault, isolated
 from pipeline.read.json_document import BOM, MissingListError, column_lists, join_columns, json_rows
 from pipeline.read.json_rows import parse_json
@@ -56,10 +57,21 @@ def read_rows(
         for i, load_image in enumerate(folder_rows(piece, config, is_wanted), piece.first_row):
             yield 0, isolated(partial(_converted, convert, load_image)) if is_wanted(i) else None
         return
-    last_row = piece.first_row + piece.n_rows - 1
-    with open_input(piece.path, f"rows {piece.first_row} to {last_row} of ", config.encoding) as file:
+    with _opened(piece, config) as file:
         for i, (line, load) in enumerate(_loads(piece, file, config, is_wanted), piece.first_row):
             yield line, isolated(partial(_converted, convert, load)) if load and is_wanted(i) else None
+
+
+@contextmanager
+def _opened(piece: Piece, config: ReadConfig) -> Iterator[IO[bytes] | None]:
+    """Open the file of a piece, and convert errors of reading it; a parquet file may be open already, and is None."""
+    rows = f"rows {piece.first_row} to {piece.first_row + piece.n_rows - 1} of "
+    if format_of(piece.path) == "parquet":
+        with input_errors(piece.path, rows):
+            yield None
+        return
+    with open_input(piece.path, rows, config.encoding) as file:
+        yield file
 
 
 def _converted(convert: Callable[[Record | BadRecord], Result], load: Load) -> Result:
@@ -67,13 +79,12 @@ def _converted(convert: Callable[[Record | BadRecord], Result], load: Load) -> R
 
 
 def _loads(
-    piece: Piece, file: IO[bytes], config: ReadConfig, is_wanted: Callable[[int], bool]
+    piece: Piece, file: IO[bytes] | None, config: ReadConfig, is_wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, Load | None]]:
     format_ = format_of(piece.path)
     assert format_ is not None, "plan_shards uses only files of known formats"
-    if format_ == "parquet":
-        loads = parquet_rows(file, piece.first_row, piece.n_rows, config, is_wanted)
-        yield from ((0, load) for load in loads)
+    if file is None:
+        yield from ((0, load) for load in parquet_rows(piece, config, is_wanted))
         return
     header = csv_header(file, format_, config) if format_ in ("csv", "tsv") else []
     rows = raw_rows(format_, file, config, piece.offset, piece.line, len(header))

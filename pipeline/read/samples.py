@@ -19,7 +19,7 @@ Members = dict[str, Member]
 """Suffix -> file of a sample."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Sample:
     """The files of a sample, and the contents of some: those that a compressed tar cannot be asked for again."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 Record = dict[str, Any]
 """A row of an input file: values by column name."""
@@ -10,7 +10,7 @@ IMAGE: Final = "__image__"
 """Key of the encoded image in a record of a tar; chosen so that no column has this name."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """Consecutive rows of one file, with the position at which reading starts."""
 
@@ -24,7 +24,7 @@ class Piece:
     version: str = field(default="", compare=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ShardPlan:
     """Rows [first_row, first_row + n_rows) of the input, which become the output files of one shard.
 
@@ -60,8 +60,7 @@ Load = Callable[[], Record | BadRecord]
 """Parses one row."""
 
 
-@dataclass(frozen=True)
-class RawRow:
+class RawRow(NamedTuple):
     """A row before parsing: its position (byte and line) and the input of the format's parser, or a BadRecord."""
 
     offset: int

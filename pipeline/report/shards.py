@@ -10,10 +10,11 @@ from common.errors import UserError
 from common.remote import map_concurrently, one_line
 from common.tar import iter_members, reader_of
 from pipeline.write.attempts import with_all_before
+from pipeline.write.layout import indices
 from pipeline.write.manifest import parse_manifest
 from pipeline.write.store import Store
 from schemas.attempts import shard_of
-from schemas.files import FILES, GRIT_IMAGE, MANIFEST_FILE, MANIFEST_FOLDER
+from schemas.files import FILES, GRIT_IMAGE, MANIFEST_FILE
 from schemas.manifest import Manifest
 from schemas.rows import VERSION
 
@@ -35,10 +36,11 @@ def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Ma
     Shards of earlier versions with the same major schema version are read too. Raises UserError if one has another
     major schema version.
     """
-    files = [f"{MANIFEST_FOLDER}/{name}" for name in store.names(MANIFEST_FOLDER) if name.endswith(".json")]
+    found = indices(store, MANIFEST_FILE)
     if only is not None:
-        selected = {MANIFEST_FILE.format(index) for index in only}
-        files = [file for file in files if file in selected or first_attempt(file) in selected]
+        selected = set(only)
+        found = [index for index in found if shard_of(index) in selected or index in selected]
+    files = [store.file(MANIFEST_FILE, index) for index in found]
     contents = map_concurrently(store.read, files)
     manifests: list[Manifest] = []
     for file, content in zip(files, contents, strict=True):
@@ -58,19 +60,12 @@ def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Ma
     return with_all_before(manifests)
 
 
-def first_attempt(file: str) -> str | None:
-    """Return the manifest of the job's shard at whose rows the shard of this manifest is an attempt; None for neither."""
-    number = file.rpartition("/")[2].removesuffix(".json")
-    is_manifest = number.isdecimal() and MANIFEST_FILE.format(int(number)) == file
-    return MANIFEST_FILE.format(shard_of(int(number))) if is_manifest else None
-
-
 def read_batches(store: Store, manifest: Manifest, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a shard in batches, with only these columns; nothing if the shard has no arrow/ file.
 
     Raises UserError if the file is damaged.
     """
-    name = FILES["arrow"][0].format(manifest["shard"])
+    name = store.file(FILES["arrow"][0], manifest["shard"])
     if name not in manifest["files"]:
         return
     batches = _read_batches(store, store.path(name), columns)
@@ -83,7 +78,7 @@ def read_batches(store: Store, manifest: Manifest, columns: Sequence[str]) -> It
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise UserError(
                 f"{store.url(name)} is damaged ({one_line(error)}); delete the manifest "
-                f"{store.url(MANIFEST_FILE.format(manifest['shard']))}, and run the job again to replace the shard"
+                f"{store.url(store.file(MANIFEST_FILE, manifest['shard']))}, and run the job again to replace the shard"
             ) from error
         yield batch
 
@@ -106,7 +101,7 @@ def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict
         for key, image in zip(batch["key"].to_pylist(), batch["image"], strict=True):
             if key in keys and image.is_valid:
                 images[key] = image.as_py()
-    name, missing = FILES["grit"][0].format(manifest["shard"]), set(keys) - set(images)
+    name, missing = store.file(FILES["grit"][0], manifest["shard"]), set(keys) - set(images)
     if missing and name in manifest["files"]:
         with store.fs.open(store.path(name), "rb") as file:
             read_at = reader_of(file)

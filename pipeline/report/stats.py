@@ -210,7 +210,7 @@ def count_shards(store: Store, groups: Iterable[Sequence[Manifest]]) -> Totals:
 def sum_timings(store: Store, manifests: Sequence[Manifest]) -> dict[str, StageSpeed]:
     """Add up the time of each stage over the shards that have a timings file."""
     stages: dict[str, StageSpeed] = {}
-    files = [TIMINGS_FILE.format(manifest["shard"]) for manifest in manifests]
+    files = [store.file(TIMINGS_FILE, manifest["shard"]) for manifest in manifests]
     for timings in map_concurrently(lambda file: cast(Timings, read_object(store, file)), files):
         for stage, timing in timings.items():
             total = stages.setdefault(stage, {"seconds": 0.0, "rows": 0.0, "rows_per_second": 0.0})

@@ -1,59 +1,26 @@
-"""Find the finished shards of an output by listing its folders."""
+"""Find the finished shards of an output, and those that are damaged."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
 from common.remote import map_concurrently
 from pipeline.config import PipelineConfig, content_hash, with_formats
+from pipeline.read.plans import ShardPlans
 from pipeline.read.types import ShardPlan
+from pipeline.resume.listing import Listing, list_output
+from pipeline.write.layout import indices
 from pipeline.write.manifest import is_same, read_manifest
 from pipeline.write.store import Store
-from schemas.files import FAILED_FILE, FAILED_FOLDER, FILES, INDEX_FILE, INDEX_FOLDER, MANIFEST_FILE, MANIFEST_FOLDER
+from schemas.files import FILES, INDEX_FILE, MANIFEST_FILE
 from schemas.manifest import Manifest, Provenance
 
 Formats = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Listing:
-    """The files of an output: path relative to it -> size in bytes."""
-
-    sizes: Mapping[str, int]
-
-    def committed(self) -> list[int]:
-        """Return the indices of the shards that have a manifest."""
-        paths = set(self._in(MANIFEST_FOLDER))
-        names = (path.rpartition("/")[2].removesuffix(".json") for path in paths)
-        indices = (int(name) for name in names if name.isdecimal())
-        return sorted(index for index in indices if MANIFEST_FILE.format(index) in paths)
-
-    def has_files(self, index: int, formats: Collection[str]) -> bool:
-        """Return True if all files of these formats of a shard exist."""
-        return all(name.format(index) in self.sizes for kind in formats for name in FILES[kind])
-
-    def stale_failures(self) -> list[str]:
-        """Return the records of failures of shards that have been finished since."""
-        finished = {FAILED_FILE.format(index) for index in self.committed()}
-        return [path for path in self._in(FAILED_FOLDER) if path in finished]
-
-    def _in(self, folder: str) -> Iterator[str]:
-        return (path for path in self.sizes if path.startswith(f"{folder}/") and path.endswith(".json"))
-
-
-def list_output(store: Store) -> Listing:
-    """List the files of all shards: one request per 1,000 files of an object store."""
-    folders = (*FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER)
-    listings = map_concurrently(store.sizes, folders)
-    pairs = zip(folders, listings, strict=True)
-    return Listing({f"{folder}/{name}": size for folder, sizes in pairs for name, size in sizes.items()})
-
-
-def list_finished(listing: Listing, plans: Sequence[ShardPlan], formats: Collection[str]) -> set[int]:
+def list_finished(listing: Listing, plans: ShardPlans, formats: Collection[str]) -> set[int]:
     """Return the indices of the `plans` that have a manifest and their files of `formats`."""
-    committed = set(listing.committed())
-    return {plan.index for plan in plans if plan.index in committed and listing.has_files(plan.index, formats)}
+    return listing.complete(formats) & set(plans.indices().tolist())
 
 
 class Damage(NamedTuple):
@@ -96,9 +63,9 @@ def find_finished(
 
 def find_missing(store: Store, plans: Sequence[ShardPlan]) -> list[ShardPlan]:
     """Return the `plans` without a manifest, now if not in the listing: one request per 1,000 manifests."""
-    committed = set(Listing({f"{MANIFEST_FOLDER}/{name}": 0 for name in store.names(MANIFEST_FOLDER)}).committed())
+    committed = set(indices(store, MANIFEST_FILE))
     unlisted = [plan for plan in plans if plan.index not in committed]
-    return [plan for plan in unlisted if store.size(MANIFEST_FILE.format(plan.index)) is None]
+    return [plan for plan in unlisted if store.size(store.file(MANIFEST_FILE, plan.index)) is None]
 
 
 def find_damaged(
@@ -133,8 +100,8 @@ def find_damage(
     written: Mapping[str, Formats],
 ) -> Damage | None:
     """Compare the files of a shard, its index and those of the formats of `config`, with its manifest."""
-    index = INDEX_FILE.format(plan.index)
-    names = {path.format(plan.index) for kind in config.write.formats for path in FILES[kind]}
+    index = store.file(INDEX_FILE, plan.index)
+    names = {store.file(kind, plan.index) for name in config.write.formats for kind in FILES[name]}
     names |= {index} & manifest["files"].keys()  # earlier versions wrote none
     damaged = {name for name in names if not has_file(store, listing, name, manifest)}
     if not damaged:
@@ -146,7 +113,7 @@ def find_damage(
 def has_file(store: Store, listing: Listing, name: str, manifest: Manifest) -> bool:
     """Return True if a file has the size that the manifest names, now if not in the listing: a shard costs hours."""
     facts = manifest["files"].get(name)
-    return facts is not None and (listing.sizes.get(name) == facts["bytes"] or store.size(name) == facts["bytes"])
+    return facts is not None and (listing.size(name) == facts["bytes"] or store.size(name) == facts["bytes"])
 
 
 def formats_of(manifest: Manifest, written: Mapping[str, Formats]) -> Formats:

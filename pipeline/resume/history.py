@@ -5,8 +5,10 @@ from typing import NamedTuple
 
 from common.errors import UserError
 from pipeline.config import PipelineConfig
-from pipeline.read.plan import Cut, CutFile, Known, cut_files
+from pipeline.read.plan import Known, cut_files
+from pipeline.read.plans import CutFile
 from pipeline.resume.inputs import identify_files
+from pipeline.resume.scan import scan_in_processes
 from schemas.job import InputBatch, InputFile, JobRecord
 
 Files = Sequence[tuple[str, int]]
@@ -66,10 +68,12 @@ def plan_batches(
     n_shards = n_rows = 0
     for files in groups:
         limit = None if config.limit is None else config.limit - n_rows
-        cut = cut_files(files, config.rows_per_shard, limit, config.read, known) if limit != 0 else []
+        cut = (
+            cut_files(files, config.rows_per_shard, limit, config.read, known, scan_in_processes) if limit != 0 else []
+        )
         new = identify_files([(file.path, file.size) for file in cut if file.path not in identified], {})
         by_path = {**identified, **{file["path"]: file for file in new}}
-        rows = sum(file.cuts[-1].row for file in cut)
+        rows = sum(file.n_rows for file in cut)
         if not rows and not any(file.damage for file in cut):
             continue
         shards = -(-rows // config.rows_per_shard)
@@ -97,12 +101,12 @@ def with_cuts(identity: InputFile, file: CutFile) -> InputFile:
 
 def known_cuts(record: JobRecord, changes: Mapping[str, str]) -> Known:
     """Return the cuts of the unchanged files of a record, each with the number of rows before it in its batch."""
-    known: dict[str, tuple[int, list[Cut], str]] = {}
+    known: dict[str, tuple[int, list[list[int]], str]] = {}
     for batch in record["batches"]:
         n_before = 0
         for file in batch["files"]:
             if file["path"] not in changes:
-                known[file["path"]] = n_before, [Cut(*cut) for cut in file["cuts"]], file.get("damage", "")
+                known[file["path"]] = n_before, file["cuts"], file.get("damage", "")
             n_before += file["cuts"][-1][0]
     return known
 

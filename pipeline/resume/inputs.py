@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import IO, Final
 
@@ -24,6 +24,10 @@ WHOLE_BYTES: Final = 10**9
 """Local files up to this size are hashed completely, larger ones by sampled blocks."""
 BLOCK_BYTES: Final = 1 << 20
 N_BLOCKS: Final = 64
+WHOLE_TAR_BYTES: Final = 1 << 24
+"""The same for tars, whose images are too many bytes to read before the job: 22 TB for 7.5e8 samples."""
+TAR_BLOCK_BYTES: Final = 1 << 16
+N_TAR_BLOCKS: Final = 16
 
 
 def identify_files(files: Iterable[tuple[str, int]], known: Mapping[str, InputFile]) -> list[InputFile]:
@@ -67,13 +71,20 @@ def _identify_local(path: str, known: InputFile | None) -> InputFile:
         found["hash"] = known["hash"]
         return found | ({"footer": known["footer"]} if "footer" in known else {})
     with open(path, "rb") as file:
-        if facts.st_size <= WHOLE_BYTES:
-            found["hash"] = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-        else:
-            found["hash"] = f"blocks:{hash_blocks(file, facts.st_size)}"
-            if format_of(path) == "parquet":
-                found["footer"] = hash_footer(file, facts.st_size)
+        method = known["hash"].partition(":")[0] if known and known["size"] == facts.st_size else ""
+        if method not in HASHES:
+            method = method_for(path, facts.st_size)
+        found["hash"] = f"{method}:{HASHES[method](file, facts.st_size)}"
+        if method == "blocks" and format_of(path) == "parquet":
+            found["footer"] = hash_footer(file, facts.st_size)
     return found
+
+
+def method_for(path: str, size: int) -> str:
+    """Return the way to hash a local file of which no hash is known: a key of HASHES."""
+    if format_of(path) == "tar":
+        return "sha256" if size <= WHOLE_TAR_BYTES else "samples"
+    return "sha256" if size <= WHOLE_BYTES else "blocks"
 
 
 def _identify_object(fs: AbstractFileSystem, path: str, name: str, known: InputFile | None) -> InputFile:
@@ -93,13 +104,36 @@ def _identify_object(fs: AbstractFileSystem, path: str, name: str, known: InputF
     return found
 
 
+def hash_whole(file: IO[bytes], size: int) -> str:
+    """Hash a file."""
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
 def hash_blocks(file: IO[bytes], size: int) -> str:
-    """Hash `N_BLOCKS` blocks at equal distances; the first block and the last are at the ends of the file."""
+    """Hash `N_BLOCKS` blocks of `BLOCK_BYTES`."""
+    return hash_parts(file, size, N_BLOCKS, BLOCK_BYTES)
+
+
+def hash_samples(file: IO[bytes], size: int) -> str:
+    """Hash `N_TAR_BLOCKS` blocks of `TAR_BLOCK_BYTES`."""
+    return hash_parts(file, size, N_TAR_BLOCKS, TAR_BLOCK_BYTES)
+
+
+def hash_parts(file: IO[bytes], size: int, n_blocks: int, n_bytes: int) -> str:
+    """Hash blocks at equal distances; the first block and the last are at the ends of the file."""
     digest = hashlib.sha256()
-    for i in range(N_BLOCKS):
-        file.seek((size - BLOCK_BYTES) * i // (N_BLOCKS - 1))
-        digest.update(file.read(BLOCK_BYTES))
+    for i in range(n_blocks):
+        file.seek(max(0, size - n_bytes) * i // (n_blocks - 1))
+        digest.update(file.read(n_bytes))
     return digest.hexdigest()
+
+
+HASHES: Final[Mapping[str, Callable[[IO[bytes], int], str]]] = {
+    "sha256": hash_whole,
+    "blocks": hash_blocks,
+    "samples": hash_samples,
+}
+"""Prefix of a recorded hash -> its function of a file and its size."""
 
 
 def hash_footer(file: IO[bytes], size: int) -> str:

@@ -5,20 +5,25 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from common.errors import UserError
 from common.remote import map_concurrently
 from common.text import counted
 from pipeline.config import PipelineConfig
+from pipeline.read.plans import ShardPlans
 from pipeline.read.types import ShardPlan
 from pipeline.resume.differences import PLAN_SETTINGS, join, provenance_differences, setting_differences
-from pipeline.resume.finished import Damage, Formats, equal_provenances, find_finished, list_finished, list_output
+from pipeline.resume.finished import Damage, Formats, equal_provenances, find_finished, list_finished
 from pipeline.resume.history import Files, History, plan_history
+from pipeline.resume.listing import list_output
 from pipeline.resume.record import make_record, plans_of, read_record, recorded_plans, settings_of, write_record
 from pipeline.write.attempts import discard_attempts
+from pipeline.write.layout import settle_layout
 from pipeline.write.manifest import plan_json, read_manifest
 from pipeline.write.store import Store
 from schemas.attempts import RETRY_STEP, attempt_of, shard_of
-from schemas.files import COMMAND_FILE, MANIFEST_FILE, REPORT_FILE, STATS_FILE, shard_files
+from schemas.files import COMMAND_FILE, MANIFEST_FILE, REPORT_FILE, STATS_FILE
 from schemas.job import JobRecord
 from schemas.manifest import Manifest, Provenance
 
@@ -28,8 +33,8 @@ logger = logging.getLogger("hypergrit")
 class Work(NamedTuple):
     """The shards of a job."""
 
-    plans: list[ShardPlan]
-    unfinished: list[ShardPlan]
+    plans: ShardPlans
+    unfinished: ShardPlans
     record: JobRecord
     old_record: JobRecord | None
     outdated: list[int]  # shards with a manifest that are computed again, or belong to another job
@@ -56,13 +61,14 @@ class Work(NamedTuple):
         """Prepare the output: remove the manifests of outdated shards, then write the record.
 
         In this order, all manifests of an output belong to its record, whenever the job is killed, and no row is in two
-        shards that count.
+        shards that count. The layout of a new output is recorded before the job is.
         """
+        settle_layout(store, len(self.plans))
         discard_attempts(store, self.attempts)
-        store.remove_many(MANIFEST_FILE.format(index) for index in self.outdated)
-        planned = {plan.index for plan in self.plans}
+        store.remove_many(store.file(MANIFEST_FILE, index) for index in self.outdated)
+        planned = set(self.plans.indices().tolist())
         gone = [index for index in self.outdated if index not in planned]
-        store.remove_many(name for index in gone for name in shard_files(index))
+        store.remove_many(name for index in gone for name in store.shard_files(index))
         store.remove_many(self.stale)
         if self.outdated or self.attempts:
             store.remove([STATS_FILE, REPORT_FILE])  # of the shards that are discarded
@@ -84,7 +90,8 @@ def plan_work(config: PipelineConfig, files: Files, provenance: Provenance, stor
     if len(plans) > RETRY_STEP:
         raise UserError(f"the input has {len(plans)} shards; an output holds {RETRY_STEP}: raise rows_per_shard")
     listing = list_output(store)
-    candidates, differences = plans, list[str]()
+    candidates = plans
+    differences = list[str]()
     if old is not None:
         candidates, differences = compare(config, plans, provenance, old, history)
     accepted = equal_provenances(config, provenance)
@@ -94,14 +101,14 @@ def plan_work(config: PipelineConfig, files: Files, provenance: Provenance, stor
     listed = set[int]()
     if old is not None and not store.is_local:
         listed = list_finished(listing, candidates, config.write.formats)
-    doubtful = [plan for plan in candidates if plan.index not in listed]
+    doubtful = candidates.without(listed)
     finished, damages = find_finished(store, listing, doubtful, config, accepted)
     finished |= listed
     attempts = {index for index in listing.committed() if attempt_of(index)}
     outdated = sorted(set(listing.committed()) - finished - attempts)
     lost = sorted(index for index in attempts if shard_of(index) not in finished)
     # If the records agree, the manifests of these shards tell why they are of no use; damaged shards give no reason.
-    unclear = set(outdated) & {plan.index for plan in candidates} if differences else outdated
+    unclear = set(outdated) & set(candidates.indices().tolist()) if differences else outdated
     differences += describe_manifests(store, unclear, plans, config, accepted)
     if differences:
         report_differences(config, store, differences, len(outdated))
@@ -113,7 +120,7 @@ def plan_work(config: PipelineConfig, files: Files, provenance: Provenance, stor
         logger.warning("%s of pipeline.retry discarded with those whose rows they tried again", shards)
     if history.n_appended:
         logger.info("%s appended", counted(history.n_appended, "new input file"))
-    unfinished = [plan for plan in plans if plan.index not in finished]
+    unfinished = plans.without(finished)
     record = make_record(config, provenance, history.batches)
     if old is not None and not (unfinished or outdated or lost):  # a run that asks for fewer formats, for example
         record = {**old, "batches": history.batches}
@@ -121,21 +128,24 @@ def plan_work(config: PipelineConfig, files: Files, provenance: Provenance, stor
 
 
 def compare(
-    config: PipelineConfig, plans: Sequence[ShardPlan], provenance: Provenance, record: JobRecord, history: History
-) -> tuple[list[ShardPlan], list[str]]:
+    config: PipelineConfig, plans: ShardPlans, provenance: Provenance, record: JobRecord, history: History
+) -> tuple[ShardPlans, list[str]]:
     """Return the plans of the shards that hold the same as in the recorded job, and the differences to it."""
     settings = setting_differences(record["settings"], settings_of(config))
     others = list(provenance_differences(record["provenance"], provenance))
     inputs = [f"input file {path}: {change}" for path, change in history.changes.items()]
-    before: dict[int, ShardPlan] = {}
+    same: ShardPlans = plans.select(np.zeros(0, np.int64))
     if not others and settings.keys() <= set(PLAN_SETTINGS):
-        before = {plan.index: plan for plan in recorded_plans(record)}
-    same = [
-        plan
-        for plan in plans
-        if before.get(plan.index) == plan and not any(piece.path in history.changes for piece in plan.pieces)
-    ]
+        pairs = enumerate(zip(plans, recorded_plans(record), strict=False))
+        same = plans.select(
+            np.array([i for i, (plan, old) in pairs if plan == old and is_unchanged(plan, history)], int)
+        )
     return same, [*settings.values(), *others, *inputs]
+
+
+def is_unchanged(plan: ShardPlan, history: History) -> bool:
+    """Return True if no file of a shard has changed."""
+    return not history.changes or not any(piece.path in history.changes for piece in plan.pieces)
 
 
 def describe_manifests(
@@ -146,7 +156,7 @@ def describe_manifests(
     accepted: Sequence[Provenance],
 ) -> list[str]:
     """Describe how the jobs that committed these shards differ from this one, with the number of shards."""
-    by_index = {plan.index: plan for plan in plans}
+    by_index = {plan.index: plan for plan in plans if plan.index in indices} if indices else {}
     counts: Counter[str] = Counter()
     manifests = map_concurrently(lambda index: (index, read_manifest(store, index)), indices)
     for index, manifest in manifests:

@@ -7,8 +7,7 @@ from typing import Any, Final, cast
 from common.config import split_runtime
 from common.errors import UserError
 from pipeline.config import PipelineConfig
-from pipeline.read.plan import Cut, CutFile, make_plans
-from pipeline.read.types import ShardPlan
+from pipeline.read.plans import Batch, CutFile, ShardPlans
 from pipeline.resume.inputs import version_of
 from pipeline.write.store import Store
 from schemas.files import JOB_FILE
@@ -75,23 +74,23 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return cast(dict[str, Any], json.loads(json.dumps(flat)))
 
 
-def recorded_plans(record: JobRecord) -> list[ShardPlan]:
+def recorded_plans(record: JobRecord) -> ShardPlans:
     """Return the plans of all shards of a job."""
     return plans_of(record["batches"], record["settings"]["rows_per_shard"])
 
 
-def plans_of(batches: Sequence[InputBatch], rows_per_shard: int) -> list[ShardPlan]:
+def plans_of(batches: Sequence[InputBatch], rows_per_shard: int) -> ShardPlans:
     """Return the plans of the shards of `batches`."""
-    plans: list[ShardPlan] = []
+    planned: list[Batch] = []
     appends: tuple[int, ...] = ()
     for batch in batches:
-        if plans and batch["rows"]:
+        if any(map(len, planned)) and batch["rows"]:
             appends = (*appends, batch["first_row"])
         files = map(cut_file, batch["files"])
-        plans += make_plans(files, rows_per_shard, batch["first_shard"], batch["first_row"], appends)
-    return plans
+        planned.append(Batch(files, rows_per_shard, batch["first_shard"], batch["first_row"], appends))
+    return ShardPlans(planned)
 
 
 def cut_file(file: InputFile) -> CutFile:
     """Convert an input file of the record to the form in which it is planned."""
-    return CutFile(file["path"], file["size"], tuple(Cut(*cut) for cut in file["cuts"]), version_of(file))
+    return CutFile(file["path"], file["size"], file["cuts"], version_of(file))

@@ -19,7 +19,8 @@ from pipeline.read.listing import list_files
 from pipeline.read.takedown import read_takedown
 from pipeline.report.shards import check_finished, read_manifests
 from pipeline.report.stats import sum_rows
-from pipeline.resume.finished import formats_by_hash, formats_of, list_output
+from pipeline.resume.finished import formats_by_hash, formats_of
+from pipeline.resume.listing import list_output
 from pipeline.resume.plan import Work, plan_work
 from pipeline.resume.record import read_record
 from pipeline.retry.ledger import count_rows
@@ -78,7 +79,8 @@ def finished_groups(store: Store, work: Work, config: PipelineConfig) -> Sequenc
     discard_attempts(store, [index for index in listing.committed() if attempt_of(index) and index not in manifests])
     written = formats_by_hash(config)
     for shard, manifest in manifests.items():
-        if attempt_of(shard) and INDEX_FILE.format(shard) in manifest["files"].keys() - listing.sizes.keys():
+        name = store.file(INDEX_FILE, shard)
+        if attempt_of(shard) and name in manifest["files"] and listing.size(name) is None:
             restore_index(store, manifest, formats_of(manifest, written))
     finished = {plan.index for plan in work.plans} - {plan.index for plan in work.unfinished}
     groups = [attempts for attempts in group_attempts(manifests.values()) if attempts[0]["shard"] in finished]

@@ -81,7 +81,7 @@ def verify(output: str, n_processes: int, is_requeued: bool) -> int:
                     broken.append(finding)
                     bar.write(describe(finding), file=sys.stdout)
         remove_abandoned_folders(tempfile.gettempdir())
-        others = [*contents.problems, *filter(None, [repeats.problem(), None if broken else sums.problem(store)])]
+        others = [*contents.problems, *filter(None, [repeats.problem(store), None if broken else sums.problem(store)])]
         for problem in others:
             print_text(message(str(problem)))
         if lease is not None and broken:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from pipeline.verify.keys import ShardKeys
 from schemas.files import INDEX_FILE, MANIFEST_FILE
+from schemas.layout import FLAT, Layout
 from schemas.manifest import Counts
 
 MAX_PROBLEMS = 20
@@ -37,6 +38,7 @@ class Finding:
     n_images: int = 0
     command: str | None = None
     keys: ShardKeys = field(default_factory=ShardKeys)
+    layout: Layout = FLAT
 
     @property
     def is_full(self) -> bool:
@@ -46,8 +48,9 @@ class Finding:
     @property
     def cause(self) -> str:
         """The file whose removal lets the next run repair the shard: the index, or for other defects the manifest."""
-        index = INDEX_FILE.format(self.shard)
-        return index if {problem.file for problem in self.problems} == {index} else MANIFEST_FILE.format(self.shard)
+        index = self.layout.path(INDEX_FILE, self.shard)
+        is_alone = {problem.file for problem in self.problems} == {index}
+        return index if is_alone else self.layout.path(MANIFEST_FILE, self.shard)
 
     def add(self, file: str, text: str) -> None:
         """Add a problem."""

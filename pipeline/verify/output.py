@@ -9,7 +9,7 @@ from common.errors import UserError
 from pipeline.lease import Lease
 from pipeline.report.shards import check_finished
 from pipeline.resume.command import read_command
-from pipeline.resume.finished import list_output
+from pipeline.resume.listing import list_output
 from pipeline.resume.record import read_record, recorded_plans
 from pipeline.verify.finding import Finding, Problem
 from pipeline.verify.keys import AllKeys, ShardKeys
@@ -118,11 +118,11 @@ class Repeats:
             self.first = min(self.first, found) if self.n_rows else found
             self.n_rows += len(repeated)
 
-    def problem(self) -> Problem | None:
+    def problem(self, store: Store) -> Problem | None:
         """Return the problem, None without repeated keys."""
         key, shard = self.first
         text = f"row {key} is in another shard too ({self.n_rows} such rows); make the output again with overwrite=true"
-        return Problem(FILES["arrow"][0].format(shard), text) if self.n_rows else None
+        return Problem(store.file(FILES["arrow"][0], shard), text) if self.n_rows else None
 
 
 def requeue(store: Store, findings: Sequence[Finding], lease: Lease) -> None:
@@ -134,7 +134,7 @@ def requeue(store: Store, findings: Sequence[Finding], lease: Lease) -> None:
     """
     lease.check()
     committed = list_output(store).committed()
-    broken = [finding.shard for finding in findings if finding.cause == MANIFEST_FILE.format(finding.shard)]
+    broken = [finding.shard for finding in findings if finding.cause == store.file(MANIFEST_FILE, finding.shard)]
     discard_attempts(
         store, {i for index in broken for i in later_attempts(index, committed)} | set(filter(attempt_of, broken))
     )

@@ -10,7 +10,9 @@ from typing import Final
 from pipeline.rescue.child import Child, ProcessDiedError, RemoteError, StepTimeoutError
 from pipeline.verify.finding import Finding
 from pipeline.verify.shard import Checker
+from pipeline.write.store import Store
 from schemas.files import MANIFEST_FILE
+from schemas.layout import Layout
 from schemas.manifest import PlanJson
 
 TIMEOUT_S: Final = 3600.0
@@ -29,11 +31,13 @@ def check_shards(output: str, plans: Mapping[int, PlanJson | None], n_processes:
         pool = ThreadPoolExecutor(n_processes)
         # Before the processes are killed, so that no thread starts another one.
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        for task in as_completed([pool.submit(check_in, idle, index, plan) for index, plan in plans.items()]):
+        layout = Store(output).layout
+        tasks = [pool.submit(check_in, idle, index, plan, layout) for index, plan in plans.items()]
+        for task in as_completed(tasks):
             yield task.result()
 
 
-def check_in(idle: "SimpleQueue[Child]", index: int, plan: PlanJson | None) -> Finding:
+def check_in(idle: "SimpleQueue[Child]", index: int, plan: PlanJson | None, layout: Layout) -> Finding:
     """Check a shard in the next idle process."""
     child = idle.get()
     try:
@@ -41,8 +45,8 @@ def check_in(idle: "SimpleQueue[Child]", index: int, plan: PlanJson | None) -> F
         assert isinstance(finding, Finding)
         return finding
     except (ProcessDiedError, StepTimeoutError, RemoteError) as error:
-        finding = Finding(index)
-        finding.add(MANIFEST_FILE.format(index), f"the shard cannot be checked: {error}")
+        finding = Finding(index, layout=layout)
+        finding.add(layout.path(MANIFEST_FILE, index), f"the shard cannot be checked: {error}")
         return finding
     finally:
         idle.put(child)

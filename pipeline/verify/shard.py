@@ -25,6 +25,7 @@ from pipeline.write.store import Store
 from pipeline.write.tar import SamplePlace
 from pipeline.write.temporary import temporary_folder_prefix
 from schemas.files import FILES, GRIT_IMAGE, INDEX_FILE, MANIFEST_FILE, grit_schema
+from schemas.layout import ShardFile
 from schemas.manifest import Manifest, PlanJson
 from schemas.rows import SCORED
 from schemas.status import KEPT
@@ -42,13 +43,13 @@ class Checker:
 
     def check(self, index: int, plan: PlanJson | None = None) -> Finding:
         """Check a shard; `plan` is its plan in the record of the job. Raises UserError if the store does not answer."""
-        name, finding = MANIFEST_FILE.format(index), Finding(index)
+        name, finding = self.store.file(MANIFEST_FILE, index), Finding(index, layout=self.store.layout)
         content = self.store.read(name)
         manifest = None if content is None else parse_manifest(content)
         if manifest is None:
             finding.add(name, "missing" if content is None else "damaged: it is no manifest")
             return finding
-        for text in manifest_problems(manifest, index, plan):
+        for text in manifest_problems(manifest, index, plan, self.store.layout):
             finding.add(name, text)
         if finding.problems:
             return finding
@@ -74,9 +75,11 @@ class Content:
     def __init__(self, store: Store, manifest: Manifest, intact: set[str], finding: Finding) -> None:
         self.store, self.manifest, self.finding = store, manifest, finding
         index = manifest["shard"]
-        self.names = {name: name.format(index) for names in FILES.values() for name in names}
-        self.intact = {pattern for pattern, name in self.names.items() if name in intact}
-        self.has_index = INDEX_FILE.format(index) in intact
+        layout = finding.layout
+        self.names = {kind: layout.path(kind, index) for kinds in FILES.values() for kind in kinds}
+        self.intact = {kind for kind, name in self.names.items() if name in intact}
+        self.index = layout.path(INDEX_FILE, index)
+        self.has_index = self.index in intact
         self.similarity = similarity_column(manifest["provenance"]["models"]["scorer"]["name"])
         self.places: dict[str, list[SamplePlace]] = {}
         self.file = ""  # the one that is read, for the message
@@ -93,13 +96,13 @@ class Content:
 
     def check_index(self) -> None:
         """Compare the index with the headers of the tars."""
-        for kind, pattern in TARS.items():
-            if pattern in self.intact:
-                self.file = self.names[pattern]
+        for kind, file in TARS.items():
+            if file in self.intact:
+                self.file = self.names[file]
                 self.places[kind] = list(tar_places(self.store, self.file))
         if not self.has_index:
             return
-        self.file = INDEX_FILE.format(self.manifest["shard"])
+        self.file = self.index
         indexed = indexed_places(self.store.path(self.file), self.manifest["schema"])
         for kind, places in self.places.items():
             found = indexed.get(kind, [])
@@ -132,7 +135,7 @@ class Content:
             self.finding.add(self.names[TARS[extra]], f"it has samples after that of the last kept row, {key}")
         if rows is not None:
             for text in tally.problems(self.manifest):
-                self.finding.add(MANIFEST_FILE.format(self.manifest["shard"]), text)
+                self.finding.add(self.finding.layout.path(MANIFEST_FILE, self.manifest["shard"]), text)
 
     def add_key(self, key: str) -> None:
         """Keep a key, to compare it with those of other shards."""
@@ -193,10 +196,10 @@ class Content:
         """Return the rows of the parquet, None without an intact file."""
         return self._ledger(FILES["grit"][1], parquet_rows, grit_schema(self.similarity))
 
-    def _ledger(self, pattern: str, read: Any, schema: pa.Schema) -> Iterator[Row] | None:
-        if pattern not in self.intact:
+    def _ledger(self, file: ShardFile, read: Any, schema: pa.Schema) -> Iterator[Row] | None:
+        if file not in self.intact:
             return None
-        return self._named(self.names[pattern], read(self._path(pattern), schema, self.manifest["schema"]))
+        return self._named(self.names[file], read(self._path(file), schema, self.manifest["schema"]))
 
     def _named(self, name: str, items: Iterator[Any]) -> Iterator[Any]:
         """Pass on items; an exception while they are read names the file."""
@@ -213,5 +216,5 @@ class Content:
         name = self.names[TARS[kind]]
         return self._named(name, read_samples(self.store, name, self.places[kind]))
 
-    def _path(self, pattern: str) -> str:
-        return os.path.abspath(self.store.path(self.names[pattern]))
+    def _path(self, file: ShardFile) -> str:
+        return os.path.abspath(self.store.path(self.names[file]))

@@ -8,7 +8,7 @@ from itertools import groupby
 from pipeline.write.manifest import read_manifest
 from pipeline.write.store import Store
 from schemas.attempts import attempt_of, index_of, shard_of
-from schemas.files import MANIFEST_FILE, TIMINGS_FILE, shard_files
+from schemas.files import MANIFEST_FILE, TIMINGS_FILE
 from schemas.manifest import Counts, Manifest, Retry
 
 logger = logging.getLogger("hypergrit")
@@ -88,8 +88,10 @@ def read_earlier(store: Store, index: int) -> list[Manifest]:
 def discard_attempts(store: Store, indices: Collection[int]) -> None:
     """Remove shards of pipeline.retry: the manifests of the last attempt first, so that no sum is ever wrong."""
     for attempt in sorted(set(map(attempt_of, indices)), reverse=True):
-        store.remove_many(MANIFEST_FILE.format(index) for index in indices if attempt_of(index) == attempt)
-    store.remove_many(name for index in indices for name in (*shard_files(index), TIMINGS_FILE.format(index)))
+        store.remove_many(store.file(MANIFEST_FILE, index) for index in indices if attempt_of(index) == attempt)
+    store.remove_many(
+        name for index in indices for name in (*store.shard_files(index), store.file(TIMINGS_FILE, index))
+    )
 
 
 def make_retry(index: int, drops: Iterable[tuple[int, str, str]]) -> Retry:

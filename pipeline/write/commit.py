@@ -27,7 +27,7 @@ def exclusive(store: Store, index: int) -> Iterator[None]:
     if not store.is_local:
         yield
         return
-    name = f"{MANIFEST_FILE.format(index)}{LOCK_SUFFIX}"  # a killed holder's file is removed as a temporary file
+    name = f"{store.file(MANIFEST_FILE, index)}{LOCK_SUFFIX}"  # a killed holder's file is removed as a temporary file
     with store.convert_errors("write", name):
         store.make_folder(name)
         with locked(store.path(name)):
@@ -49,7 +49,7 @@ def publish(
     lease is read before the first file changes, and again before the manifest: uploads may take minutes. False for
     `replaces` if there is no manifest of an earlier run. Raises like `check_lease`.
     """
-    name = MANIFEST_FILE.format(manifest["shard"])
+    name = store.file(MANIFEST_FILE, manifest["shard"])
     check_lease(store, lease)
     store.remove([name] if replaces else [])
     staging.publish()
@@ -79,5 +79,5 @@ def check_committed(store: Store, manifest: Manifest) -> None:
         return
     wrong = next((name for name, facts in manifest["files"].items() if not store.has(name, facts)), None)
     if wrong is not None:
-        store.remove([MANIFEST_FILE.format(manifest["shard"])])
+        store.remove([store.file(MANIFEST_FILE, manifest["shard"])])
         raise OSError(f"{store.url(wrong)} was replaced by another attempt at the same shard")

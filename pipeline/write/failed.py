@@ -6,8 +6,9 @@ from typing import cast
 
 from common.remote import map_concurrently
 from pipeline.read.types import ShardPlan
+from pipeline.write.layout import indices
 from pipeline.write.store import Store
-from schemas.files import FAILED_FILE, FAILED_FOLDER
+from schemas.files import FAILED_FILE
 from schemas.manifest import FailedShard
 
 
@@ -25,19 +26,18 @@ def failed_shard(plan: ShardPlan, step: str, error: str, traceback: str, attempt
 
 def write_failed(store: Store, failed: FailedShard) -> None:
     """Record a failed shard. Raises UserError if the output cannot be written."""
-    store.write(FAILED_FILE.format(failed["shard"]), json.dumps(failed, ensure_ascii=False, indent=1))
+    store.write(store.file(FAILED_FILE, failed["shard"]), json.dumps(failed, ensure_ascii=False, indent=1))
 
 
 def failed_indices(store: Store) -> set[int]:
     """Return the indices of the recorded shards."""
-    names = (name.removesuffix(".json") for name in store.names(FAILED_FOLDER))
-    return {int(name) for name in names if name.isdecimal()}
+    return set(indices(store, FAILED_FILE))
 
 
 def read_failed(store: Store, but: Collection[int] = (), only: Collection[int] | None = None) -> list[FailedShard]:
     """Return the recorded shards in order, without those in `but`, which a later run finished, and those not in `only`."""
-    indices = sorted(i for i in failed_indices(store) - set(but) if only is None or i in only)
-    contents = map_concurrently(store.read, [FAILED_FILE.format(i) for i in indices])
+    chosen = sorted(i for i in failed_indices(store) - set(but) if only is None or i in only)
+    contents = map_concurrently(store.read, [store.file(FAILED_FILE, i) for i in chosen])
     return [failed for content in contents if content and (failed := parse_failed(content))]
 
 

@@ -10,7 +10,7 @@ from common.urls import clean
 from pipeline.read.types import Piece, ShardPlan
 from pipeline.write.store import Store
 from schemas.files import MANIFEST_FILE
-from schemas.manifest import Manifest, PlanJson, Provenance
+from schemas.manifest import Manifest, PieceJson, PlanJson, Provenance
 from schemas.rows import VERSION
 
 FIELDS: Final[Mapping[str, type]] = MappingProxyType(
@@ -18,10 +18,12 @@ FIELDS: Final[Mapping[str, type]] = MappingProxyType(
 )
 """Fields without which a file is no manifest, with their types in JSON; all versions have them."""
 
+PIECE_FIELDS: Final = tuple(PieceJson.__annotations__)
+
 
 def plan_json(plan: ShardPlan) -> PlanJson:
     """Convert a plan to the values that reading it from a manifest returns: URLs have no passwords."""
-    pieces = [{name: value for name, value in vars(piece).items() if name != "version"} for piece in plan.pieces]
+    pieces = [{name: getattr(piece, name) for name in PIECE_FIELDS} for piece in plan.pieces]
     values = {"index": plan.index, "first_row": plan.first_row, "n_rows": plan.n_rows, "pieces": pieces}
     values |= {"appends": list(plan.appends)} if plan.appends else {}
     return cast(PlanJson, clean(values, strip_query=False))
@@ -65,7 +67,7 @@ def is_retry(value: Any) -> bool:
 
 def read_manifest(store: Store, index: int) -> Manifest | None:
     """Read the manifest of a shard; return None if it does not exist or is damaged."""
-    content = store.read(MANIFEST_FILE.format(index))
+    content = store.read(store.file(MANIFEST_FILE, index))
     return None if content is None else parse_manifest(content)
 
 

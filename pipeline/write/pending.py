@@ -9,20 +9,21 @@ from typing import cast
 
 from common.errors import UserError
 from common.remote import map_concurrently
+from pipeline.write.layout import indices
 from pipeline.write.manifest import parse_manifest
 from pipeline.write.store import Store
-from schemas.files import TAKEDOWN_FILE, TAKEDOWN_FOLDER
+from schemas.files import TAKEDOWN_FILE
 from schemas.manifest import PendingTakedown
 
 
 def write_pending(store: Store, pending: PendingTakedown) -> None:
     """Record a removal that begins. Raises UserError if the output cannot be written."""
-    store.write(TAKEDOWN_FILE.format(pending["manifest"]["shard"]), json.dumps(pending, sort_keys=True))
+    store.write(store.file(TAKEDOWN_FILE, pending["manifest"]["shard"]), json.dumps(pending, sort_keys=True))
 
 
 def pending_files(store: Store) -> list[str]:
     """Return the names of the records."""
-    return [f"{TAKEDOWN_FOLDER}/{name}" for name in store.names(TAKEDOWN_FOLDER) if name.endswith(".json")]
+    return [store.file(TAKEDOWN_FILE, index) for index in indices(store, TAKEDOWN_FILE)]
 
 
 def read_pending(store: Store) -> list[PendingTakedown]:

@@ -22,7 +22,7 @@ def restore_index(store: Store, manifest: Manifest, formats: Sequence[str]) -> b
     `formats` are those of the shard, in the order in which they were written. Raises UserError if the index cannot be
     written.
     """
-    name = INDEX_FILE.format(manifest["shard"])
+    name = store.file(INDEX_FILE, manifest["shard"])
     facts = manifest["files"][name]
     content = find_content(store, manifest, formats, facts["sha256"])
     if content is None:
@@ -36,7 +36,7 @@ def restore_index(store: Store, manifest: Manifest, formats: Sequence[str]) -> b
 
 def find_content(store: Store, manifest: Manifest, formats: Sequence[str], sha256: str) -> bytes | None:
     """Return the index with this hash, with or without the mark for subreddits; None if neither has it."""
-    tars = {kind: FILES[kind][0].format(manifest["shard"]) for kind in formats if FILES[kind][0].endswith(".tar")}
+    tars = {kind: store.file(FILES[kind][0], manifest["shard"]) for kind in formats if FILES[kind][0].suffix == ".tar"}
     try:
         places = {kind: list(read_places(store, name)) for kind, name in tars.items()}
     except store_errors(ValueError, TarError):

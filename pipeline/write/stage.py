@@ -32,7 +32,7 @@ def write_shard(
     table: pa.Table,
     plan: ShardPlan,
     config: WriteConfig,
-    output: str,
+    output: str | Store,
     provenance: Provenance,
     runtime: Mapping[str, Any] = MappingProxyType({}),
     origin: Origin | None = None,
@@ -41,7 +41,7 @@ def write_shard(
 ) -> Manifest:
     """Write the files of one shard and commit them with a manifest. Takes a SCORED table and returns the manifest.
 
-    The files (schemas.files.FILES) are written to the folder or URL `output`. The files of an earlier run are replaced; if
+    The files (schemas.files.FILES) are written to `output`, a folder, a URL or a Store. The files of an earlier run are replaced; if
     they have this plan, provenance and these formats and are intact, they are kept, and their manifest is returned.
     `provenance` identifies the models and settings that determine the content; `runtime` are settings that may differ
     between the shards of an output, `origin` names the finished shards from which a command made this one, and `retry`
@@ -72,15 +72,15 @@ def write_shard(
     rows = [remove_url_secrets(row, strip_query=config.strip_url_queries) for row in found]
     counts = count_rows(rows, plan)
     kept = kept_rows(rows)
-    store, index = Store(output), plan.index
+    store, index = output if isinstance(output, Store) else Store(output), plan.index
     with Staging(store) as staging:
         places: dict[str, list[SamplePlace]] = {}
         for name in dict.fromkeys(config.formats):
-            found = WRITERS[name](staging, [file.format(index) for file in FILES[name]], rows, config, provenance)
+            found = WRITERS[name](staging, [store.file(kind, index) for kind in FILES[name]], rows, config, provenance)
             if found is not None:
                 places[name] = found
         if places:
-            with staging.open(INDEX_FILE.format(index), rows=sum(map(len, places.values()))) as file:
+            with staging.open(store.file(INDEX_FILE, index), rows=sum(map(len, places.values()))) as file:
                 has_subreddits = any(read_subreddit(row["extra"]) for row in kept)
                 found_in_json = {INDEX_SUBREDDITS: "true"} if has_subreddits else {}
                 write_index(file, places, file_metadata(provenance) | found_in_json)
@@ -104,16 +104,16 @@ def write_shard(
             manifest["retry"] = retry
         with exclusive(store, index):
             # Another attempt at this shard, on a machine that was believed dead, may have committed it meanwhile.
-            content = store.read(MANIFEST_FILE.format(index))
+            content = store.read(store.file(MANIFEST_FILE, index))
             other = None if content is None else parse_manifest(content)
             if other and is_same(other, plan, [provenance]) and is_intact(store, other, manifest):
                 check_lease(store, lease)
                 return other
-            unused = [name for kind in sorted(FILES.keys() - set(config.formats)) for name in FILES[kind]]
-            unused = [name.format(index) for name in [*unused, *([] if places else [INDEX_FILE])]]
-            publish(store, staging, manifest, lease, unused, replaces=content is not None)
+            unused = [kind for name in sorted(FILES.keys() - set(config.formats)) for kind in FILES[name]]
+            unused_files = [store.file(kind, index) for kind in [*unused, *([] if places else [INDEX_FILE])]]
+            publish(store, staging, manifest, lease, unused_files, replaces=content is not None)
         check_committed(store, manifest)
-    store.remove([FAILED_FILE.format(index), DROPPED_FILE.format(index)])  # of an earlier attempt
+    store.remove([store.file(FAILED_FILE, index), store.file(DROPPED_FILE, index)])  # of an earlier attempt
     return manifest
 
 

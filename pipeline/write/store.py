@@ -1,6 +1,7 @@
 """The output folder of a job, on a local disk or in an object store."""
 
 import errno
+import json
 import os
 import socket
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,8 @@ from common.remote import is_s3, map_concurrently, one_line, open_store, store_e
 from common.time_limits import reported
 from pipeline.faults.fault import ShardError
 from pipeline.write.temporary import temporary_name
+from schemas.files import LAYOUT_FILE, shard_files
+from schemas.layout import FLAT, FOLDERS, Layout, ShardFile, parse_layout
 from schemas.manifest import FileFacts
 
 _SPACE: Final = "free some space and run the same command again; finished shards are kept"
@@ -59,6 +62,34 @@ class Store:
     def __init__(self, output: str) -> None:
         self.fs, self.root = open_store(output, use_listings_cache=False)
         self.is_local = isinstance(self.fs, LocalFileSystem)
+        self._layout: Layout | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """The names of the files of shards; read once. Raises UserError if its record is damaged."""
+        if self._layout is None:
+            content = self.read(LAYOUT_FILE)
+            try:
+                self._layout = FLAT if content is None else parse_layout(json.loads(content))
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                raise UserError(
+                    f"{self.url(LAYOUT_FILE)} is damaged ({one_line(error)}); write {layout_json(FOLDERS)} to it"
+                ) from error
+        return self._layout
+
+    def record_layout(self, layout: Layout) -> None:
+        """Set the layout of an output that has no shards yet. Raises UserError if the output cannot be written."""
+        if layout != FLAT:
+            self.write(LAYOUT_FILE, layout_json(layout) + "\n")
+        self._layout = layout
+
+    def file(self, kind: ShardFile, index: int) -> str:
+        """Return the path of a file of a shard, relative to the output."""
+        return self.layout.path(kind, index)
+
+    def shard_files(self, index: int) -> list[str]:
+        """Return the paths of all files that a shard may have besides its manifest."""
+        return shard_files(self.layout, index)
 
     def path(self, relative: str) -> str:
         """Return the path of a file in the file system `fs`."""
@@ -86,14 +117,20 @@ class Store:
 
         In an object store this takes one request per 1,000 files.
         """
+        return self.contents(folder)[0]
+
+    def contents(self, folder: str) -> tuple[dict[str, int], list[str]]:
+        """Return the sizes in bytes of the files in a folder by name like `sizes`, and the names of its folders."""
         try:
             with self.convert_errors("read", folder):
                 if self.is_local:
-                    return local_sizes(self.path(folder))
+                    return local_contents(self.path(folder))
                 found = self.fs.ls(self.path(folder), detail=True)
-                return {item["name"].rsplit("/", 1)[-1]: item["size"] for item in found if item["type"] == "file"}
         except (FileNotFoundError, NotADirectoryError):
-            return {}
+            return {}, []
+        names = ((item["name"].rstrip("/").rsplit("/", 1)[-1], item) for item in found)
+        files = {name: item["size"] for name, item in names if item["type"] == "file"}
+        return files, [item["name"].rstrip("/").rsplit("/", 1)[-1] for item in found if item["type"] == "directory"]
 
     def names(self, folder: str) -> list[str]:
         """Return the sorted names of the files in a folder; an empty list if it does not exist."""
@@ -198,18 +235,26 @@ class Store:
             raise UserError(f"cannot {action} {self.url(relative)}: {one_line(error)}; {REMOTE_FIX}") from error
 
 
-def local_sizes(folder: str) -> dict[str, int]:
-    """Return the sizes in bytes of the files in a local folder by name. Raises OSError if it cannot be listed.
+def layout_json(layout: Layout) -> str:
+    """Return the record of a layout."""
+    return json.dumps(layout._asdict(), sort_keys=True)
+
+
+def local_contents(folder: str) -> tuple[dict[str, int], list[str]]:
+    """Return the sizes in bytes of the files in a local folder by name, and the names of its folders. Raises OSError.
 
     A file that another process removes or renames meanwhile, such as a temporary one, is left out.
     """
     sizes: dict[str, int] = {}
+    folders: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
                 if entry.is_file():
                     sizes[entry.name] = entry.stat().st_size
-    return sizes
+                elif entry.is_dir():
+                    folders.append(entry.name)
+    return sizes, folders
 
 
 def write_atomically(path: str, data: bytes) -> None:

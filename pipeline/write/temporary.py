@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from common.process import ProcessId, this_process
+from schemas.layout import is_shard_folder
 
 SUFFIX: Final = ".tmp"
 LOCK_SUFFIX: Final = ".lock.tmp"
@@ -34,12 +35,17 @@ def temporary_folder_prefix() -> str:
     return f"{FOLDER_PREFIX}{this_process()}."
 
 
-def remove_abandoned(folders: Iterable[str]) -> None:
-    """Remove the temporary files of dead processes in local folders; folders that do not exist are skipped."""
+def remove_abandoned(folders: Iterable[str], in_subfolders: bool = False) -> None:
+    """Remove the temporary files of dead processes in local folders; folders that do not exist are skipped.
+
+    `in_subfolders`: also in the folders of shards in them.
+    """
     for folder in folders:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.endswith(LOCK_SUFFIX):
+                if in_subfolders and is_shard_folder(entry.name):
+                    remove_abandoned([entry.path])
+                elif entry.name.endswith(LOCK_SUFFIX):
                     remove_free_lock(entry.path)
                 elif entry.name.endswith(SUFFIX) and is_abandoned(entry, entry.name.split(".")[-3:-2]):
                     with suppress(FileNotFoundError):

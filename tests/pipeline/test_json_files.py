@@ -19,6 +19,7 @@ from schemas.files import (
     TrainAnnotations,
 )
 from schemas.job import JobRecord, Lease
+from schemas.layout import FLAT
 from schemas.manifest import Manifest, RunTimings, Timings
 from schemas.stats import Statistics
 
@@ -57,8 +58,8 @@ def mismatch_of_object(value: Any, kind: Any, path: str) -> str:
 @pytest.mark.parametrize(
     ("file", "kind"),
     [
-        (MANIFEST_FILE.format(1), Manifest),
-        (TIMINGS_FILE.format(1), Timings),
+        (FLAT.path(MANIFEST_FILE, 1), Manifest),
+        (FLAT.path(TIMINGS_FILE, 1), Timings),
         (RUN_TIMINGS_FILE, RunTimings),
         (JOB_FILE, JobRecord),
         (STATS_FILE, Statistics),

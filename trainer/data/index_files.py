@@ -15,7 +15,7 @@ from common.tar import BLOCK
 from schemas.files import INDEX_SUBREDDITS
 from trainer.data.index import MAX_SHARD_BYTES, ShardIndex
 from trainer.data.layouts import is_needed
-from trainer.data.listing import ShardFacts, index_path
+from trainer.data.listing import ShardFacts
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def read_index(facts: ShardFacts, needs: frozenset[str] | None) -> ShardIndex | 
     Logs an index that differs from its manifest, and returns None. Raises UserError for a shard whose size differs
     from that in its manifest.
     """
-    recorded, number = facts.recorded, facts.name.rpartition(".")[0]
+    recorded, path = facts.recorded, facts.index_path
     if recorded is None:
         return None
     if recorded.get("bytes", facts.size) != facts.size:
@@ -37,16 +37,15 @@ def read_index(facts: ShardFacts, needs: frozenset[str] | None) -> ShardIndex | 
             f"{facts.url} has {facts.size} bytes, but its manifest says {recorded['bytes']}; it is damaged: copy it "
             "again, or remove it and its manifest to train without it"
         )
-    path = index_path(number)
     if path not in facts.files:
         return None
-    url = f"{facts.root}/{path}"
+    url = f"{facts.place.root}/{path}"
     try:
         with open_file(url) as file:
             content = file.read(facts.files[path]["bytes"] + 1)
         if hashlib.sha256(content).hexdigest() != facts.files[path]["sha256"]:
             raise ValueError("it differs from its hash in the manifest")
-        starts, ends = sample_ranges(content, facts.path.rpartition("/")[0], needs)
+        starts, ends = sample_ranges(content, facts.place.folder, needs)
         if len(starts) and (ends.max() > facts.size or starts.min() < 0 or facts.size > MAX_SHARD_BYTES):
             raise ValueError("it names bytes that the shard does not have")
     except store_errors(ValueError, KeyError, TypeError, pa.ArrowException) as error:

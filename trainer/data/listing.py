@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 from common.errors import UserError
 from common.remote import map_concurrently, open_file, open_store, store_errors
 from common.shards import names_in, read_errors_explained
-from schemas.files import INDEX_FILE, MANIFEST_FOLDER
+from schemas.files import INDEX_FILE, MANIFEST_FILE
+from schemas.layout import ShardPath, split_path
 from schemas.manifest import FileFacts
 
 ETAGS: Final = ("ETag", "etag", "md5Hash")
@@ -36,14 +37,19 @@ class ShardFacts(NamedTuple):
         return self.url.rpartition("/")[2]
 
     @property
-    def path(self) -> str:
-        """The path of the shard relative to its output, such as train/00000.tar."""
-        return f"{self.url.rpartition('/')[0].rpartition('/')[2]}/{self.name}"
+    def place(self) -> ShardPath:
+        """The output of the shard, and the parts of its path there."""
+        return split_path(self.url)
 
     @property
-    def root(self) -> str:
-        """The output of the shard: a folder or a URL."""
-        return self.url.rpartition("/")[0].rpartition("/")[0]
+    def path(self) -> str:
+        """The path of the shard relative to its output, such as train/00000.tar."""
+        return f"{self.place.folder}/{self.place.name}"
+
+    @property
+    def index_path(self) -> str:
+        """The path of the index of the shard relative to its output."""
+        return f"{INDEX_FILE.folder}/{self.place.stem}{INDEX_FILE.suffix}"
 
     @property
     def recorded(self) -> FileFacts | None:
@@ -51,35 +57,42 @@ class ShardFacts(NamedTuple):
         return self.files.get(self.path)
 
 
-def index_path(number: str) -> str:
-    """The path of the index of a shard with this number, relative to the output; empty for another name."""
-    return INDEX_FILE.format(int(number)) if number.isdecimal() else ""
-
-
 def list_facts(urls: Sequence[str]) -> Iterator[ShardFacts]:
     """Yield the facts of shards, in order: one listing per folder where the store has listings, and one read per manifest.
 
     Raises UserError if a shard is missing or a store cannot be read.
     """
-    listings: dict[str, dict[str, Stored]] = {}
-    manifests: dict[str, set[str]] = {}
-    for folder in dict.fromkeys(url.rpartition("/")[0] for url in urls):
-        fs, path = open_store(folder or ".")
-        fs.invalidate_cache(path)  # what this process has listed before may be old
-        try:
-            listings[folder] = {_base(info["name"]): stored_facts(info) for info in fs.ls(path, detail=True)}
-            manifests[folder] = names_in(fs, f"{path.rpartition('/')[0]}/{MANIFEST_FOLDER}") or set()
-        except store_errors(ValueError):  # HTTP servers list nothing; other causes have their message for each shard
-            listings[folder], manifests[folder] = {}, set()
+    folders = list(dict.fromkeys(url.rpartition("/")[0] for url in urls))
+    listings = dict(zip(folders, map_concurrently(_list_folder, folders), strict=True))
+    roots = list(dict.fromkeys(split_path(url).root for url in urls))
+    manifests = dict(zip(roots, map_concurrently(_list_manifests, roots), strict=True))
     for first in range(0, len(urls), PART):  # each request that waits takes memory
         yield from map_concurrently(partial(_facts, listings=listings, manifests=manifests), urls[first : first + PART])
+
+
+def _list_folder(folder: str) -> dict[str, Stored]:
+    fs, path = open_store(folder or ".")
+    fs.invalidate_cache(path)  # what this process has listed before may be old
+    try:
+        return {_base(info["name"]): stored_facts(info) for info in fs.ls(path, detail=True)}
+    except store_errors(ValueError):  # HTTP servers list nothing; other causes have their message for each shard
+        return {}
+
+
+def _list_manifests(root: str) -> set[str]:
+    fs, path = open_store(f"{root}/{MANIFEST_FILE.folder}")
+    fs.invalidate_cache(path)
+    try:
+        return names_in(fs, path) or set()
+    except store_errors(ValueError):
+        return set()
 
 
 def _facts(url: str, listings: dict[str, dict[str, Stored]], manifests: dict[str, set[str]]) -> ShardFacts:
     folder, _, name = url.rpartition("/")
     size, modified = listings[folder].get(name) or _stored(url)
-    manifest = f"{name.rpartition('.')[0]}.json"
-    files = _manifest_files(url) if manifest in manifests[folder] else {}
+    place = split_path(url)
+    files = _manifest_files(url) if f"{place.stem}{MANIFEST_FILE.suffix}" in manifests[place.root] else {}
     return ShardFacts(url, size, modified, files)
 
 
@@ -101,10 +114,9 @@ def stored_facts(info: Mapping[str, Any]) -> Stored:
 def _manifest_files(url: str) -> Mapping[str, FileFacts]:
     """The shard and its index in the manifest; empty if it is damaged."""
     bare = ShardFacts(url, 0, "", {})
-    number = bare.name.rpartition(".")[0]
-    wanted = {bare.path, index_path(number)}
+    wanted = {bare.path, bare.index_path}
     try:
-        with open_file(f"{bare.root}/{MANIFEST_FOLDER}/{number}.json") as file:
+        with open_file(f"{bare.place.root}/{MANIFEST_FILE.folder}/{bare.place.stem}{MANIFEST_FILE.suffix}") as file:
             files = dict(json.load(file)["files"])
             return {str(name): facts for name, facts in files.items() if name in wanted and "sha256" in facts}
     except store_errors(ValueError, KeyError, TypeError):

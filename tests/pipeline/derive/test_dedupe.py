@@ -123,7 +123,7 @@ def test_facts_of_another_source_are_not_used(source: Path, tmp_path: Path) -> N
     make_output(tmp_path / "b", {0: [kept(picture(0), url="x"), kept(picture(1), url="x")]}, rows_per_shard=4)
     for index in range(3):
         write_facts(str(tmp_path / "new"), False, Source(str(source)).shard(index))
-    (tmp_path / "new" / "_dedupe" / "facts-00001.arrow").write_bytes(b"cut off")
+    (tmp_path / "new" / "_dedupe" / "00001.facts.arrow").write_bytes(b"cut off")
     assert run(tmp_path / "b", tmp_path / "new") == 0
     assert dropped(tmp_path / "new") == {1: ("same_url", 0)}
 

@@ -16,6 +16,7 @@ from pipeline.write.manifest import plan_from_json
 from pipeline.write.stage import write_shard
 from pipeline.write.staging import Staging
 from schemas.files import FILES, TAKEDOWN_FOLDER
+from schemas.layout import FLAT
 from tests.pipeline.derive.rows import manifests_of, rows_of, stats_of
 from tests.pipeline.derive.scenes import write_output
 from tests.pipeline.jobs import hash_output, run_job
@@ -96,7 +97,7 @@ def test_nothing_of_the_rows_is_left_but_their_keys(source: Path, tmp_path: Path
     texts = [path.read_bytes() for path in sorted(output.rglob("*")) if path.is_file()]
     assert not any(b"img.example.org" in text for text in texts)
     for name in (FILES["train"][0], FILES["grit"][0]):
-        with open(output / name.format(0), "rb") as file:
+        with open(output / FLAT.path(name, 0), "rb") as file:
             keys = {member.name.partition(".")[0] for member in iter_members(reader_of(file), 0, file.seek(0, 2))}
         assert not keys & {row["key"] for row in gone}
     stats = stats_of(output)["rows"]

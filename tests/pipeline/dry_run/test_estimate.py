@@ -11,7 +11,7 @@ from pipeline.dry_run.steps import Measured
 from pipeline.dry_run.text import prediction_lines
 from schemas.manifest import Timings
 
-TAR = "train/{:05d}.tar"
+TAR = "train/NNNNN.tar"
 N_SHARDS = 4
 
 

@@ -93,8 +93,8 @@ def test_a_damaged_shard_keeps_the_formats_that_are_not_asked_for(
 def test_files_that_a_listing_misses_are_looked_up_before_a_shard_is_discarded(
     config: PipelineConfig, computed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Store.sizes
-    monkeypatch.setattr(Store, "sizes", lambda store, folder: {} if folder == "arrow" else real(store, folder))
+    real = Store.contents
+    monkeypatch.setattr(Store, "contents", lambda store, name: ({}, []) if name == "arrow" else real(store, name))
     assert plan(config).outdated == []
     assert plan(config).unfinished == []
     assert len(list(Path(config.output, "_manifests").iterdir())) == 4

@@ -18,6 +18,7 @@ from pipeline.write.store import Store
 from tests.pipeline.derive.rows import stats_of
 from tests.pipeline.download.server import TinyWeb
 from tests.pipeline.jobs import hash_output
+from tests.pipeline.layouts import contents, has_folders, in_folders
 from tests.pipeline.retry.conftest import Finished
 from tests.pipeline.retry.jobs import retry, run_job
 from tests.pipeline.retry.test_command import FIRST, SECOND, indices
@@ -43,6 +44,16 @@ def test_the_job_leaves_the_attempts_at_finished_shards(retried: Path, web: Tiny
     assert hash_output(retried) == before
     assert stats_of(retried) == stats
     assert web.hits == hits
+
+
+def test_attempts_in_folders_have_the_bytes_of_flat_ones(
+    output: Path, retried_job: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = in_folders(output, tmp_path / "folders")
+    assert retry(folders) == retry(folders) == 0
+    assert has_folders(folders)
+    assert contents(folders) == contents(retried_job.output)
+    assert verify(monkeypatch, folders) == 0
 
 
 def test_attempts_are_removed_before_their_shard_is_computed_again(

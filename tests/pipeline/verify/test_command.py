@@ -14,6 +14,7 @@ from pipeline.rescue.child import Child
 from pipeline.verify.__main__ import main
 from pipeline.verify.pool import check_in
 from pipeline.write.store import Store
+from schemas.layout import FLAT
 from tests.pipeline.resume.jobs import digests
 from tests.pipeline.resume.test_damages import computed, config  # noqa: F401 (fixtures)
 from tests.pipeline.verify.damage import edit_manifest, flip, write_two
@@ -129,6 +130,6 @@ def test_a_shard_that_ends_the_process_of_its_check_is_a_problem_of_that_shard_a
     idle = SimpleQueue[Child]()
     with Child(Dying) as child:
         idle.put(child)
-        found = [check_in(idle, index, None) for index in (0, 1, 2)]
+        found = [check_in(idle, index, None, FLAT) for index in (0, 1, 2)]
     assert [len(finding.problems) for finding in found] == [0, 1, 0]
     assert "ended with exit code 9" in str(found[1].problems[0])
