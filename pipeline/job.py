@@ -199,8 +199,11 @@ def report(config: PipelineConfig, plans: Sequence[ShardPlan]) -> Statistics:
 
 
 def report_shards(config: PipelineConfig, indices: Collection[int]) -> Statistics:
-    """Write stats.json and report.html of these shards, print summary and warnings, and return the statistics."""
-    stats = build_stats(config.output, shards=indices)
+    """Write stats.json and report.html of these shards, print summary and warnings, and return the statistics.
+
+    The caller holds the lease of the output.
+    """
+    stats = build_stats(config.output, shards=indices, holds_lease=True)
     advice = make_report(Store(config.output), stats, config.report)
     if config.report.summary and not config.quiet:
         print_text(summary_table(stats))

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 
 import pyarrow as pa
 
+from schemas.attempts import shard_of
 from schemas.rows import field
 
 FILES: Final = MappingProxyType(
@@ -30,6 +31,13 @@ FAILED_FOLDER: Final = "_failed"
 FAILED_FILE: Final = f"{FAILED_FOLDER}/{{:05d}}.json"
 DROPPED_FOLDER: Final = "_dropped"
 DROPPED_FILE: Final = f"{DROPPED_FOLDER}/{{:05d}}.arrow"
+SUMMARY_FOLDER: Final = "_summaries"
+SUMMARY_FILE: Final = f"{SUMMARY_FOLDER}/{{:05d}}.json.zst"
+ROLLUP_FOLDER: Final = "_rollup"
+ROLLUP_FILE: Final = f"{ROLLUP_FOLDER}/{{:05d}}.json.zst"
+ROLLUP_TIMINGS_FILE: Final = f"{TIMINGS_FOLDER}/rollup-{{:05d}}.json"
+SHARDS_PER_ROLLUP: Final = 1000
+"""Shards of the job whose summaries are in a rollup, with those of all attempts at their rows."""
 TAKEDOWN_FOLDER: Final = "_takedown"
 TAKEDOWN_FILE: Final = f"{TAKEDOWN_FOLDER}/{{:05d}}.json"
 JOB_FILE: Final = "_job.json"
@@ -40,7 +48,8 @@ FACTS_FILE: Final = "_dedupe/facts-{:05d}.arrow"
 DROPS_FILE: Final = "_dedupe/drops-{:05d}.arrow"
 """Files of pipeline.dedupe while it runs: what it compares, and the rows that it drops, of each shard."""
 OUTPUT_FOLDERS: Final = (
-    ".", *FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER, TAKEDOWN_FOLDER, DROPPED_FOLDER
+    ".", *FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER, TAKEDOWN_FOLDER, DROPPED_FOLDER,
+    SUMMARY_FOLDER, ROLLUP_FOLDER,
 )  # fmt: skip
 """All folders of an output, relative to it."""
 STATS_FILE: Final = "stats.json"
@@ -197,4 +206,9 @@ def grit_schema(similarity: str) -> pa.Schema:
 def shard_files(index: int) -> list[str]:
     """Return the paths of all files that a shard may have besides its manifest, relative to the output folder."""
     names = [name for names in FILES.values() for name in names]
-    return [name.format(index) for name in (*names, INDEX_FILE, DROPPED_FILE)]
+    return [name.format(index) for name in (*names, INDEX_FILE, DROPPED_FILE, SUMMARY_FILE)]
+
+
+def rollup_of(index: int) -> int:
+    """Return the number of the rollup that a shard belongs to."""
+    return shard_of(index) // SHARDS_PER_ROLLUP

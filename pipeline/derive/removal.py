@@ -22,7 +22,17 @@ from pipeline.write.restore import read_places
 from pipeline.write.staging import Staging
 from pipeline.write.store import Store
 from pipeline.write.tar import SamplePlace, TarWriter
-from schemas.files import DROPPED_FILE, FILES, INDEX_FILE, MANIFEST_FILE, TAKEDOWN_FILE, grit_schema
+from schemas.files import (
+    DROPPED_FILE,
+    FILES,
+    INDEX_FILE,
+    MANIFEST_FILE,
+    ROLLUP_FILE,
+    SUMMARY_FILE,
+    TAKEDOWN_FILE,
+    grit_schema,
+    rollup_of,
+)
 from schemas.manifest import Manifest, PendingTakedown
 from schemas.rows import SCORED
 from schemas.status import DROPPED
@@ -52,7 +62,8 @@ def remove_rows(store: Store, pending: PendingTakedown, lease: str) -> None:
         with exclusive(store, index):
             check_lease(store, lease)
             write_pending(store, pending)  # from here on, a kill leaves files of both versions
-            store.remove([MANIFEST_FILE.format(index), DROPPED_FILE.format(index)])
+            store.remove([ROLLUP_FILE.format(rollup_of(index)), MANIFEST_FILE.format(index)])
+            store.remove([DROPPED_FILE.format(index), SUMMARY_FILE.format(index)])
             staging.publish()
             with staging.open(MANIFEST_FILE.format(index), rows=manifest["counts"]["read"]) as file:
                 file.write(manifest_bytes(new))

@@ -47,7 +47,7 @@ FLOORS: dict[str, list[set[str]]] = {
     ],
     "pipeline": [
         {"images", "model_folder", "stored_images", "drawn", "captions", "parse", "faults"},
-        {"read"},
+        {"read", "summary"},
         {"download", "ground", "write"},
         {"score"},
         {"report"},
