@@ -17,6 +17,7 @@ from pipeline.faults.fault import Fault, check_limit
 from pipeline.lease import Lease
 from pipeline.local import compute_local
 from pipeline.read.types import ShardPlan
+from pipeline.report.background import Rollups
 from pipeline.run import Done, Steps
 from pipeline.write.failed import failed_indices, write_failed
 from pipeline.write.store import Store
@@ -59,12 +60,15 @@ def compute(
     before, n_before = failed_indices(output), failures.n_failed
     plans = sorted(plans, key=lambda plan: (plan.index in before, plan.index))
     results = lease.guard(pick_runner(config)(plans, config, partial(Steps, config, provenance)))
-    for result in progress(results, sum(plan.n_rows for plan in plans), config.quiet):
-        if isinstance(result, Done):
-            failures.hosts[result.manifest["shard"]] = result.host
-            record_faults(failures.faults, result.faults, config)
-        else:
-            record_failed(output, result, failures, config)
+    with Rollups(output, (plan.index for plan in plans)) as rollups:
+        for result in progress(results, sum(plan.n_rows for plan in plans), config.quiet):
+            if isinstance(result, Done):
+                failures.hosts[result.manifest["shard"]] = result.host
+                record_faults(failures.faults, result.faults, config)
+                rollups.add(result.manifest["shard"])
+            else:
+                record_failed(output, result, failures, config)
+                rollups.add(result["shard"])
     return failures.n_failed - n_before
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pipeline.report.background import Rollups
 from pipeline.report.collect import collect
 from pipeline.report.ledger import write_summary
 from pipeline.report.rollup import fold_part, roll_up
@@ -208,3 +209,22 @@ def test_only_the_chosen_shards_are_counted(copy: Path) -> None:
     assert part.shards == [5, 1001]
     assert part.summary.rows.to_counts()["read"] == 4
     assert list(read_batches(Store(str(copy)), read_manifests(Store(str(copy)), [5])[0], ["key"]))
+
+
+def test_a_running_job_writes_the_rollup_of_a_thousand_shards_when_the_last_is_reported(copy: Path) -> None:
+    store = Store(str(copy))
+    with Rollups(store, [*range(38), 1000, 1001]) as rollups:
+        for index in (*range(1, 38), 1000, 1001):
+            rollups.add(index)
+        assert not (copy / "_rollup").exists()
+        rollups.add(0)
+    assert [path.name for path in (copy / "_rollup").iterdir()] == ["00000.json.zst"]
+    written = (copy / ROLLUP_FILE.format(0)).read_bytes()
+    build_stats(str(copy), holds_lease=True)
+    assert (copy / ROLLUP_FILE.format(0)).read_bytes() == written
+    (copy / ROLLUP_FILE.format(0)).unlink()
+    (copy / "_retry.json").write_text("{}")
+    with Rollups(store, range(38)) as rollups:
+        for index in range(38):
+            rollups.add(index)
+    assert not (copy / ROLLUP_FILE.format(0)).exists()  # attempts are not listed while the job runs
