@@ -3,15 +3,15 @@
 import dataclasses
 import json
 import logging
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from common.cli import logs_json, notify
 from common.config import RESOLVED_FILE, to_yaml
 from common.config_help import print_text
-from common.text import counted, message
+from common.text import counted
 from pipeline.compute import Failures, compute, with_limits
 from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.lease import Lease, hold_lease
@@ -110,10 +110,10 @@ def run_job(config: PipelineConfig, command: str = "") -> Result:
     if n_damaged:
         noun = "input file is" if n_damaged == 1 else "input files are"
         text = f"{n_damaged} {noun} damaged, and only the rows before the damage were read, see {STATS_FILE}"
-        print(message(f"{text}; the first: {work.damaged[0]}"), file=sys.stderr)
+        notify(f"{text}; the first: {work.damaged[0]}")
     if n_failed:
         text = f"{n_failed} of {counted(n_shards, 'shard')} failed, see {config.output}/{FAILED_FOLDER}/"
-        print(message(f"{text}; run the same command again to try them again"), file=sys.stderr)
+        notify(f"{text}; run the same command again to try them again")
     return Result(n_failed + n_damaged, n_kept)
 
 
@@ -205,10 +205,12 @@ def report_shards(config: PipelineConfig, indices: Collection[int]) -> Statistic
     """
     stats = build_stats(config.output, shards=indices, holds_lease=True)
     advice = make_report(Store(config.output), stats, config.report)
-    if config.report.summary and not config.quiet:
+    if config.report.summary and not config.quiet and not logs_json():
         print_text(summary_table(stats))
     for warning in advice:
-        print(message(f"warning: {warning.text}; {warning.action}"), file=sys.stderr)
-    if not config.quiet:
+        notify(f"warning: {warning.text}; {warning.action}")
+    if logs_json():
+        logger.info("report: %s/%s", config.output, REPORT_FILE)
+    elif not config.quiet:
         print_text(f"report: {config.output}/{REPORT_FILE}")
     return stats
