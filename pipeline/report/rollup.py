@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 class Keeping(NamedTuple):
-    """What a reader may store: summaries of shards that lack one, and rollups, which needs the lease."""
+    """Permissions of a reader to store summaries of shards that lack one, and rollups, which needs the lease."""
 
     summaries: bool = False
     rollups: bool = False

@@ -40,7 +40,7 @@ def build_stats(
     """Count the finished shards of the folder or URL `output`, write stats.json there and return its content.
 
     `shards` limits the count to shards with these indices. `truth` is stored unchanged: the precision and recall of the
-    boxes, if they are known. A caller that holds the lease of the output says so, and rollups are written.
+    boxes, if they are known. `holds_lease`: the caller holds the lease of the output, and rollups are written.
 
     Raises UserError if no shard is finished or failed, ValueError if the counts of a shard do not add up.
 

@@ -126,7 +126,7 @@ def test_a_report_that_does_not_hold_the_lease_writes_no_rollup(copy: Path) -> N
 
 def test_a_shard_that_is_written_again_takes_its_rollup_away(copy: Path) -> None:
     before = build_stats(str(copy), holds_lease=True)
-    (copy / "_manifests/00007.json").unlink()  # as a user is told to do for a damaged shard
+    (copy / "_manifests/00007.json").unlink()  # the fix for a damaged shard
     assert build_stats(str(copy))["rows"]["read"] == 78
     assert (copy / ROLLUP_FILE.format(0)).exists()
     write(copy, 7, n_dropped=0)
