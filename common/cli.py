@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import json
 import logging
 import os
 import re
@@ -13,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from types import FrameType, TracebackType
 from typing import Any, Final, ParamSpec
 
@@ -80,7 +82,7 @@ def argument_parser(prog: str, description: str | None, epilog: str = EXIT_CODES
 
 
 def _fail(text: str, code: int) -> int:
-    print(message(text), file=sys.stderr)
+    notify(text, logging.ERROR)
     close_broken_stdout()
     return code
 
@@ -145,12 +147,44 @@ class MessageFormatter(logging.Formatter):
         return message_lines(super().formatException(ei))
 
 
-def set_up_logging(level: int = logging.INFO, text: str = "%(asctime)s %(levelname)s %(message)s") -> None:
-    """Log to the standard error with `MessageFormatter`, unless the root logger has handlers already."""
+class JsonFormatter(logging.Formatter):
+    """A formatter whose records are one JSON object a line: time in UTC, level, message, and what is in `progress`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record; a traceback is one of its fields."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        values: dict[str, Any] = {"time": at, "level": record.levelname, "message": record.getMessage()}
+        if record.exc_info:
+            values["traceback"] = self.formatException(record.exc_info)
+        if (progress := getattr(record, "progress", None)) is not None:
+            values["progress"] = progress
+        return json.dumps(values, ensure_ascii=True)
+
+
+def set_up_logging(
+    level: int = logging.INFO, text: str = "%(asctime)s %(levelname)s %(message)s", is_json: bool = False
+) -> None:
+    """Log to the standard error with `MessageFormatter`, or with `JsonFormatter` if `is_json`.
+
+    Nothing changes if the root logger has handlers already.
+    """
     quiet_libraries()
     handler = logging.StreamHandler()
-    handler.setFormatter(MessageFormatter(text, "%H:%M:%S"))
+    handler.setFormatter(JsonFormatter() if is_json else MessageFormatter(text, "%H:%M:%S"))
     logging.basicConfig(level=level, handlers=[handler])
+
+
+def logs_json() -> bool:
+    """Return True if the lines on the standard error are JSON."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
+def notify(text: str, level: int = logging.WARNING) -> None:
+    """Print a message to the standard error: as it is, or as a record of the log if its lines are JSON."""
+    if logs_json():
+        logging.getLogger("hypergrit").log(level, "%s", text)
+    else:
+        print(message(text), file=sys.stderr)
 
 
 def quiet_libraries() -> None:
@@ -168,5 +202,8 @@ def quiet_libraries() -> None:
 
 
 def print_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print a traceback with all control characters escaped; for `sys.excepthook`."""
+    """Print a traceback with all control characters escaped, or log it if the log is JSON; for `sys.excepthook`."""
+    if logs_json():
+        logging.getLogger("hypergrit").critical("%s: %s", kind.__name__, error, exc_info=(kind, error, trace))
+        return
     print(message_lines("".join(traceback.format_exception(kind, error, trace)).rstrip()), file=sys.stderr)

@@ -2,13 +2,9 @@
 
 import dataclasses
 import logging
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-
-from tqdm import tqdm
 
 from common.errors import UserError
 from common.text import counted
@@ -16,7 +12,9 @@ from pipeline.config import PipelineConfig
 from pipeline.faults.fault import Fault, check_limit
 from pipeline.lease import Lease
 from pipeline.local import compute_local
+from pipeline.progress import Result, progress
 from pipeline.read.types import ShardPlan
+from pipeline.report.background import Rollups
 from pipeline.run import Done, Steps
 from pipeline.write.failed import failed_indices, write_failed
 from pipeline.write.store import Store
@@ -25,9 +23,6 @@ from schemas.manifest import FailedShard, Provenance
 
 logger = logging.getLogger("hypergrit")
 
-LOG_INTERVAL_S = 5
-
-Result = Done | FailedShard
 Runner = Callable[[Sequence[ShardPlan], PipelineConfig, Callable[..., Steps]], Iterator[Result]]
 """Computes the planned shards; yields each once it is committed or has failed."""
 
@@ -61,13 +56,16 @@ def compute(
         plans = sorted(plans, key=lambda plan: (plan.index in before, plan.index))
     make_steps = partial(Steps, config, provenance, lease=lease.token)
     results = lease.guard(pick_runner(config)(plans, config, make_steps))
-    for result in progress(results, sum(plan.n_rows for plan in plans), config.quiet):
-        if isinstance(result, Done):
-            failures.hosts[result.manifest["shard"]] = result.host
-            record_faults(failures.faults, result.faults, config)
-        else:
-            lease.check()  # the record removes the manifest of an earlier run
-            record_failed(output, result, failures, config)
+    with Rollups(output, (plan.index for plan in plans)) as rollups:
+        for result in progress(results, sum(plan.n_rows for plan in plans), config):
+            if isinstance(result, Done):
+                failures.hosts[result.manifest["shard"]] = result.host
+                record_faults(failures.faults, result.faults, config)
+                rollups.add(result.manifest["shard"])
+            else:
+                lease.check()  # the record removes the manifest of an earlier run
+                record_failed(output, result, failures, config)
+                rollups.add(result["shard"])
     return failures.n_failed - n_before
 
 
@@ -129,31 +127,3 @@ def check_failed(n_failed: int, last: FailedShard, config: PipelineConfig, what_
             f"{counted(n_failed, 'shard')} failed, more than ray.max_failed_shards={limit}; the last is shard "
             f"{last['shard']}: {last['error']}. {what_is_kept}"
         )
-
-
-def progress(results: Iterable[Result], n_rows: int, is_quiet: bool = False) -> Iterator[Result]:
-    """Pass on the results of shards with `n_rows` rows in total, and show their counts.
-
-    On a terminal a progress bar, elsewhere a log line every `LOG_INTERVAL_S` seconds at most; neither if `is_quiet`.
-    """
-    kept, dropped, unfinished, start, last_log = 0, 0, 0, time.monotonic(), 0.0
-    is_terminal = sys.stderr.isatty()
-    with tqdm(total=n_rows, unit=" rows", disable=is_quiet or not is_terminal, smoothing=0) as bar:
-        for result in results:
-            if isinstance(result, Done):
-                counts = result.manifest["counts"]
-                n, kept, dropped = counts["read"], kept + counts["kept"], dropped + counts["read"] - counts["kept"]
-            else:
-                n = result["rows"]
-                unfinished += n
-            bar.update(n)
-            bar.set_postfix(kept=kept, dropped=dropped, **({"unfinished": unfinished} if unfinished else {}))
-            now, done = time.monotonic(), kept + dropped + unfinished
-            if not is_terminal and (now - last_log >= LOG_INTERVAL_S or done == n_rows):
-                rate = done / (now - start)
-                left_s = (n_rows - done) / rate if rate else 0
-                logger.info(
-                    "%d of %d rows, %.1f rows/s, %d dropped so far, %.0f s left", done, n_rows, rate, dropped, left_s
-                )
-                last_log = now
-            yield result

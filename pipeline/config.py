@@ -13,6 +13,7 @@ from common.errors import UserError
 from pipeline.captions.config import CaptionsConfig
 from pipeline.download.config import DownloadConfig
 from pipeline.ground.config import GroundConfig
+from pipeline.log_config import LogConfig
 from pipeline.parse.config import ParseConfig
 from pipeline.read.config import ReadConfig
 from pipeline.report.config import ReportConfig
@@ -32,7 +33,7 @@ KEYS: Final = Keys(
 """Key names of the pipeline; `renamed` and `renamed_values` refer to version 0.1."""
 
 NOT_RECORDED: Final = (
-    "overwrite", "max_internal_errors", "dry_run", "dry_run_rows", "dry_run_seed", "quiet", "report", "ray"
+    "overwrite", "max_internal_errors", "dry_run", "dry_run_rows", "dry_run_seed", "quiet", "report", "log", "ray"
 )  # fmt: skip
 """Runtime settings that say nothing about the content of a shard, so that manifests do not record them."""
 
@@ -103,6 +104,7 @@ class PipelineConfig:
     score: ScoreConfig = field(default_factory=ScoreConfig)
     write: WriteConfig = field(default_factory=WriteConfig)
     report: ReportConfig = runtime(factory=ReportConfig)
+    log: LogConfig = runtime(factory=LogConfig)
     ray: RayConfig = runtime(factory=RayConfig)
 
     def __post_init__(self) -> None:

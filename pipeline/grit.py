@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         print_text(help_text())
         return 0
     config = load_config(arguments)
-    set_up_logging(logging.WARNING if config.quiet else logging.INFO)
+    set_up_logging(logging.WARNING if config.quiet else logging.INFO, is_json=config.log.format == "json")
     # What follows imports torch and spaCy, which takes seconds; --help and wrong keys do not need them.
     if config.dry_run:
         from pipeline.dry_run.run import dry_run

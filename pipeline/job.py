@@ -3,15 +3,15 @@
 import dataclasses
 import json
 import logging
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from common.cli import logs_json, notify
 from common.config import RESOLVED_FILE, to_yaml
 from common.config_help import print_text
-from common.text import counted, message
+from common.text import counted
 from pipeline.compute import Failures, compute, with_limits
 from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.lease import Lease, hold_lease
@@ -34,7 +34,15 @@ from pipeline.write.restore import restore_index
 from pipeline.write.store import Store
 from pipeline.write.temporary import remove_abandoned
 from schemas.attempts import attempt_of, shard_of
-from schemas.files import FAILED_FOLDER, MANIFEST_FILE, OUTPUT_FOLDERS, REPORT_FILE, RUN_TIMINGS_FILE, STATS_FILE
+from schemas.files import (
+    FAILED_FOLDER,
+    MANIFEST_FILE,
+    OUTPUT_FOLDERS,
+    REPORT_FILE,
+    ROLLUP_FOLDER,
+    RUN_TIMINGS_FILE,
+    STATS_FILE,
+)
 from schemas.manifest import Provenance, RunTimings
 from schemas.stats import Statistics
 
@@ -112,10 +120,10 @@ def run_job(config: PipelineConfig, command: str = "") -> Result:
     if n_damaged:
         noun = "input file is" if n_damaged == 1 else "input files are"
         text = f"{n_damaged} {noun} damaged, and only the rows before the damage were read, see {STATS_FILE}"
-        print(message(f"{text}; the first: {work.damaged[0]}"), file=sys.stderr)
+        notify(f"{text}; the first: {work.damaged[0]}")
     if n_failed:
         text = f"{n_failed} of {counted(n_shards, 'shard')} failed, see {config.output}/{FAILED_FOLDER}/"
-        print(message(f"{text}; run the same command again to try them again"), file=sys.stderr)
+        notify(f"{text}; run the same command again to try them again")
     return Result(n_failed + n_damaged, n_kept)
 
 
@@ -136,7 +144,9 @@ def remove_drafts(output: Store) -> None:
     """Remove the files that killed workers have left half-written; an object store has none."""
     if output.is_local:
         folders = (output.path(folder) for folder in OUTPUT_FOLDERS)
-        remove_abandoned([output.root, *folders], in_subfolders=bool(output.layout.per_folder))
+        remove_abandoned(
+            [output.root, output.path(ROLLUP_FOLDER), *folders], in_subfolders=bool(output.layout.per_folder)
+        )
 
 
 def compute_in_formats(
@@ -204,13 +214,18 @@ def report(config: PipelineConfig, plans: Sequence[ShardPlan]) -> Statistics:
 
 
 def report_shards(config: PipelineConfig, indices: Collection[int]) -> Statistics:
-    """Write stats.json and report.html of these shards, print summary and warnings, and return the statistics."""
-    stats = build_stats(config.output, shards=indices)
+    """Write stats.json and report.html of these shards, print summary and warnings, and return the statistics.
+
+    The caller holds the lease of the output.
+    """
+    stats = build_stats(config.output, shards=indices, holds_lease=True)
     advice = make_report(Store(config.output), stats, config.report)
-    if config.report.summary and not config.quiet:
+    if config.report.summary and not config.quiet and not logs_json():
         print_text(summary_table(stats))
     for warning in advice:
-        print(message(f"warning: {warning.text}; {warning.action}"), file=sys.stderr)
-    if not config.quiet:
+        notify(f"warning: {warning.text}; {warning.action}")
+    if logs_json():
+        logger.info("report: %s/%s", config.output, REPORT_FILE)
+    elif not config.quiet:
         print_text(f"report: {config.output}/{REPORT_FILE}")
     return stats

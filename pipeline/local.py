@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from pipeline import watch
 from pipeline.config import PipelineConfig
 from pipeline.faults.fault import ShardError, describe
 from pipeline.read.types import ShardPlan
@@ -86,7 +87,9 @@ def compute_shard_in(
         step: Step = "prepare"
         try:
             for step in STAGES_OF:
+                watch.begun(plan.index, step, plan.n_rows)
                 done = child.call(step, plan, timeout_s=config.ray.step_timeout_s)
+                watch.ended(plan.index, step)
             assert isinstance(done, Done)
             return done
         except (ProcessDiedError, StepTimeoutError) as death:

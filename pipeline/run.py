@@ -62,6 +62,10 @@ class Notes:
     faults: tuple[Fault, ...] = ()
     dropped: tuple[DroppedPicture, ...] = ()
 
+    def seconds(self, step: Step) -> float:
+        """Return the time that the stages of a step took, without loading them."""
+        return sum(self.timings[name]["seconds"] for name in STAGES_OF[step] if name in self.timings)
+
     def __add__(self, other: "Notes") -> "Notes":
         """Join the notes on two parts of a shard, or of two stages."""
         timings: Timings = dict(self.timings)

@@ -22,8 +22,12 @@ from schemas.files import (
     LEASE_FILE,
     MANIFEST_FILE,
     RETRY_FILE,
+    ROLLUP_FILE,
+    ROLLUP_TIMINGS_FILE,
     RUN_TIMINGS_FILE,
+    SHARDS_PER_ROLLUP,
     STATS_FILE,
+    SUMMARY_FILE,
     THUMBNAIL,
     TIMINGS_FILE,
     TRAIN_MEMBERS,
@@ -98,6 +102,15 @@ Outputs of version 0.3 and earlier have none.
 DROPPED_NOTE: Final = """\
 An Arrow IPC file with thumbnails for the report: of the first `report.examples` rows that each stage
 after the download dropped for each reason. It is written after the manifest, which does not name it.
+"""
+SUMMARY_NOTE: Final = f"""\
+Statistics for the report that can be added up, as JSON compressed with zstd: of a shard with all
+attempts at its rows, under the index of the last one, and of {SHARDS_PER_ROLLUP:,} shards. `manifests`
+names the manifests that were counted by index: in a summary by their SHA-256, in a rollup by their
+sizes in bytes; `version` is that of this format. The rest mirrors `stats.json`: counts, histograms
+with bins for percentiles, sketches of texts with an `error`, and hashes of images. Summaries that are
+missing or do not fit are computed again from `arrow/`; none of these files is needed. The time of the
+stages of {SHARDS_PER_ROLLUP:,} shards is in `{ROLLUP_TIMINGS_FILE.format(0)}`.
 """
 TIMINGS_NOTE: Final = """\
 The time of each stage of a shard, as {stage: [StageTiming](#stagetiming)}, and of the last run, as
@@ -250,6 +263,8 @@ def files() -> list[str]:
         f"### thumbnails: `{FLAT.path(DROPPED_FILE, 0)}`\n",
         DROPPED_NOTE,
         field_table(THUMBNAIL),
+        f"### summaries: `{FLAT.path(SUMMARY_FILE, 0)}` and `{ROLLUP_FILE.format(0)}`\n",
+        SUMMARY_NOTE,
         f"### timings: `{FLAT.path(TIMINGS_FILE, 0)}` and `{RUN_TIMINGS_FILE}`\n",
         TIMINGS_NOTE,
         f"### job: `{JOB_FILE}`\n",

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 
 import pyarrow as pa
 
+from schemas.attempts import shard_of
 from schemas.layout import Layout, ShardFile
 from schemas.rows import field
 
@@ -31,6 +32,13 @@ FAILED_FOLDER: Final = "_failed"
 FAILED_FILE: Final = ShardFile(FAILED_FOLDER, ".json")
 DROPPED_FOLDER: Final = "_dropped"
 DROPPED_FILE: Final = ShardFile(DROPPED_FOLDER, ".arrow")
+SUMMARY_FOLDER: Final = "_summaries"
+SUMMARY_FILE: Final = ShardFile(SUMMARY_FOLDER, ".json.zst")
+ROLLUP_FOLDER: Final = "_rollup"
+ROLLUP_FILE: Final = f"{ROLLUP_FOLDER}/{{:05d}}.json.zst"
+ROLLUP_TIMINGS_FILE: Final = f"{TIMINGS_FOLDER}/rollup-{{:05d}}.json"
+SHARDS_PER_ROLLUP: Final = 1000
+"""Shards of the job whose summaries are in a rollup, with those of all attempts at their rows."""
 TAKEDOWN_FOLDER: Final = "_takedown"
 TAKEDOWN_FILE: Final = ShardFile(TAKEDOWN_FOLDER, ".json")
 LAYOUT_FILE: Final = "_layout.json"
@@ -42,7 +50,8 @@ FACTS_FILE: Final = ShardFile("_dedupe", ".facts.arrow")
 DROPS_FILE: Final = ShardFile("_dedupe", ".drops.arrow")
 """Files of pipeline.dedupe while it runs: what it compares, and the rows that it drops, of each shard."""
 OUTPUT_FOLDERS: Final = (
-    *FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER, TAKEDOWN_FOLDER, DROPPED_FOLDER
+    *FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER, TAKEDOWN_FOLDER, DROPPED_FOLDER,
+    SUMMARY_FOLDER,
 )  # fmt: skip
 """All folders with files of shards, relative to the output."""
 STATS_FILE: Final = "stats.json"
@@ -199,4 +208,9 @@ def grit_schema(similarity: str) -> pa.Schema:
 def shard_files(layout: Layout, index: int) -> list[str]:
     """Return the paths of all files that a shard may have besides its manifest, relative to the output folder."""
     kinds = [kind for kinds in FILES.values() for kind in kinds]
-    return [layout.path(kind, index) for kind in (*kinds, INDEX_FILE, DROPPED_FILE)]
+    return [layout.path(kind, index) for kind in (*kinds, INDEX_FILE, DROPPED_FILE, SUMMARY_FILE)]
+
+
+def rollup_of(index: int) -> int:
+    """Return the number of the rollup that a shard belongs to."""
+    return shard_of(index) // SHARDS_PER_ROLLUP

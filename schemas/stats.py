@@ -29,8 +29,9 @@ class DuplicateCounts(TypedDict):
     """Images that occur more than once, in any shard."""
 
     images: Annotated[int, "images received"]
-    distinct: Annotated[int, "distinct images by SHA-256"]
+    distinct: Annotated[int, "distinct images by SHA-256; an estimate from 65,536 of them on"]
     repeated: Annotated[int, "images received minus distinct images"]
+    error: NotRequired[Annotated[float, "relative standard error of `distinct`; absent if it is exact"]]
 
 
 class MostFrequent(TypedDict):
@@ -42,6 +43,13 @@ class MostFrequent(TypedDict):
     removed: NotRequired[
         Annotated[
             dict[str, list[tuple[str, int]]], "reason of PHRASE_REMOVALS -> most frequent removed chunks, lower case"
+        ]
+    ]
+    errors: NotRequired[
+        Annotated[
+            dict[str, int],
+            "how much too high the counts of a list can be: phrases, heads, kept_heads, hosts, host_rows, or a reason of "
+            "PHRASE_REMOVALS; 0 for lists that are missing",
         ]
     ]
 
@@ -70,6 +78,12 @@ class HistogramJson(TypedDict):
     counts: Annotated[dict[str, list[int]], "series -> count of each bin"]
     n: Annotated[dict[str, int], "series -> number of values"]
     mean: Annotated[dict[str, float | None], "series -> mean, null without values"]
+    percentiles: NotRequired[
+        Annotated[
+            dict[str, dict[str, float]],
+            "series -> 5th, 25th, 50th, 75th and 95th percentile, each within 1 % of the exact one",
+        ]
+    ]
 
 
 class StageSpeed(TypedDict):
@@ -92,17 +106,30 @@ class RowStatistics(TypedDict):
     histograms: Annotated[dict[str, HistogramJson], "name -> histogram"]
 
 
+class Places(TypedDict):
+    """Some shards, for the pictures and examples of the report."""
+
+    kept: Annotated[list[int], "shards with kept rows, chosen at random"]
+    dropped: Annotated[
+        dict[str, dict[str, list[int]]], "the first shards with rows dropped: {stage: {reason: indices}}"
+    ]
+
+
 class Statistics(RowStatistics):
     """stats.json."""
 
     schema: Annotated[str, "version of the schemas (VERSION)"]
     shards: Annotated[list[int], "indices of the finished shards"]
+    planned: NotRequired[
+        Annotated[int, "number of shards of the job or command, without those of pipeline.retry; absent if unknown"]
+    ]
     without_rows: Annotated[int, "number of shards without a file in arrow/; only their manifests are counted"]
     rows: Annotated[Counts, "rows read, kept and dropped"]
     stages: Annotated[dict[str, StageSpeed], "stage -> time"]
     run: Annotated[RunTimings, "time of the last run; empty if unknown"]
     provenance: Annotated[Provenance, "provenance of the first shard"]
     config: Annotated[dict[str, Any], "the resolved configuration"]
+    places: NotRequired[Annotated[Places, "shards for pictures and examples"]]
     bytes: NotRequired[Annotated[dict[str, int], "format -> bytes of its files in all shards"]]
     damaged: NotRequired[Annotated[list[DamagedFile], "damaged input files; the rows after the damage are not counted"]]
     truth: NotRequired[

@@ -88,6 +88,7 @@ def sections(a: Contents, b: Contents) -> list[Section]:
     """Return the tables of two outputs, without empty ones."""
     both = (a.stats, b.stats)
     n_read = [stats["rows"]["read"] for stats in both]
+    n_grounded = [stats["phrases"]["grounded"] for stats in both]
     found = [
         Section("Rows", "Shares of the rows read.", list(rows(both))),
         Section("Dropped rows by stage and reason", "Shares of the rows read.", list(drops(both))),
@@ -98,12 +99,12 @@ def sections(a: Contents, b: Contents) -> list[Section]:
         Section(
             "Phrases that differ most",
             "Grounded phrases by the difference of their shares of all grounded phrases.",
-            most_different(a.totals.phrases, b.totals.phrases),
+            most_different(a.totals.phrases.upper_bounds(), b.totals.phrases.upper_bounds(), n_grounded),
         ),
         Section(
             "Head nouns that differ most",
             "Of grounded phrases, in the same way.",
-            most_different(a.totals.heads, b.totals.heads),
+            most_different(a.totals.heads.upper_bounds(), b.totals.heads.upper_bounds(), n_grounded),
         ),
         Section(
             "Hosts that differ most",
@@ -199,8 +200,8 @@ def speeds(both: Both) -> Iterator[Figure]:
 def hosts(contents: Contents) -> Counter[str]:
     """Count the rows that `download` dropped by host."""
     counts = Counter[str]()
-    for (host, _), n in contents.totals.hosts.items():
-        counts[host] += n
+    for name, n in contents.totals.hosts.upper_bounds().items():
+        counts[name.partition(" ")[2]] += n
     return counts
 
 

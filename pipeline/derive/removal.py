@@ -22,7 +22,15 @@ from pipeline.write.restore import read_places
 from pipeline.write.staging import Staging
 from pipeline.write.store import Store
 from pipeline.write.tar import SamplePlace, TarWriter
-from schemas.files import DROPPED_FILE, FILES, INDEX_FILE, MANIFEST_FILE, TAKEDOWN_FILE, grit_schema
+from schemas.files import (
+    DROPPED_FILE,
+    FILES,
+    INDEX_FILE,
+    MANIFEST_FILE,
+    SUMMARY_FILE,
+    TAKEDOWN_FILE,
+    grit_schema,
+)
 from schemas.manifest import Manifest, PendingTakedown
 from schemas.rows import SCORED
 from schemas.status import DROPPED
@@ -52,7 +60,7 @@ def remove_rows(store: Store, pending: PendingTakedown, lease: str) -> None:
         with exclusive(store, index):
             check_lease(store, lease)
             write_pending(store, pending)  # from here on, a kill leaves files of both versions
-            publish(store, staging, new, lease, [store.file(DROPPED_FILE, index)])
+            publish(store, staging, new, lease, [store.file(kind, index) for kind in (DROPPED_FILE, SUMMARY_FILE)])
         check_committed(store, new)
     store.remove([store.file(TAKEDOWN_FILE, index)])
 

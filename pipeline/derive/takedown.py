@@ -21,11 +21,13 @@ from pipeline.job import remove_drafts, report_shards
 from pipeline.lease import hold_lease
 from pipeline.paths import check_writable
 from pipeline.read.takedown import TakedownList, read_takedown
-from pipeline.report.shards import check_finished, read_manifests
+from pipeline.report.ledger import write_summary
+from pipeline.report.shards import check_finished, read_manifests, read_manifests_of
 from pipeline.write.attempts import group_attempts
 from pipeline.write.fence import check_lease
 from pipeline.write.pending import read_pending, write_pending
 from pipeline.write.store import Store
+from schemas.files import SUMMARY_FILE
 from schemas.manifest import Manifest, PendingTakedown
 
 logger = logging.getLogger("hypergrit")
@@ -131,10 +133,14 @@ def remove_in(output: str, entries: TakedownList, lease: str, attempts: Sequence
         for old, new, rows in zip(attempts, without_rows(store, attempts, found), found, strict=True)
         if new != old
     ]
+    if pending:  # the summary of an attempt also holds texts of the rows of earlier ones
+        store.remove(store.file(SUMMARY_FILE, manifest["shard"]) for manifest in attempts)
     if len(attempts) > 1:  # a kill between two shards, whose counts depend on each other, must leave a record
         check_lease(store, lease)
         for record in pending:
             write_pending(store, record)
     for record in pending:
         remove_rows(store, record, lease)
+    if pending:
+        write_summary(store, read_manifests_of(store, [manifest["shard"] for manifest in attempts]))
     return Found(attempts[0]["shard"], tuple({key for rows in found for key in rows}))

@@ -15,7 +15,7 @@ from common.config_help import print_text
 from common.errors import UserError
 from common.text import message
 from pipeline.capacity import Capacity, local_capacity
-from pipeline.compute import pick_runner, progress, record_faults, with_limits
+from pipeline.compute import pick_runner, record_faults, with_limits
 from pipeline.config import PipelineConfig
 from pipeline.dry_run.columnar import pooled
 from pipeline.dry_run.estimate import Job, predict
@@ -25,6 +25,7 @@ from pipeline.dry_run.steps import Measured, SampleSteps
 from pipeline.dry_run.text import prediction_lines
 from pipeline.faults.fault import Fault
 from pipeline.paths import check_no_query, check_output_outside_input, with_absolute_paths
+from pipeline.progress import progress
 from pipeline.provenance import make_provenance
 from pipeline.read.plan import list_files
 from pipeline.read.stage import read_parts
@@ -99,7 +100,7 @@ def run_sample(
     n_failed = 0
     results = pick_runner(config)(shards, config, partial(SampleSteps, config, provenance, samples))
     try:
-        for result in progress(results, sum(shard.n_rows for shard in shards)):
+        for result in progress(results, sum(shard.n_rows for shard in shards), config):
             if isinstance(result, Measured):
                 record_faults(faults, result.faults, config)
                 measured.append(result)

@@ -20,8 +20,8 @@ from pipeline.faults.stage import Stage
 from pipeline.read.sizes import batch_sizes
 from pipeline.read.stage import PART_BYTES, planned_rows
 from pipeline.read.types import ShardPlan
-from pipeline.report.totals import host_of
 from pipeline.run import Done, Notes, Part, Steps, join
+from pipeline.summary.totals import host_of
 from pipeline.write.stage import write_shard
 from pipeline.write.temporary import remove_abandoned_folders, temporary_folder_prefix
 from schemas.files import FILES, INDEX_FILE, MANIFEST_FILE

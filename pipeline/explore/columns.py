@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.explore.sides import box_sides
-from pipeline.report.totals import host_of
+from pipeline.summary.totals import host_of
 from schemas.manifest import ThresholdValues
 from schemas.status import BOX_REMOVALS
 

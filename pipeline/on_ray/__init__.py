@@ -6,6 +6,7 @@
     models.py   the pool of model workers
     remote.py   the code that runs in workers
     errors.py   what a failed call means
+    metrics.py  figures for Prometheus
     cluster.py  nodes, and requests that none of them can meet
 
 The table of a shard moves between workers through the object store; the driver holds references only.

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import ray
 
+from pipeline import watch
 from pipeline.config import PipelineConfig
 from pipeline.on_ray.cluster import Resources
 from pipeline.on_ray.health import selector_of
@@ -64,6 +65,7 @@ class Call:
         if not self.node:
             self.node = ray.get(ref)
             self.deadline = time.monotonic() + self.timeout_s
+            watch.begun(self.shard.plan.index, self.shard.step, self.shard.plan.n_rows)
         elif not self.values:
             self.values.append(ref)  # the table, which stays where it is
         else:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import ray
 from ray.exceptions import ObjectLostError, RayActorError
 
+from pipeline import watch
 from pipeline.config import PipelineConfig
 from pipeline.on_ray.calls import Call, Calls, Shard
 from pipeline.on_ray.cluster import POLL_S, Cluster, Resources
@@ -142,6 +143,7 @@ class Driver:
         self._end(call)
         shard = call.shard
         self.health.succeed(call.node, shard.step)
+        watch.ended(shard.plan.index, shard.step, None if isinstance(notes, Done) else notes.seconds(shard.step))
         if isinstance(notes, Done):
             return notes
         shard.state, shard.step, shard.is_rescued = call.state(notes), NEXT[shard.step], False
@@ -157,6 +159,7 @@ class Driver:
     def _fail(self, call: Call, error: BaseException) -> None:
         """Decide what a failed call means. A death counts against the shard only if its node is still alive."""
         kind = kind_of(error)
+        watch.lost(call.shard.plan.index)
         if kind == "job":
             raise root(error) from None
         if call.model is not None and isinstance(root(error), RayActorError):
@@ -219,6 +222,8 @@ class Driver:
                 self._lose(call, error)
         if not self.cluster.poll():
             return
+        busy = {id(call.model) for call in self.running.values() if call.model is not None and call.node}
+        watch.models(len(self.models.ready), len(busy))
         self.models.settle(self.cluster)
         self.models.release_unusable(self.cluster)
         for call in [call for call in self.running.values() if call.deadline < now]:
@@ -240,6 +245,7 @@ class Driver:
         """Kill the worker of a call that exceeded its time limit, which counts as a crash of the shard."""
         call.stop()
         self._end(call)
+        watch.lost(call.shard.plan.index)
         if call.model is not None:
             self.models.discard(call.model)
         self._count(call, StepTimeoutError(f"no result within {call.timeout_s:g} s"), is_crash=True)

@@ -16,8 +16,10 @@ from common.paths import chdir_hook
 from pipeline.config import PipelineConfig, RayConfig, repository_root
 from pipeline.download.permit_server import PermitServer
 from pipeline.on_ray.driver import Driver
+from pipeline.on_ray.metrics import Metrics
 from pipeline.read.types import ShardPlan
 from pipeline.run import Done, Steps
+from pipeline.watch import followed_by
 from schemas.manifest import FailedShard
 
 
@@ -33,7 +35,8 @@ def compute_on_ray(
         host = ray.util.get_node_ip_address()
         with PermitServer(config.download.concurrency_per_host, host=host) as permits:
             make_worker_steps = partial(make_steps, permits=permits.address)
-            yield from Driver(plans, config, pickle.dumps(make_worker_steps)).run()
+            with followed_by(Metrics()):
+                yield from Driver(plans, config, pickle.dumps(make_worker_steps)).run()
 
 
 @contextmanager

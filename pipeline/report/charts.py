@@ -135,14 +135,27 @@ def on_axis(data: HistogramJson, style: Style) -> HistogramJson:
     """Return a histogram with edges and means in units of the axis."""
     means = {name: None if mean is None else mean * style.factor for name, mean in data["mean"].items()}
     edges = [round(edge * style.factor, 6) for edge in data["edges"]]
-    return {"edges": edges, "counts": data["counts"], "n": data["n"], "mean": means}
+    percentiles = {
+        name: {percent: value * style.factor for percent, value in values.items()}
+        for name, values in data.get("percentiles", {}).items()
+    }
+    return {"edges": edges, "counts": data["counts"], "n": data["n"], "mean": means, "percentiles": percentiles}
 
 
 def summary(data: HistogramJson, style: Style) -> str:
-    """Return a sentence with the meaning of the histogram, and the count and mean of each series that is not empty."""
+    """Return a sentence with the meaning of the histogram, and the facts about each series that is not empty."""
     names = {s: f"{s} " if len(data["counts"]) > 1 else "" for s in data["counts"] if data["n"][s]}
-    facts = [f"{name}n = {data['n'][s]:,}, mean {number(data['mean'][s])}" for s, name in names.items()]
+    facts = [
+        f"{name}n = {data['n'][s]:,}, mean {number(data['mean'][s])}{percentiles_text(data, s)}"
+        for s, name in names.items()
+    ]
     return f"{style.note}; {'; '.join(facts)}."
+
+
+def percentiles_text(data: HistogramJson, series: str) -> str:
+    """Return the median of a series and the range of its middle 90 %; "" for statistics without percentiles."""
+    found = data.get("percentiles", {}).get(series)
+    return f", median {number(found['50'])} (90 %: {number(found['5'])} to {number(found['95'])})" if found else ""
 
 
 def draw_bars(

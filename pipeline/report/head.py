@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from schemas.attempts import attempt_of
 from schemas.stats import Statistics
 
 
@@ -14,6 +15,7 @@ class Head(NamedTuple):
     rate: str
     command: str
     n_bytes: int
+    progress: str
 
 
 def describe_run(stats: Statistics) -> Head:
@@ -27,7 +29,14 @@ def describe_run(stats: Statistics) -> Head:
         rate=f"{rate:,.1f} rows/s" if rate else "",
         command=run.get("command", ""),
         n_bytes=sum(stats.get("bytes", {}).values()),
+        progress=progress_text(stats),
     )
+
+
+def progress_text(stats: Statistics) -> str:
+    """Return how many shards are finished, for a job that is running or was stopped; "" if all are, or nobody knows."""
+    n, planned = sum(not attempt_of(index) for index in stats["shards"]), stats.get("planned", 0)
+    return f"{n:,} of {planned:,} shards finished" if n < planned else ""
 
 
 def finish_time(started: str, seconds: float) -> str:

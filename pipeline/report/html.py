@@ -20,9 +20,11 @@ from pipeline.report.config import ReportConfig
 from pipeline.report.dropped import find_dropped
 from pipeline.report.head import bytes_text, describe_run, duration_text
 from pipeline.report.samples import Picture, Row, Thumbnail, pick_examples, pick_pictures
-from pipeline.report.shards import read_manifests
+from pipeline.report.shards import read_manifests, read_manifests_of
 from pipeline.report.trees import draw_tree, is_drawable
 from pipeline.write.store import Store
+from pipeline.write.summary import find_places
+from schemas.attempts import shard_of
 from schemas.files import REPORT_FILE, STATS_FILE
 from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, REASONS, STAGES
@@ -85,8 +87,10 @@ def write_report(output: str, config: ReportConfig | None = None) -> None:
 
 def make_report(store: Store, stats: Statistics, config: ReportConfig) -> list[Advice]:
     """Write report.html, and return its warnings."""
-    manifests = read_manifests(store, set(stats["shards"]))
-    pictures = pick_pictures(store, manifests, config)
+    places = stats.get("places") or find_places(read_manifests(store, set(stats["shards"])))
+    pictures = pick_pictures(store, read_manifests_of(store, places["kept"]), config)
+    shards = {shard for reasons in places["dropped"].values() for found in reasons.values() for shard in found}
+    manifests = read_manifests_of(store, [index for index in stats["shards"] if shard_of(index) in shards])
     examples = pick_examples(store, manifests, config.examples)
     dropped = find_dropped(store, manifests, examples)
     advice = find_advice(stats, [*(picture.jpeg for picture in pictures), *(image.jpeg for image in dropped.values())])

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -40,14 +40,28 @@ def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Ma
     if only is not None:
         selected = set(only)
         found = [index for index in found if shard_of(index) in selected or index in selected]
-    files = [store.file(MANIFEST_FILE, index) for index in found]
-    contents = map_concurrently(store.read, files)
+    return read_manifests_of(store, found)
+
+
+def read_manifests_of(store: Store, indices: Collection[int]) -> list[Manifest]:
+    """Return the manifests of these shards, in order, of those that still exist; the output is not listed."""
+    files = [store.file(MANIFEST_FILE, index) for index in indices]
+    contents = zip(files, map_concurrently(store.read, files), strict=True)
+    return parse_manifests(store, {file: content for file, content in contents if content is not None})
+
+
+def parse_manifests(store: Store, contents: Mapping[str, bytes]) -> list[Manifest]:
+    """Return the manifests in these files, in the order of their shards.
+
+    Damaged ones are left out, and attempts of which an earlier one has gone. Raises UserError if one has another major
+    schema version.
+    """
     manifests: list[Manifest] = []
-    for file, content in zip(files, contents, strict=True):
-        manifest = None if content is None else parse_manifest(content)
+    for file, content in contents.items():
+        manifest = parse_manifest(content)
         if manifest is not None:
             manifests.append(manifest)
-        elif content is not None:
+        else:
             logger.warning("%s is no manifest, and its shard is left out; the next run of the job computes it again",
                            store.url(file))  # fmt: skip
     major = VERSION.partition(".")[0]

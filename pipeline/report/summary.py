@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from pipeline.report.head import progress_text
 from schemas.manifest import Counts
 from schemas.stats import BoxCounts, PhraseCounts, StageSpeed, Statistics
 
@@ -24,7 +25,9 @@ def summary_table(stats: Statistics) -> str:
     boxes found                                  3
     boxes kept                                   2   66.7%
     """
+    progress = progress_text(stats)
     lines = [
+        *([progress, ""] if progress else []),
         *row_lines(stats["rows"]),
         *phrase_lines(stats["phrases"]),
         *box_lines(stats["boxes"]),

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from pipeline.compute import check_failed, pick_runner, progress, record_faults, with_limits
+from pipeline.compute import check_failed, pick_runner, record_faults, with_limits
 from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.derive.settings import take_options, take_output
 from pipeline.derive.workers import connected
@@ -13,6 +13,7 @@ from pipeline.faults.fault import Fault
 from pipeline.job import remove_drafts, report_shards
 from pipeline.lease import Lease, hold_lease
 from pipeline.paths import check_writable
+from pipeline.progress import progress
 from pipeline.read.types import ShardPlan
 from pipeline.resume.finished import Formats, formats_by_hash, formats_of
 from pipeline.retry.options import RetryOptions
@@ -93,7 +94,7 @@ def compute_attempt(
         identity: Provenance = {**provenance, "config_hash": content_hash(settings)}
         make_steps = partial(RetrySteps, settings, identity, tuple(state["reasons"]), lease=lease.token)
         results = lease.guard(pick_runner(settings)(group, settings, make_steps))
-        for result in progress(results, sum(plan.n_rows for plan in group), settings.quiet):
+        for result in progress(results, sum(plan.n_rows for plan in group), settings):
             if isinstance(result, Done):
                 record_faults(faults, result.faults, settings)
                 continue

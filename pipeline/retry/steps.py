@@ -1,6 +1,7 @@
 """The steps of the job for the rows of a shard that are tried again."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,6 +12,7 @@ from pipeline.download.permits import PermitAddress
 from pipeline.faults.fault import ShardError
 from pipeline.read.stage import planned_rows
 from pipeline.read.types import ShardPlan
+from pipeline.report.ledger import write_summary
 from pipeline.retry.ledger import Ledger, drop_seen, read_ledger
 from pipeline.run import Part, Steps
 from pipeline.write.attempts import make_retry, read_earlier
@@ -66,11 +68,14 @@ class RetrySteps(Steps):
         return drop_seen(table, self.ledger(plan).seen), notes
 
     def commit(self, plan: ShardPlan, table: pa.Table) -> Manifest:
-        """Write the files of a shard, whose manifest names the drops that it replaces."""
+        """Write the files of a shard, whose manifest names the drops that it replaces, and count it with those before."""
         config, before = self.config, self.ledger(plan).rows
         results = (before[key] for key in table["key"].to_pylist())
         retry = make_retry(plan.index, ((attempt, str(stage), str(reason)) for attempt, stage, reason in results))
         runtime = runtime_settings(config)
-        return write_shard(
-            table, plan, config.write, config.output, self.provenance, runtime, retry=retry, lease=self.lease
+        manifest = write_shard(
+            table, plan, config.write, self.store, self.provenance, runtime, retry=retry, lease=self.lease
         )
+        with suppress(UserError, ValueError):  # the shard is committed; the report counts it then
+            write_summary(self.store, [*read_earlier(self.store, plan.index), manifest])
+        return manifest

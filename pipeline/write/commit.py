@@ -17,7 +17,7 @@ from pipeline.write.staging import Staging
 from pipeline.write.store import Store
 from pipeline.write.swap import locked
 from pipeline.write.temporary import LOCK_SUFFIX
-from schemas.files import MANIFEST_FILE
+from schemas.files import MANIFEST_FILE, ROLLUP_FILE, rollup_of
 from schemas.manifest import Manifest
 
 
@@ -44,14 +44,14 @@ def publish(
 ) -> None:
     """Publish the staged files of a shard, and then `manifest`, while the lease with this token holds the output.
 
-    The manifest of an earlier run is removed first: until the new one is there, readers ignore the shard. Its files are
-    replaced, not removed, so that an attempt never meets a manifest without its files; `unused` ones are removed. The
-    lease is read before the first file changes, and again before the manifest: uploads may take minutes. False for
-    `replaces` if there is no manifest of an earlier run. Raises like `check_lease`.
+    The rollup that counts the shard and the manifest of an earlier run are removed first: until the new manifest is there,
+    readers ignore the shard. Its files are replaced, not removed, so that an attempt never meets a manifest without its
+    files; `unused` ones are removed. The lease is read before the first file changes, and again before the manifest:
+    uploads may take minutes. False for `replaces` if there is no manifest of an earlier run. Raises like `check_lease`.
     """
     name = store.file(MANIFEST_FILE, manifest["shard"])
     check_lease(store, lease)
-    store.remove([name] if replaces else [])
+    store.remove([ROLLUP_FILE.format(rollup_of(manifest["shard"])), *([name] if replaces else [])])
     staging.publish()
     store.remove(unused)
     with staging.open(name, rows=manifest["counts"]["read"]) as file:

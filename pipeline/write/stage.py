@@ -7,6 +7,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from pipeline.read.types import ShardPlan
+from pipeline.summary.summary import SummaryFile
 from pipeline.write.arrow import write_arrow
 from pipeline.write.commit import check_committed, exclusive, is_intact, publish
 from pipeline.write.config import WriteConfig
@@ -14,14 +15,23 @@ from pipeline.write.counts import count_removed, count_rows, kept_rows
 from pipeline.write.fence import check_lease
 from pipeline.write.grit import grit_columns, grit_sample, similarity_column, write_grit_parquet
 from pipeline.write.index import file_metadata, write_index
-from pipeline.write.manifest import is_same, parse_manifest, plan_json
+from pipeline.write.manifest import is_same, manifest_hash, parse_manifest, plan_json
 from pipeline.write.samples import Row, kept_boxes
 from pipeline.write.secrets import remove_url_secrets
 from pipeline.write.staging import Staging
 from pipeline.write.store import Store
+from pipeline.write.summary import batches_of, summarize
 from pipeline.write.tar import SamplePlace, TarWriter
 from pipeline.write.train import read_subreddit, train_sample
-from schemas.files import DROPPED_FILE, FAILED_FILE, FILES, INDEX_FILE, INDEX_SUBREDDITS, MANIFEST_FILE
+from schemas.files import (
+    DROPPED_FILE,
+    FAILED_FILE,
+    FILES,
+    INDEX_FILE,
+    INDEX_SUBREDDITS,
+    MANIFEST_FILE,
+    SUMMARY_FILE,
+)
 from schemas.manifest import Manifest, Origin, Provenance, Retry
 from schemas.rows import SCORED, VERSION
 from schemas.status import KEPT
@@ -43,7 +53,8 @@ def write_shard(
 
     The files (schemas.files.FILES) are written to `output`, a folder, a URL or a Store. The files of an earlier run are replaced; if
     they have this plan, provenance and these formats and are intact, they are kept, and their manifest is returned.
-    `provenance` identifies the models and settings that determine the content; `runtime` are settings that may differ
+    A summary for the report is written before the manifest, which does not name it. `provenance` identifies the models
+    and settings that determine the content; `runtime` are settings that may differ
     between the shards of an output, `origin` names the finished shards from which a command made this one, and `retry`
     is the attempt of pipeline.retry. `lease` is the token of the lease that the output must have (pipeline.lease); None:
     it is not checked.
@@ -102,6 +113,8 @@ def write_shard(
             manifest["origin"] = origin
         if retry is not None:
             manifest["retry"] = retry
+        # That of an attempt also counts the attempts before it: whoever knows them writes it (pipeline.report.ledger).
+        summary = summarize([manifest], batches_of(rows)) if retry is None else None
         with exclusive(store, index):
             # Another attempt at this shard, on a machine that was believed dead, may have committed it meanwhile.
             content = store.read(store.file(MANIFEST_FILE, index))
@@ -111,6 +124,9 @@ def write_shard(
                 return other
             unused = [kind for name in sorted(FILES.keys() - set(config.formats)) for kind in FILES[name]]
             unused_files = [store.file(kind, index) for kind in [*unused, *([] if places else [INDEX_FILE])]]
+            if summary is not None:
+                with staging.open(store.file(SUMMARY_FILE, index), rows=len(rows)) as file:
+                    file.write(SummaryFile({index: manifest_hash(manifest)}, summary).to_bytes())
             publish(store, staging, manifest, lease, unused_files, replaces=content is not None)
         check_committed(store, manifest)
     store.remove([store.file(FAILED_FILE, index), store.file(DROPPED_FILE, index)])  # of an earlier attempt

@@ -206,9 +206,8 @@ CONTENT = {
 
 
 def test_the_lists_above_name_every_setting_of_the_stages() -> None:
-    keys = [
-        key for key in list_keys(PipelineConfig) if "." in key.name and not key.name.startswith(("ray.", "report."))
-    ]
+    others = ("ray.", "report.", "log.")
+    keys = [key for key in list_keys(PipelineConfig) if "." in key.name and not key.name.startswith(others)]
     assert {key.name for key in keys if key.is_runtime} == set(RUNTIME) | SECRET
     assert {key.name for key in keys if not key.is_runtime} == set(CONTENT)
 
@@ -231,7 +230,7 @@ def test_any_other_setting_of_a_stage_changes_the_hash(key: str) -> None:
     assert runtime_settings(changed) == runtime_settings(config)
 
 
-@pytest.mark.parametrize("setting", ["ray.retries=0", "ray.model_workers=1", "report.pictures=3"])
+@pytest.mark.parametrize("setting", ["ray.retries=0", "ray.model_workers=1", "report.pictures=3", "log.format=json"])
 def test_settings_of_ray_and_the_report_keep_the_hash_and_are_not_recorded(setting: str) -> None:
     config, changed = load_config(PATHS), load_config([*PATHS, setting])
     assert content_hash(changed) == content_hash(config)

@@ -12,6 +12,7 @@ from pipeline.derive.settings import read_config
 from pipeline.derive.source import Source, read_table
 from pipeline.read.takedown import parse_takedown, refuse
 from pipeline.run import Steps
+from pipeline.summary.summary import decompressed
 from pipeline.write.manifest import plan_from_json
 from pipeline.write.stage import write_shard
 from pipeline.write.staging import Staging
@@ -95,6 +96,12 @@ def test_nothing_of_the_rows_is_left_but_their_keys(source: Path, tmp_path: Path
         left = {"key", "source", "source_row", "status", "stage", "reason", "detail"}
         assert {name for name, value in row.items() if value is not None} == left
     texts = [path.read_bytes() for path in sorted(output.rglob("*")) if path.is_file()]
+    summaries = [decompressed(path.read_bytes()) for path in sorted((output / "_summaries").iterdir())]
+    assert any(
+        b"img.example.org" in decompressed(path.read_bytes()) for path in sorted((source / "_summaries").iterdir())
+    )
+    texts += summaries
+    assert len(summaries) == len(manifests_of(output))
     assert not any(b"img.example.org" in text for text in texts)
     for name in (FILES["train"][0], FILES["grit"][0]):
         with open(output / FLAT.path(name, 0), "rb") as file:

@@ -12,9 +12,9 @@ from common.errors import UserError
 from pipeline.explore.columns import hosts
 from pipeline.explore.index import cached_index, open_output, read_meta
 from pipeline.explore.sides import box_sides
-from pipeline.report.totals import host_of
 from pipeline.score.filters import has_crop, measure_box
 from pipeline.score.thresholds import Thresholds
+from pipeline.summary.totals import host_of
 from schemas.status import BOX_REMOVALS
 from tests.pipeline.derive.outputs import kept, lost, picture
 from tests.pipeline.explore.outputs import write_output

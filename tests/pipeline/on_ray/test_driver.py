@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -15,6 +16,7 @@ from pipeline.on_ray import cluster as cluster_module
 from pipeline.on_ray import driver as driver_module
 from pipeline.on_ray.cluster import Cluster
 from pipeline.run import Done
+from pipeline.watch import Follower, followed_by
 from tests.pipeline.on_ray.jobs import cluster_of, digests, kill_worker, make_driver, make_job, make_tar
 from tests.pipeline.poison import Poison
 
@@ -34,13 +36,32 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "RELEASE_S", 2.0)
 
 
+class Events(Follower):
+    """The steps that have begun, and their times."""
+
+    def __init__(self) -> None:
+        self.begun_steps: Counter[tuple[int, str, int]] = Counter()
+        self.seconds: dict[tuple[int, str], float | None] = {}
+
+    def begun(self, index: int, step: str, n_rows: int) -> None:
+        self.begun_steps[index, step, n_rows] += 1
+
+    def ended(self, index: int, step: str, seconds: float | None) -> None:
+        assert (index, step) not in self.seconds
+        self.seconds[index, step] = seconds
+
+
 @pytest.fixture(scope="module")
 def expected(tar: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The files of a job without faults."""
-    output = tmp_path_factory.mktemp("expected") / "out"
-    with cluster_of({"num_cpus": 2}):
+    """The files of a job without faults, which reports every step once."""
+    output, events = tmp_path_factory.mktemp("expected") / "out", Events()
+    with cluster_of({"num_cpus": 2}), followed_by(events):
         results = list(make_driver(make_job(tar, output)).run())
     assert all(isinstance(result, Done) for result in results)
+    steps = {(i, step) for i in range(N_ROWS // 4) for step in ("prepare", "infer", "write")}
+    assert events.begun_steps == {(*step, 4): 1 for step in steps}
+    assert events.seconds.keys() == steps
+    assert all((seconds is None) == (step == "write") for (_, step), seconds in events.seconds.items())
     return digests(output)
 
 

@@ -178,3 +178,32 @@ def test_command_fails_for_a_folder_without_shards(
     monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])
     assert main() == 2
     assert "no finished shard" in capsys.readouterr().err
+
+
+def test_the_report_of_a_running_job_says_how_many_shards_are_finished(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "shards finished" not in page(output)
+    copy = tmp_path / "out"
+    shutil.copytree(output, copy)
+    (copy / "_job.json").write_text(json.dumps({"batches": [{"shards": 3, "files": []}, {"shards": 4, "files": []}]}))
+    monkeypatch.setattr("sys.argv", ["report", str(copy)])
+    assert main() == 0
+    assert "<b>2 of 7 shards finished.</b>" in page(copy)
+    assert capsys.readouterr().out.startswith("2 of 7 shards finished\n")
+    (copy / "_command.json").write_text(json.dumps({"command": "refilter", "shards": [0, 1, 10_000_001]}))
+    assert main() == 0
+    assert "shards finished" not in page(copy)
+
+
+def test_estimates_are_marked_as_such(output: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "out"
+    shutil.copytree(output, copy)
+    stats = json.loads((copy / "stats.json").read_text())
+    assert not re.search(r"estimated|too high", page(output))
+    stats["duplicates"] |= {"distinct": 100_000, "error": 0.0039}
+    stats["top"]["errors"] = {"phrases": 12_345, "hosts": 7}
+    (copy / "stats.json").write_text(json.dumps(stats))
+    write_report(str(copy))
+    assert "estimated, ± 780" in page(copy)
+    assert "too high by at most 12,345 (phrases);" in page(copy)

@@ -13,7 +13,8 @@ from pipeline.report.html import write_report
 from pipeline.report.shards import read_batches
 from pipeline.report.stats import build_stats
 from pipeline.report.summary import summary_table
-from pipeline.report.totals import COLUMNS, Histogram, host_of
+from pipeline.summary.histogram import Histogram
+from pipeline.summary.totals import COLUMNS, host_of
 from pipeline.write.config import WriteConfig
 from pipeline.write.failed import write_failed
 from pipeline.write.store import Store
@@ -89,7 +90,7 @@ def test_box_area_histogram_counts_the_areas_of_kept_boxes(output: Path, tables:
 def test_value_outside_the_edges_is_counted_in_the_outermost_bin() -> None:
     histogram = Histogram(np.array([0.0, 1.0, 2.0]), "all")
     histogram.add("all", np.array([-3.0, 1.0, 2.0, 9.0, np.nan]))
-    assert histogram.to_json()["counts"] == {"all": [1, 3]}
+    assert histogram.to_statistics()["counts"] == {"all": [1, 3]}
 
 
 def test_only_the_selected_shards_are_counted(tables: list[pa.Table], tmp_path: Path) -> None:

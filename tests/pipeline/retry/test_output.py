@@ -1,6 +1,7 @@
 """Outputs with shards of pipeline.retry: the job, verify and the report."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -75,6 +76,16 @@ def test_attempts_are_removed_before_their_shard_is_computed_again(
     assert not list(retried.glob(f"*/{FIRST}.*"))
     rows = stats_of(retried)["rows"]
     assert rows["read"] == 12 == rows["kept"] + sum(rows["dropped"]["download"].values())
+
+
+def test_workers_write_the_summaries_that_the_report_would_count(retried: Path) -> None:
+    stats, folder = build_stats(str(retried)), retried / "_summaries"
+    written = {path.name: path.read_bytes() for path in folder.iterdir()}
+    shutil.rmtree(folder)
+    assert build_stats(str(retried)) == stats
+    counted = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert counted.keys() == {f"{index:05d}.json.zst" for index in (SECOND, 1, SECOND + 2)}  # the last attempts
+    assert all(written[name] == content for name, content in counted.items())
 
 
 def test_a_shard_with_a_truncated_file_loses_its_attempts(retried: Path, web: TinyWeb, finished_job: Finished) -> None:

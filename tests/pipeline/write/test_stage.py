@@ -39,6 +39,7 @@ def test_manifest_has_the_hash_of_every_file_and_the_counts_add_up(tmp_path: Pat
     manifest = write_shard(table(), plan(), ALL_FORMATS, str(tmp_path), PROVENANCE)
     found = tree(tmp_path)
     assert json.loads(found.pop("_manifests/00001.json")) == json.loads(json.dumps(manifest))
+    assert found.pop("_summaries/00001.json.zst")
     assert set(manifest["files"]) == set(found) == FILES
     for name, facts in manifest["files"].items():
         assert facts["bytes"] == len(found[name])
@@ -60,7 +61,7 @@ def test_only_the_configured_formats_are_written_and_files_of_others_are_removed
     write_shard(table(), plan(), ALL_FORMATS, str(tmp_path), PROVENANCE)
     manifest = write_shard(table(), plan(), WriteConfig(formats=("arrow",)), str(tmp_path), PROVENANCE)
     assert manifest["formats"] == ["arrow"]
-    assert set(tree(tmp_path)) == {"arrow/00001.arrow", "_manifests/00001.json"}
+    assert set(tree(tmp_path)) == {"arrow/00001.arrow", "_manifests/00001.json", "_summaries/00001.json.zst"}
 
 
 def test_shard_without_kept_rows_is_written(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_killed_run_leaves_no_manifest_and_its_temporary_files_can_be_removed(tm
     assert set(tree(tmp_path)) == {f"grit/{live.name}"}
     live.unlink()
     write_shard(table(), plan(), WriteConfig(formats=("arrow",)), str(tmp_path), PROVENANCE)
-    assert set(tree(tmp_path)) == {"arrow/00001.arrow", "_manifests/00001.json"}
+    assert set(tree(tmp_path)) == {"arrow/00001.arrow", "_manifests/00001.json", "_summaries/00001.json.zst"}
 
 
 def test_full_disk_is_a_user_error_with_the_fix_and_leaves_no_files(

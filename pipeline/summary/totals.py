@@ -1,7 +1,8 @@
-"""Count the rows of arrow/ batch by batch, in bounded memory, so that thousands of shards can be counted."""
+"""Count the rows of arrow/ batch by batch, in a form that can be merged."""
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -10,8 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipeline.summary.distinct import Distinct
+from pipeline.summary.frequent import Frequent
+from pipeline.summary.histogram import make_histograms
 from schemas.manifest import Manifest
-from schemas.stats import DuplicateCounts, HistogramJson
+from schemas.stats import DuplicateCounts
 from schemas.status import KEPT
 
 Array = NDArray[Any]
@@ -23,71 +27,28 @@ COLUMNS: Final = (
 HOST: Final = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#]*@)?\[?(?P<host>[^/?#:\]]*|[^/?#\]]*)(?:[\]:/?#]|$)"
 """Host name of a URL, in the syntax of RE2; it need not agree with `host_of` for malformed URLs."""
 HTTP_STATUS: Final = re.compile(r"\d{3}")
-MAX_TEXTS: Final = 500_000
-"""Maximum number of distinct texts in a counter.
-
-Beyond it, `prune` discards the rarer half, so that the counts of rare texts become lower bounds.
-"""
-
-
-class Histogram:
-    """Counts in fixed bins, for one or several series. Values outside are counted in the outermost bins."""
-
-    def __init__(self, edges: Array, *series: str) -> None:
-        self.edges = edges
-        self.counts = {name: np.zeros(len(edges) - 1, np.int64) for name in series}
-        self.sums = dict.fromkeys(series, 0.0)
-
-    def add(self, series: str, values: Array) -> None:
-        """Count `values`; non-finite ones are skipped."""
-        values = values[np.isfinite(values)]
-        bins = np.clip(np.searchsorted(self.edges, values, side="right") - 1, 0, len(self.edges) - 2)
-        self.counts[series] += np.bincount(bins, minlength=len(self.edges) - 1)
-        self.sums[series] += float(values.sum())
-
-    def to_json(self) -> HistogramJson:
-        """Return the histogram in the form of stats.json."""
-        n = {name: int(counts.sum()) for name, counts in self.counts.items()}
-        return {
-            "edges": [round(float(edge), 4) for edge in self.edges],
-            "counts": {name: counts.tolist() for name, counts in self.counts.items()},
-            "n": n,
-            "mean": {name: round(self.sums[name] / n[name], 4) if n[name] else None for name in n},
-        }
-
-
-def make_histograms() -> dict[str, Histogram]:
-    """Return the empty histograms of stats.json by name."""
-    sides = 2.0 ** np.arange(3, 14.25, 0.25)
-    return {
-        "box_area_ratio": Histogram(np.linspace(0, 1, 51), "kept", "removed"),
-        "boxes_per_image": Histogram(np.arange(1, 33), "images"),
-        "caption_length": Histogram(np.arange(0, 1005, 5), "captions"),
-        "grounding_score": Histogram(np.linspace(0, 1, 51), "kept", "removed"),
-        "clip_cosine": Histogram(np.linspace(-1, 1, 101), "kept", "removed"),
-        "clip_similarity": Histogram(np.linspace(-1, 1, 101), "images"),
-        "image_side": Histogram(sides, "shorter", "longer"),
-    }
+COUNTERS: Final = ("drops", "http_statuses", "chunks", "boxes")
+SKETCHES: Final = ("phrases", "heads", "kept_heads", "hosts", "host_rows")
 
 
 class Totals:
-    """Running totals over the batches passed to `add` and the manifests passed to `add_manifest`."""
+    """Running totals over the batches passed to `add`, the manifests passed to `add_manifest`, and other totals."""
 
     def __init__(self) -> None:
         self.histograms = make_histograms()
         self.drops: Counter[tuple[str, str]] = Counter()
         self.kept = 0
-        self.phrases: Counter[str] = Counter()
-        self.heads: Counter[str] = Counter()
-        self.kept_heads: Counter[str] = Counter()  # of all chunks that were not removed
-        self.removed: dict[str, Counter[str]] = {}  # removal reason -> texts of chunks
-        self.hosts: Counter[tuple[str, str]] = Counter()
-        self.host_rows: Counter[str] = Counter()  # of all rows with a URL
+        self.phrases = Frequent()
+        self.heads = Frequent()
+        self.kept_heads = Frequent()  # of all chunks that were not removed
+        self.removed: dict[str, Frequent] = {}  # removal reason -> texts of chunks
+        self.hosts = Frequent()  # `reason host` of the rows that download dropped
+        self.host_rows = Frequent()  # of all rows with a URL
         self.http_statuses: Counter[str] = Counter()
         self.chunks: Counter[str | None] = Counter()  # by removal reason; None: not removed
         self.boxes: Counter[str | None] = Counter()  # by removal reason; None: kept
         self.n_grounded = 0
-        self._hashes: list[Array] = []
+        self.images = Distinct()
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Count one batch, which has COLUMNS."""
@@ -99,9 +60,6 @@ class Totals:
         self.chunks.update(pc.list_flatten(batch["noun_chunks"]).field("removed").to_pylist())
         self._count_chunks(batch)
         self._count_boxes(batch.filter(pc.is_valid(batch["box_scores"])))
-        counters: tuple[Counter[Any], ...] = (self.phrases, self.heads, self.kept_heads, self.hosts, self.host_rows)
-        for counter in (*counters, *self.removed.values()):
-            prune(counter)
 
     def add_manifest(self, manifest: Manifest) -> None:
         """Count the phrases and boxes of a shard without arrow/."""
@@ -110,6 +68,55 @@ class Totals:
         self.boxes[None] += manifest["boxes"]
         self.boxes.update(manifest["removed"]["boxes"])
         self.n_grounded += manifest["phrases"]
+
+    def merge(self, other: "Totals") -> None:
+        """Add other totals."""
+        for name, histogram in self.histograms.items():
+            histogram.merge(other.histograms[name])
+        self.kept += other.kept
+        self.n_grounded += other.n_grounded
+        self.images.merge(other.images)
+        for name in COUNTERS:
+            getattr(self, name).update(getattr(other, name))
+        for name in SKETCHES:
+            getattr(self, name).merge(getattr(other, name))
+        for reason, texts in other.removed.items():
+            self.removed.setdefault(reason, Frequent()).merge(texts)
+
+    def shrink(self) -> None:
+        """Keep no more texts than are stored."""
+        for sketch in (*(getattr(self, name) for name in SKETCHES), *self.removed.values()):
+            sketch.shrink()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the totals after `shrink`; `kept` and `drops` are in the counts of the manifests."""
+        self.shrink()
+        return {
+            "histograms": {name: histogram.to_json() for name, histogram in self.histograms.items()},
+            **{name: getattr(self, name).to_json() for name in SKETCHES},
+            "removed": {reason: self.removed[reason].to_json() for reason in sorted(self.removed)},
+            "http_statuses": sorted_counts(self.http_statuses),
+            "chunks": sorted_counts(self.chunks),
+            "boxes": sorted_counts(self.boxes),
+            "grounded": self.n_grounded,
+            "images": self.images.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Totals":
+        """Return the totals that `to_json` describes."""
+        totals = cls()
+        for name, histogram in totals.histograms.items():
+            histogram.load(value["histograms"][name])
+        for name in SKETCHES:
+            setattr(totals, name, Frequent.from_json(value[name]))
+        totals.removed = {reason: Frequent.from_json(texts) for reason, texts in value["removed"].items()}
+        totals.http_statuses = Counter(value["http_statuses"])
+        totals.chunks = Counter({reason or None: n for reason, n in value["chunks"].items()})
+        totals.boxes = Counter({reason or None: n for reason, n in value["boxes"].items()})
+        totals.n_grounded = int(value["grounded"])
+        totals.images = Distinct.from_json(value["images"])
+        return totals
 
     def _count_rows(self, batch: pa.RecordBatch) -> None:
         dropped = batch.filter(pc.not_equal(batch["status"], KEPT))
@@ -122,7 +129,7 @@ class Totals:
         has_host = pc.and_(pc.equal(dropped["stage"], "download"), pc.not_equal(dropped["reason"], "taken_down"))
         failed = dropped.filter(has_host)
         self.hosts.update(
-            (host_of(url), reason)
+            f"{reason} {host_of(url)}"
             for url, reason in zip(failed["url"].to_pylist(), failed["reason"].to_pylist(), strict=True)
         )
         details = failed.filter(pc.equal(failed["reason"], "http_error"))["detail"].drop_null()
@@ -133,7 +140,7 @@ class Totals:
         self.histograms["image_side"].add("shorter", floats(pc.min_element_wise(width, height)))
         self.histograms["image_side"].add("longer", floats(pc.max_element_wise(width, height)))
         digits = "".join(value[:16] for value in batch["sha256"].drop_null().to_pylist())
-        self._hashes.append(np.frombuffer(bytes.fromhex(digits), ">u8"))
+        self.images.add(np.frombuffer(bytes.fromhex(digits), ">u8").astype(np.uint64))
 
     def _count_chunks(self, batch: pa.RecordBatch) -> None:
         """Count the head nouns of the chunks that were kept, and the texts of those that were removed, by reason."""
@@ -147,7 +154,7 @@ class Totals:
         removed, captions = chunks.filter(pa.array(~is_kept)), batch["caption"]
         spans = zip(*(removed.field(name).to_pylist() for name in ("removed", "start", "end")), strict=True)
         for row, (reason, start, end) in zip(rows[~is_kept].tolist(), spans, strict=True):
-            self.removed.setdefault(reason, Counter())[captions[row].as_py()[start:end].lower()] += 1
+            self.removed.setdefault(reason, Frequent()).update([captions[row].as_py()[start:end].lower()])
 
     def _count_boxes(self, batch: pa.RecordBatch) -> None:
         boxes, scores = pc.list_flatten(batch["boxes"]), pc.list_flatten(batch["box_scores"])
@@ -189,9 +196,16 @@ class Totals:
 
     def duplicates(self) -> DuplicateCounts:
         """Count all, distinct and repeated images by the first 8 bytes of their SHA-256."""
-        hashes = np.concatenate([*self._hashes, np.zeros(0, ">u8")])
-        distinct = len(np.unique(hashes))
-        return {"images": len(hashes), "distinct": distinct, "repeated": len(hashes) - distinct}
+        n, distinct = self.images.n, self.images.count()
+        counts: DuplicateCounts = {"images": n, "distinct": distinct, "repeated": n - distinct}
+        if error := self.images.standard_error():
+            counts["error"] = round(error, 4)
+        return counts
+
+
+def sorted_counts(counter: Counter[Any]) -> dict[str, int]:
+    """Return the counts other than 0 by name; that of None has the name ""."""
+    return {name: counter[name or None] for name in sorted(name or "" for name, n in counter.items() if n)}
 
 
 def floats(values: pa.Array) -> Array:
@@ -211,11 +225,3 @@ def host_of(url: str | None) -> str:
         return urlsplit(url or "").hostname or "(no host)"
     except ValueError:
         return "(no host)"
-
-
-def prune(counter: Counter[Any]) -> None:
-    """Discard the rarer half of a counter that has more than MAX_TEXTS entries."""
-    if len(counter) > MAX_TEXTS:
-        kept = counter.most_common(MAX_TEXTS // 2)
-        counter.clear()
-        counter.update(dict(kept))

@@ -1,0 +1,76 @@
+"""Metrics of a job for Prometheus, through Ray: each node of the cluster exports those of its processes.
+
+The driver counts them, so that the counts of a shard that is computed twice are not added up.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from ray.util.metrics import Counter, Gauge
+
+from pipeline.run import Done
+from pipeline.watch import Follower
+
+WINDOW_S: Final = 30.0
+"""Time over which rates and shares are averaged."""
+
+
+class Metrics(Follower):
+    """Follows the events of a job."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.rows = Counter("hypergrit_rows", "Rows of finished shards, by result", tag_keys=("result",))
+        self.drops = Counter("hypergrit_dropped_rows", "Rows dropped", tag_keys=("stage", "reason"))
+        self.prepared = Counter("hypergrit_step_rows", "Rows that have passed a step", tag_keys=("step",))
+        self.shards = Counter("hypergrit_shards", "Finished and failed shards", tag_keys=("result",))
+        self.rate = Gauge("hypergrit_images_per_second", f"Rows that passed the models, over {WINDOW_S:.0f} s")
+        self.busy = Gauge(
+            "hypergrit_model_busy_share", f"Share of the model workers that compute, over {WINDOW_S:.0f} s"
+        )
+        self.workers = Gauge("hypergrit_model_workers", "Model workers that are ready")
+        self.clock = clock
+        self._sizes: dict[int, int] = {}
+        self._since, self._passed, self._samples = clock(), 0, list[tuple[int, int]]()
+
+    def begun(self, index: int, step: str, n_rows: int) -> None:
+        """Note the size of a shard."""
+        self._sizes[index] = n_rows
+
+    def ended(self, index: int, step: str, seconds: float | None) -> None:
+        """Count the rows of a step."""
+        n_rows = self._sizes.get(index, 0)
+        self._add(self.prepared, n_rows, step=step)
+        self._passed += n_rows if step == "infer" else 0
+
+    def finished(self, result: Any) -> None:
+        """Count the rows of a shard."""
+        if not isinstance(result, Done):
+            self._add(self.shards, 1, result="failed")
+            self._add(self.rows, result["rows"], result="unfinished")
+            self._sizes.pop(result["shard"], None)
+            return
+        counts = result.manifest["counts"]
+        self._add(self.shards, 1, result="finished")
+        self._add(self.rows, counts["kept"], result="kept")
+        self._add(self.rows, counts["read"] - counts["kept"], result="dropped")
+        for stage, reasons in counts["dropped"].items():
+            for reason, n in reasons.items():
+                self._add(self.drops, n, stage=stage, reason=reason)
+        self._sizes.pop(result.manifest["shard"], None)
+
+    def models(self, n: int, n_busy: int) -> None:
+        """Take a sample of the model workers; set the averages at the end of each window."""
+        self.workers.set(n)
+        self._samples.append((n, n_busy))
+        elapsed = self.clock() - self._since
+        if elapsed < WINDOW_S:
+            return
+        n_samples = sum(n for n, _ in self._samples)
+        self.rate.set(self._passed / elapsed)
+        self.busy.set(sum(n_busy for _, n_busy in self._samples) / n_samples if n_samples else 0.0)
+        self._since, self._passed, self._samples = self.clock(), 0, []
+
+    def _add(self, counter: Counter, n: int, **tags: str) -> None:
+        if n > 0:  # Ray refuses 0
+            counter.inc(n, tags)
