@@ -29,7 +29,7 @@ from pipeline.derive.settings import read_config
 from pipeline.explore.columns import REMOVALS, SOURCE_COLUMNS, Part, Words, read_part
 from pipeline.report.attempts import keys_of
 from pipeline.report.shards import check_finished, read_batches, read_manifests
-from pipeline.write.attempts import group_attempts
+from pipeline.write.attempts import later_attempts
 from pipeline.write.manifest import manifest_hash
 from pipeline.write.store import Store
 from schemas.manifest import Manifest, ThresholdValues
@@ -114,7 +114,7 @@ def digest(*texts: str) -> str:
 def build_index(store: Store, manifests: Sequence[Manifest], folder: Path) -> None:
     """Write the index of an output into an empty folder; meta.json is written last."""
     config, words = read_config(store), Words()
-    later = {m["shard"]: attempts[i:] for attempts in group_attempts(manifests) for i, m in enumerate(attempts, 1)}
+    later = later_attempts(manifests)
     parts, n_rows, shards = list[dict[str, int]](), 0, list[ShardMeta]()
     pending = list[Part]()
     with tqdm(total=sum(m["counts"]["read"] for m in manifests), desc="index", unit=" rows", disable=None) as bar:

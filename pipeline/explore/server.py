@@ -18,7 +18,7 @@ from common.urls import without_user
 from pipeline.explore.access import guard, is_loopback, new_token
 from pipeline.explore.config import ExploreOptions
 from pipeline.explore.marks import MarkFile
-from pipeline.explore.site import PAIRS_FILE, SITE_FILE, Output, code_files, index_files, pair_rows, site
+from pipeline.explore.site import PAIRS_FILE, SITE_FILE, Output, code_files, index_files, pair_outputs, site
 
 TYPES: Final = {".arrow": "application/vnd.apache.arrow.file", ".js": "text/javascript", ".json": "application/json"}
 CACHED: Final = {"Cache-Control": "private, max-age=3600"}
@@ -37,7 +37,7 @@ class Explorer:
         self.files = code_files() | {name: path for output in outputs for name, path in index_files(output).items()}
         self.made = {SITE_FILE: json_bytes(site(outputs, [None] * len(outputs), options.marks, token))}
         if len(outputs) == 2:
-            self.made[PAIRS_FILE] = pair_rows(outputs, options.match)
+            self.made[PAIRS_FILE] = pair_outputs(outputs, options.match)
 
     def app(self, token: str, address: str) -> web.Application:
         """Return the application."""
