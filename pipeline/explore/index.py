@@ -178,3 +178,16 @@ def read_meta(folder: Path) -> Meta:
     """Return meta.json of an index."""
     meta: Meta = json.loads((folder / META).read_text(encoding="utf-8"))
     return meta
+
+
+def read_words(folder: Path) -> dict[str, list[str]]:
+    """Return words.json of an index."""
+    words: dict[str, list[str]] = json.loads((folder / WORD_LISTS).read_text(encoding="utf-8"))
+    return words
+
+
+def read_parts(folder: Path) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Yield the columns of the rows and of the boxes of each part of an index."""
+    for number in range(len(read_meta(folder)["parts"])):
+        rows, boxes = (pa.memory_map(str(folder / f"{name}-{number:05d}.arrow")) for name in ("rows", "boxes"))
+        yield pa.ipc.open_file(rows).read_all(), pa.ipc.open_file(boxes).read_all()

@@ -76,8 +76,13 @@ class Explorer:
         return web.Response(body=image, content_type="image/jpeg", headers=CACHED)
 
     async def get_marks(self, _: web.Request) -> web.Response:
-        """Return key, box and mark of all marked boxes."""
-        return web.Response(body=json_bytes(self.marks.marks()), content_type="application/json")
+        """Return key, box and mark of all marked boxes of the first output."""
+        index = next(iter(self.outputs.values())).index
+        try:
+            marks = await asyncio.to_thread(self.marks.marks, index)
+        except UserError as error:
+            raise web.HTTPInternalServerError(text=str(error)) from error
+        return web.Response(body=json_bytes(marks), content_type="application/json")
 
     async def set_mark(self, request: web.Request) -> web.Response:
         """Write the mark of a box of the first output: {"shard", "number", "box", "mark"}."""

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import http.server
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -359,4 +360,9 @@ def test_static_page_of_two_outputs_compares_them_and_downloads_marks(
             tab.locator("button[name=download]").click()
         path = tmp_path / "marks.csv"
         path.write_bytes(Path(download.value.path()).read_bytes())
+        shutil.rmtree(site)  # a page of another output at the same address
+        assert main([str(strict), f"static={site}", "images=0", f"cache={cache}"]) == 0
+        tab.reload()
+        tab.wait_for_selector("#count")
+        assert tab.locator("#marked").count() == 0
     assert len(marked_boxes(output, path, read_marks(path))) == 1
