@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from common.images import STORED_IMAGE_LIMITS, decode
 from common.text import counted
 from pipeline.drawn import UNLIKE_DRAWINGS, are_unlike_drawings, miniature_models
-from pipeline.report.usual import USUAL
+from pipeline.report.usual import CHOSEN, USUAL
 from pipeline.score.config import CLIP_SCORE_WEIGHT
 from schemas.stats import HistogramJson, Statistics
 from schemas.status import INTERNAL_ERROR, STAGES
@@ -95,11 +95,12 @@ def about_drops(stats: Statistics) -> Iterator[Advice]:
         left -= sum(dropped.get(stage, {}).values())
     for share in USUAL:
         found, n_rows = dropped.get(share.stage, {}), entered[share.stage]
-        n = sum(n for reason, n in found.items() if reason in share.reasons or not share.reasons)
+        n = sum(n for reason, n in found.items() if reason in (share.reasons or found.keys() - CHOSEN))
         if n >= MIN_ROWS and n > share.limit * n_rows:
             name = " and ".join(filter(found.get, share.reasons)) or "all reasons together"
+            than = f"more than {share.limit:.0%}" if share.usual is None else f"usually about {share.usual:.0%}"
             yield Advice(
-                f"{share.stage}: {name}: {n / n_rows:.0%} of {counted(n_rows, 'row')}, usually about {share.usual:.0%}",
+                f"{share.stage}: {name}: {n / n_rows:.0%} of {counted(n_rows, 'row')}, {than}",
                 "look at the examples of this reason, and at its hint",
                 "rows",
             )
