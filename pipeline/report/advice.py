@@ -16,6 +16,7 @@ MIN_ROWS: Final = 20
 MIN_BOXES: Final = 100
 HOST_SHARE: Final = 0.8
 """Share of the rows of a host that fail from which it is named, if its share is twice that of the other hosts."""
+MOST_HOSTS: Final = 3
 CUT_SHARE: Final = 0.25
 """Share of the kept boxes within CUT_BINS bins above a threshold from which it cuts through the bulk of the scores."""
 CUT_BINS: Final = 2
@@ -107,14 +108,14 @@ def about_drops(stats: Statistics) -> Iterator[Advice]:
 
 
 def about_hosts(stats: Statistics) -> Iterator[Advice]:
-    """Warn about the host with the most failed downloads, if most of its rows fail, and not those of other hosts."""
+    """Warn about the hosts, at most MOST_HOSTS, of whose rows most fail, and not those of other hosts."""
     rows = stats["rows"]
     n_failed = sum(rows["dropped"].get("download", {}).values())
     n_rows = rows["read"] - rows.get("unfinished", 0) - sum(rows["dropped"].get("read", {}).values())
-    for host in stats["failures"][:1]:
-        n, total = host["rows"], host.get("of", 0)
-        if n < MIN_ROWS or n <= HOST_SHARE * total or 2 * (n_failed - n) * total > n * (n_rows - total):
-            continue
+    counts = [(host, host["rows"], host.get("of", 0)) for host in stats["failures"]]
+    failing = [(host, n, total) for host, n, total in counts if n >= MIN_ROWS and n > HOST_SHARE * total
+               and 2 * (n_failed - n) * total <= n * (n_rows - total)]  # fmt: skip
+    for host, n, total in failing[:MOST_HOSTS]:
         reasons = host["reasons"]
         yield Advice(
             f"host {host['host']}: {n:,} of its {counted(total, 'row')} failed, most often as "

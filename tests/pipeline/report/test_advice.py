@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.images import encode_jpeg
-from pipeline.report.advice import Advice, find_advice
+from pipeline.report.advice import MOST_HOSTS, Advice, find_advice
 from pipeline.report.usual import CHOSEN
 from schemas.stats import Statistics
 from schemas.status import REASONS
@@ -73,6 +73,14 @@ def test_a_host_whose_rows_fail_is_named_only_if_those_of_other_hosts_do_not(sta
     assert texts(stats) == ["host b.org: 60 of its 62 rows failed, most often as timeout"]
     stats["rows"] |= {"kept": 400, "dropped": {"download": {"http_error": 300, "timeout": 300}}}
     assert texts(stats) == []
+
+
+def test_all_failing_hosts_are_named_up_to_a_number(stats: Any) -> None:
+    large = {"host": "large.org", "rows": 90, "reasons": {"http_error": 90}, "of": 800}  # most of its rows are fine
+    dead = [{"host": f"{i}.org", "rows": 25 - i, "reasons": {"dns_error": 25 - i}, "of": 25 - i} for i in range(5)]
+    stats["rows"] |= {"kept": 795, "dropped": {"download": {"http_error": 90, "dns_error": 115}}}
+    stats["failures"] = [large, *dead]
+    assert [text.partition(":")[0] for text in texts(stats)] == [f"host {i}.org" for i in range(MOST_HOSTS)]
 
 
 def histogram(kept: dict[int, int], removed: dict[int, int]) -> dict[str, Any]:
