@@ -87,6 +87,16 @@ def any_box(test: Callable[[Row, Box], bool]) -> Callable[[Row], bool]:
     return lambda row: any(test(row, box) for box in row["found"])
 
 
+def neighbours(rows: list[Row], row: Row, is_selected: Callable[[Row], bool]) -> tuple[Row, Row]:
+    """The selected rows nearest to a row."""
+    keys = [item["key"] for item in rows]
+    place = keys.index(row["key"])
+    return (
+        next(item for item in reversed(rows[:place]) if is_selected(item)),
+        next(item for item in rows[place:] if is_selected(item)),
+    )
+
+
 FILTERS: list[tuple[dict[str, str], Callable[[Row], bool]]] = [
     ({"status": "kept"}, lambda row: row["status"] == "kept"),
     ({"status": "dropped"}, lambda row: row["status"] == "dropped"),
@@ -230,6 +240,16 @@ def test_link_opens_the_same_row_and_filters(browser: Any, server: Server, outpu
     with opened(browser, f"{server.url}#row={row['key']}") as tab:  # as in the report
         tab.wait_for_selector(".dialog .facts")
         assert tab.locator(".dialog .text").inner_text() == row["caption"]
+        number = int(row["key"])
+        for key, step in (("ArrowRight", 1), ("k", 0), ("k", -1)):
+            tab.keyboard.press(key)
+            until(tab, f"location.hash.endsWith('{number + step:012d}')")
+        before, after = neighbours(rows_of(output), row, lambda item: item["reason"] == "http_error")
+        for key, neighbour in (("ArrowRight", after), ("ArrowLeft", before)):  # the filters do not select the row
+            tab.goto(f"{server.url}#reason=download:http_error&row={row['key']}")
+            tab.wait_for_selector(".dialog .facts")
+            tab.keyboard.press(key)
+            until(tab, f"location.hash.endsWith('{neighbour['key']}')")
     with opened(browser, f"{server.url}#row=a/7/none") as tab:
         assert "is not in this output" in tab.locator(".toast").inner_text()
 

@@ -1,7 +1,7 @@
 // The page: loads the outputs, holds the state, and connects its parts.
 
 import { count, html, plural, render, useEffect, useMemo, useRef, useState } from "./html.js";
-import { FIELDS, selectPairs } from "./filters.js";
+import { FIELDS, beside, selectPairs } from "./filters.js";
 import { Grid, PAGE, Pages } from "./grid.js";
 import { Help, onKey } from "./keys.js";
 import { getJson, loadOutput, loadPairs } from "./load.js";
@@ -87,7 +87,7 @@ function App({ site, outputs, marks, pairs }) {
   };
   const close = () => change("page", state.page, "row", "");
   const move = (step) => {
-    const at = Math.min(Math.max(cursor + step, 0), found.length - 1);
+    const at = Math.min(Math.max(opened ? beside(found, openPair, step) : cursor + step, 0), found.length - 1);
     if (at < 0) return;
     if (opened) {
       open(at);
