@@ -254,6 +254,30 @@ def test_link_opens_the_same_row_and_filters(browser: Any, server: Server, outpu
         assert "is not in this output" in tab.locator(".toast").inner_text()
 
 
+def test_values_that_a_job_refuses_become_those_that_it_accepts(browser: Any, server: Server) -> None:
+    with opened(browser, f"{server.url}#min_score=abc&min_side_px=40.5&page=-3") as tab:
+        assert tab.locator("#command").inner_text().endswith("_refiltered score.min_side_px=41")
+        assert "NaN" not in tab.locator(".sliders").inner_text()
+        assert tab.locator("article").count() == 60
+        for text, value in (("77.5", "78"), ("1e9", "1000000000"), ("-4", "0")):
+            tab.locator("[name=min_side_px_value]").fill(text)
+            tab.locator("[name=min_side_px_value]").press("Tab")
+            until(tab, f"document.querySelector('[name=min_side_px_value]').value === '{value}'")
+        tab.locator("button[name=thresholds]").click()
+        tab.locator("[name=min_score_value]").fill("7")
+        tab.locator("[name=min_score_value]").press("Tab")
+        assert tab.locator("#command").inner_text().endswith(" score.min_score=1")
+        for text, page, n in (("1.9", "1", 60), ("2.5", "2", 12), ("99", "2", 12)):
+            field = tab.locator(".pages input").first
+            field.fill(text)
+            field.press("Enter")
+            until(tab, f"document.querySelector('.pages input').value === '{page}'")
+            assert tab.locator("article").count() == n
+    with opened(browser, f"{server.url}#page=0.5&min_clip_score=Infinity") as tab:
+        assert tab.locator("article").count() == 60
+        assert tab.locator("#command").inner_text().endswith(" score.min_clip_score=2.5")
+
+
 def test_marks_of_the_keyboard_reach_the_file(
     browser: Any, start: Callable[..., Server], output: str, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import { Panel, TextField, panelOptions } from "./panel.js";
 import { RowView } from "./row.js";
 import { Sliders } from "./slider.js";
 import { NAMES } from "./thresholds.js";
-import { EMPTY, parseRow, readState, rowName, shareLink, writeState } from "./state.js";
+import { EMPTY, pageOf, parseRow, readState, rowName, shareLink, writeState } from "./state.js";
 import { nextTheme, setTheme } from "./theme.js";
 
 function Loading() {
@@ -69,7 +69,7 @@ function App({ site, outputs, marks, pairs }) {
   const { found, masks } = useMemo(() => selectPairs(outputs, pairs, state), [outputs, pairs, filters]);
   useEffect(() => setCursor(0), [filters]);
   const lastPage = Math.max(Math.ceil(found.length / PAGE) - 1, 0),
-    page = Math.min(Number(state.page) || 0, lastPage);
+    page = pageOf(state.page, lastPage);
   const opened = useMemo(() => state.row && parseRow(outputs, state.row), [outputs, state.row]);
   const pairOf = ({ number, row }) => (number ? pairs.right : pairs.left).indexOf(row);
   const openPair = opened ? pairOf(opened) : -1;
