@@ -97,6 +97,19 @@ def neighbours(rows: list[Row], row: Row, is_selected: Callable[[Row], bool]) ->
     )
 
 
+def are_labels_inside(tab: Any) -> bool:
+    """True if the labels of missing pictures are there, and inside the frames of the pictures."""
+    return bool(
+        tab.evaluate("""() => {
+      const labels = [...document.querySelectorAll(".dialog .no-image")].map((label) => {
+        const [inner, outer] = [label, label.parentElement].map((element) => element.getBoundingClientRect());
+        return inner.top >= outer.top && inner.bottom <= outer.bottom && inner.right <= outer.right + 1;
+      });
+      return labels.length > 0 && labels.every(Boolean);
+    }""")
+    )
+
+
 FILTERS: list[tuple[dict[str, str], Callable[[Row], bool]]] = [
     ({"status": "kept"}, lambda row: row["status"] == "kept"),
     ({"status": "dropped"}, lambda row: row["status"] == "dropped"),
@@ -340,6 +353,9 @@ def test_page_fits_the_window(browser: Any, server: Server, width: int, scheme: 
         tab.locator("article").first.click()
         tab.wait_for_selector(".dialog .facts")
         assert tab.evaluate("document.querySelector('.dialog').scrollWidth") <= width
+        tab.goto(f"{server.url}#row=000000000002")
+        tab.wait_for_selector(".dialog .no-image")
+        assert are_labels_inside(tab)
         colour = "getComputedStyle(document.body).backgroundColor"
         dark = "rgb(17, 20, 26)"
         assert (tab.evaluate(colour) == dark) == (scheme == "dark")
@@ -395,6 +411,14 @@ def test_static_page_of_two_outputs_compares_them_and_downloads_marks(
         tab.locator("article").first.click()
         tab.wait_for_selector(".columns.two .column:nth-child(2) .facts")
         assert tab.locator(".columns .column").count() == 2
+        tab.keyboard.press("Escape")
+        tab.goto(f"{url}/index.html#row=000000000002")
+        tab.wait_for_selector(".dialog .no-image")
+        assert are_labels_inside(tab)
+        tab.keyboard.press("Escape")
+        tab.goto(f"{url}/index.html#pair=both")
+        tab.locator("article").first.click()
+        tab.wait_for_selector(".columns.two .column:nth-child(2) .facts")
         tab.keyboard.press("r")
         tab.wait_for_selector("[aria-pressed=true]")
         tab.keyboard.press("Escape")
