@@ -16,6 +16,7 @@ from common.errors import UserError
 from pipeline import audit
 from pipeline.explore.access import is_own_name
 from pipeline.explore.marks import MarkFile
+from pipeline.explore.server import CHANGED
 from pipeline.explore.shards import Shard
 from pipeline.explore.site import IMAGE_FILE, ROWS_FILE, read_outputs
 from pipeline.quality.marks import marked_boxes, read_marks
@@ -112,6 +113,22 @@ def test_images_and_rows_are_those_of_the_output(server: Server, output: str) ->
         assert [row["key"] for row in rows] == keys
         assert rows[0]["tokens"]
         assert [row["key"] for row in map(shard.row, range(len(keys)))] == keys
+
+
+def test_a_shard_that_is_written_again_is_not_served(start: Callable[..., Server], tmp_path: Path) -> None:
+    shards = [[kept(picture(i), source="s", url=f"http://x/{i}") for i in range(first, first + 4)] for first in (0, 4)]
+    output = write_output(tmp_path / "out", shards, "formats=[arrow,grit]")
+    server = start(output, marks=str(tmp_path / "m.csv"))
+    folder, mark = data_folder(server), {"number": 1, "box": 0, "mark": "right"}
+    paths = [f"/{folder}/{name}" for name in (IMAGE_FILE.format(0, 1), ROWS_FILE.format(0, 0))]
+    assert [ask(server, path)[0] for path in paths] == [200, 200]
+    Path(output, "_manifests/00000.json").unlink()
+    assert ask(server, paths[0])[:2] == (503, CHANGED.encode())  # while the shard is written
+    write_output(tmp_path / "out", [shards[0][::-1], shards[1]], "formats=[arrow,grit]")
+    answers = [ask(server, path) for path in paths] + [ask(server, "/marks", {**mark, "shard": 0})]
+    assert [answer[:2] for answer in answers] == [(503, CHANGED.encode())] * 3
+    assert ask(server, f"/{folder}/{IMAGE_FILE.format(1, 1)}")[:2] == (200, shards[1][1]["image"])
+    assert ask(server, "/marks", {**mark, "shard": 1})[0] == 204
 
 
 def test_images_of_a_tar_without_index_are_found(output: str) -> None:
