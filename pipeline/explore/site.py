@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import pyarrow as pa
 from tqdm import tqdm
@@ -40,6 +40,7 @@ class Output:
     store: Store
     manifests: list[Manifest]
     index: Path
+    lock: IO[bytes]  # keeps the index from being removed by other processes
 
     @cached_property
     def shards(self) -> Shards:
@@ -53,7 +54,7 @@ def read_outputs(names: Sequence[str], cache: str | None) -> list[Output]:
     for letter, name in zip("ab", names, strict=False):
         store, manifests = open_output(absolute(name))
         index = cached_index(store, manifests, cache)
-        found.append(Output(name, f"{DATA}/{letter}-{index.name[:8]}", store, manifests, index))
+        found.append(Output(name, f"{DATA}/{letter}-{index.folder.name[:8]}", store, manifests, *index))
     return found
 
 
