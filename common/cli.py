@@ -188,16 +188,17 @@ def notify(text: str, level: int = logging.WARNING) -> None:
 
 
 def quiet_libraries() -> None:
-    """Hide messages of libraries about their own code, and the colors of Ray's prefixes if NO_COLOR is set.
+    """Hide messages of libraries about their own code.
 
-    Set in the environment too, for the processes that this one starts.
+    Also hide the colors of Ray's prefixes if NO_COLOR is set or the standard error is no terminal. Set in the
+    environment too, for the processes that this one starts.
     """
     for kind, start in LIBRARY_WARNINGS:
         warnings.filterwarnings("ignore", re.escape(start), kind)
     known = os.environ.get("PYTHONWARNINGS", "").split(",")
     filters = [f"ignore:{start}:{kind.__name__}" for kind, start in LIBRARY_WARNINGS]
     os.environ["PYTHONWARNINGS"] = ",".join(dict.fromkeys([*filter(None, known), *filters]))
-    if os.environ.get("NO_COLOR"):
+    if os.environ.get("NO_COLOR") or not (sys.stderr and sys.stderr.isatty()):
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
 
 

@@ -1,16 +1,24 @@
 """Ray on this machine: it listens on loopback only, and its processes end with the driver."""
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import ray
 from ray._private import ray_constants
 
 from common.cli import sigterm_handler_kept
 from common.processes import descendants, kill_with_this_process
+
+TOKEN_LOGGER: Final = "ray._private.authentication.authentication_token_setup"
+
+
+def is_no_token_notice(record: logging.LogRecord) -> bool:
+    """Return False for the message that this Ray asks for a token, as it does by default; users need do nothing."""
+    return not record.getMessage().startswith("Token authentication is enabled")
 
 
 def init_ray(address: str | None, **options: Any) -> None:
@@ -22,6 +30,7 @@ def init_ray(address: str | None, **options: Any) -> None:
         with sigterm_handler_kept():
             ray.init(address=address, **options)
         return
+    logging.getLogger(TOKEN_LOGGER).addFilter(is_no_token_notice)
     before = descendants(os.getpid())
     with sigterm_handler_kept(), loopback_only():
         ray.init(address="local", **({"include_dashboard": False} | options))

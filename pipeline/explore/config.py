@@ -34,3 +34,6 @@ class ExploreOptions:
         for name in ("static", "marks", "address", "cache"):
             if getattr(self, name) == "":
                 raise UserError(f"{name} is empty; give a value or leave it out")
+        for name in ("static", "marks", "cache"):
+            if "://" in (getattr(self, name) or ""):
+                raise UserError(f"{name} is a URL, but it must be a local path; copy the files there afterwards")

@@ -9,14 +9,16 @@
 Arrow files are not compressed, so that the page can use their buffers as they are.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import IO, Any, Final, NamedTuple, TypedDict
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,14 +31,16 @@ from pipeline.derive.settings import read_config
 from pipeline.explore.columns import REMOVALS, SOURCE_COLUMNS, Part, Words, read_part
 from pipeline.report.attempts import keys_of
 from pipeline.report.shards import check_finished, read_batches, read_manifests
-from pipeline.write.attempts import group_attempts
+from pipeline.write.attempts import later_attempts
 from pipeline.write.manifest import manifest_hash
 from pipeline.write.store import Store
+from pipeline.write.swap import locked
 from schemas.manifest import Manifest, ThresholdValues
 from schemas.status import KEPT
 
 VERSION: Final = 2
 """Increased by every change of the files, so that old indexes are built again."""
+DRAFT: Final = "draft-"
 PART_ROWS: Final = 1 << 16
 META, WORD_LISTS = "meta.json", "words.json"
 
@@ -74,31 +78,72 @@ def open_output(output: str) -> tuple[Store, list[Manifest]]:
     return store, manifests
 
 
-def cached_index(store: Store, manifests: Sequence[Manifest], cache: str | None) -> Path:
-    """Return the folder of the index of an output, which is built unless its shards are those of an earlier call.
+class Index(NamedTuple):
+    """An index in use: its folder, and an open file with a shared lock, by which other processes know that it is."""
 
-    An index of other shards of the same output is removed. Raises UserError if a shard is damaged or the cache cannot
-    be written.
+    folder: Path
+    lock: IO[bytes]
+
+
+def cached_index(store: Store, manifests: Sequence[Manifest], cache: str | None) -> Index:
+    """Return the index of an output, which is built unless its shards are those of an earlier call.
+
+    Of several processes, one builds it and the others wait. Indexes of other shards of the same output that no process
+    uses are removed. Raises UserError if a shard is damaged or the cache cannot be written.
     """
     root = Path(cache) if cache else default_cache()
     place = root / digest(store.url(""))
     folder = place / digest(str(VERSION), *(manifest_hash(manifest) for manifest in manifests))
-    if (folder / META).is_file():
-        return folder
     try:
+        if index := use_index(folder):
+            return index
         place.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(dir=place, prefix="draft-"))
-        try:
-            build_index(store, manifests, draft)
-            for old in place.iterdir():
-                if not old.name.startswith("draft-"):
-                    shutil.rmtree(old, ignore_errors=True)
-            os.rename(draft, folder)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+        with locked(f"{place}.lock"):
+            index = use_index(folder)
+            if index is None:
+                remove_unused(place)
+                draft = Path(tempfile.mkdtemp(dir=place, prefix=DRAFT))
+                try:
+                    build_index(store, manifests, draft)
+                    os.rename(draft, folder)
+                finally:
+                    shutil.rmtree(draft, ignore_errors=True)
+                index = Index(folder, lock_meta(folder))
+            return index
     except OSError as error:
         raise UserError(f"{place} cannot be written: {one_line(error)}; give another folder with cache=") from error
-    return folder
+
+
+def use_index(folder: Path) -> Index | None:
+    """Return a finished index, or None if there is none. Waits while another process removes it."""
+    with suppress(FileNotFoundError):
+        lock = lock_meta(folder)
+        try:
+            if os.path.samestat(os.fstat(lock.fileno()), os.stat(folder / META)):
+                return Index(folder, lock)
+        except FileNotFoundError:
+            lock.close()
+    return None
+
+
+def lock_meta(folder: Path) -> IO[bytes]:
+    """Open meta.json with a shared lock, which ends when the file is closed."""
+    file = (folder / META).open("rb")
+    fcntl.flock(file, fcntl.LOCK_SH)
+    return file
+
+
+def remove_unused(place: Path) -> None:
+    """Remove the drafts of killed processes, and the indexes that no process uses. The caller has locked the place."""
+    for folder in place.iterdir():
+        try:
+            with (folder / META).open("rb+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except FileNotFoundError:
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # in use, or of another user
 
 
 def default_cache() -> Path:
@@ -114,7 +159,7 @@ def digest(*texts: str) -> str:
 def build_index(store: Store, manifests: Sequence[Manifest], folder: Path) -> None:
     """Write the index of an output into an empty folder; meta.json is written last."""
     config, words = read_config(store), Words()
-    later = {m["shard"]: attempts[i:] for attempts in group_attempts(manifests) for i, m in enumerate(attempts, 1)}
+    later = later_attempts(manifests)
     parts, n_rows, shards = list[dict[str, int]](), 0, list[ShardMeta]()
     pending = list[Part]()
     with tqdm(total=sum(m["counts"]["read"] for m in manifests), desc="index", unit=" rows", disable=None) as bar:
@@ -178,3 +223,16 @@ def read_meta(folder: Path) -> Meta:
     """Return meta.json of an index."""
     meta: Meta = json.loads((folder / META).read_text(encoding="utf-8"))
     return meta
+
+
+def read_words(folder: Path) -> dict[str, list[str]]:
+    """Return words.json of an index."""
+    words: dict[str, list[str]] = json.loads((folder / WORD_LISTS).read_text(encoding="utf-8"))
+    return words
+
+
+def read_parts(folder: Path) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Yield the columns of the rows and of the boxes of each part of an index."""
+    for number in range(len(read_meta(folder)["parts"])):
+        rows, boxes = (pa.memory_map(str(folder / f"{name}-{number:05d}.arrow")) for name in ("rows", "boxes"))
+        yield pa.ipc.open_file(rows).read_all(), pa.ipc.open_file(boxes).read_all()

@@ -2,49 +2,119 @@
 
 import csv
 import io
-import threading
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from common.disk import write_text
 from common.errors import UserError
 from common.files import check_file
 from common.text import one_line
+from pipeline.explore.index import read_parts, read_words
 from pipeline.explore.shards import Row
 from pipeline.quality.boxes import MODEL_STAGES, found_row
 from pipeline.quality.covered import Sample
-from pipeline.quality.marks import COLUMNS, form_row
+from pipeline.quality.marks import COLUMNS, form_row, safe
 from pipeline.quality.sample import Candidate
+from pipeline.write.swap import locked
 
 CHOICES: Final = ("right", "wrong", "unsure", "")
 """The marks of a box; an empty one removes it."""
-MARK: Final = COLUMNS.index("mark")
+KEY, BOX, PHRASE, MARK = map(COLUMNS.index, ("key", "box", "phrase", "mark"))
+CORNERS: Final = slice(COLUMNS.index("x_min"), COLUMNS.index("y_max") + 1)
 SAMPLE: Final = slice(COLUMNS.index("sample_of"), None)
 
 
 class MarkFile:
-    """A CSV of marks, one line for each marked box. Lines that it already had stay, in their order."""
+    """A CSV of marks, one line for each marked box. Other explorers may write it too, also for other outputs."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file if it exists. Raises UserError if it is not a CSV of marks."""
-        self.path, self._lock = path, threading.Lock()
-        self._lines = read_lines(path)
+        """Check the file if it exists. Raises UserError if it is not a CSV of marks."""
+        self.path = path
+        read_lines(path)
 
-    def marks(self) -> list[tuple[str, int, str]]:
-        """Return key, number of the box, and mark of all lines with a mark."""
-        return [(key, box, line[MARK]) for (key, box), line in self._lines.items() if line[MARK]]
+    def marks(self, index: Path) -> list[tuple[str, int, str]]:
+        """Return key, number of the box, and mark of the marked boxes that the output of an index has.
+
+        Raises UserError if the file cannot be read.
+        """
+        lines = [line for line in read_lines(self.path) if line[MARK]]
+        boxes = boxes_of(index, {key_of(line) for line in lines}) if lines else {}
+        names = [(key_of(line), int(line[BOX])) for line in lines]
+        return [(*name, line[MARK]) for name, line in zip(names, lines, strict=True) if matches(line, boxes.get(name))]
 
     def set(self, row: Row, number: int, mark: str) -> None:
-        """Set the mark of a box of a row and write the file. Raises ValueError for a box that cannot be marked."""
-        line = mark_line(row, number, mark)
-        with self._lock:
-            lines = {**self._lines, (row["key"], number): line}
-            if not mark and (row["key"], number) not in self._lines:
+        """Set the mark of a box of a row in the file; its other lines stay, in their order.
+
+        Raises ValueError for a box that cannot be marked, UserError if the file cannot be read or written.
+        """
+        new = mark_line(row, number, mark)
+        with self._locked():
+            lines = read_lines(self.path)
+            found = (i for i, old in enumerate(lines) if key_of(old) == row["key"] and int(old[BOX]) == number)
+            place = next((i for i in found if matches(lines[i], [new])), len(lines))
+            if place == len(lines) and not mark:
                 return
+            lines[place : place + 1] = [new]
             file = io.StringIO()
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines.values()])
+            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines])
             write_text(self.path, file.getvalue())
-            self._lines = lines
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the file, which other threads and processes wait for. Raises UserError without permission."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(f"{self.path}.lock"))
+            except OSError as error:
+                raise UserError(f"{self.path} cannot be written: {one_line(error)}; give another file") from error
+            yield
+
+
+def key_of(line: Sequence[str]) -> str:
+    """Return the key of a line. Spreadsheets remove the zeros in front of numbers."""
+    return line[KEY].zfill(12)
+
+
+def matches(line: Sequence[str], boxes: Sequence[Sequence[str]] | None) -> bool:
+    """Return True if phrase and corners of a line are those of one of the boxes, which are lines too."""
+    return any(safe(line[PHRASE]) == box[PHRASE] and is_close(line[CORNERS], box[CORNERS]) for box in boxes or ())
+
+
+def is_close(texts: Sequence[str], others: Sequence[str]) -> bool:
+    """Return True if numbers with four digits are equal, but for the last digit, which the browser rounds differently."""
+    try:
+        pairs = [(float(a.replace(",", ".")), float(b)) for a, b in zip(texts, others, strict=True)]
+    except ValueError:
+        return False
+    return all(abs(a - b) < 1.5e-4 for a, b in pairs)
+
+
+def boxes_of(index: Path, keys: Collection[str]) -> dict[tuple[str, int], list[list[str]]]:
+    """Return the boxes with phrase and corners of the rows with these keys, as lines by key and number, from an index.
+
+    A key has several rows after pipeline.retry.
+    """
+    phrases, first = read_words(index)["phrase"], 0
+    found: dict[tuple[str, int], list[list[str]]] = {}
+    for rows, boxes in read_parts(index):
+        places = np.flatnonzero(pc.is_in(rows["key"], pa.array(sorted(keys), pa.string())).to_numpy())
+        names = dict(zip((places + first).tolist(), rows["key"].take(pa.array(places)).to_pylist(), strict=True))
+        numbers = Counter[int]()
+        for box in boxes.filter(pc.is_in(boxes["row"], pa.array(places + first, pa.int32()))).to_pylist():
+            row, line = box["row"], [""] * len(COLUMNS)
+            line[PHRASE] = safe(phrases[box["phrase"]])
+            line[CORNERS] = [f"{box[name]:.4f}" for name in COLUMNS[CORNERS]]
+            found.setdefault((names[row], numbers[row]), []).append(line)
+            numbers[row] += 1
+        first += rows.num_rows
+    return found
 
 
 def mark_line(row: Row, number: int, mark: str) -> list[str]:
@@ -64,10 +134,10 @@ def mark_line(row: Row, number: int, mark: str) -> list[str]:
     return line
 
 
-def read_lines(path: Path) -> dict[tuple[str, int], list[str]]:
-    """Return the lines of a CSV of marks by key and number of the box; {} if it does not exist. Raises UserError."""
+def read_lines(path: Path) -> list[list[str]]:
+    """Return the lines of a CSV of marks with COLUMNS; [] if it does not exist. Raises UserError."""
     if not path.exists():
-        return {}
+        return []
     try:
         check_file(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -75,7 +145,9 @@ def read_lines(path: Path) -> dict[tuple[str, int], list[str]]:
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
             if missing:
                 raise UserError(f"{path} has no column {missing[0]!r}; give another file with marks=")
-            rows = list(reader)
-        return {(row["key"].zfill(12), int(row["box"])): [row[name] or "" for name in COLUMNS] for row in rows}
+            lines = [[row[name] or "" for name in COLUMNS] for row in reader]
+        for line in lines:
+            int(line[BOX])
+        return lines
     except (OSError, ValueError, csv.Error, AttributeError) as error:
         raise UserError(f"{path} is not a CSV of marks: {one_line(error)}; give another file with marks=") from error

@@ -18,7 +18,7 @@ from common.urls import without_user
 from pipeline.explore.access import guard, is_loopback, new_token
 from pipeline.explore.config import ExploreOptions
 from pipeline.explore.marks import MarkFile
-from pipeline.explore.site import PAIRS_FILE, SITE_FILE, Output, code_files, index_files, pair_rows, site
+from pipeline.explore.site import PAIRS_FILE, SITE_FILE, Output, code_files, index_files, pair_outputs, site
 
 TYPES: Final = {".arrow": "application/vnd.apache.arrow.file", ".js": "text/javascript", ".json": "application/json"}
 CACHED: Final = {"Cache-Control": "private, max-age=3600"}
@@ -37,7 +37,7 @@ class Explorer:
         self.files = code_files() | {name: path for output in outputs for name, path in index_files(output).items()}
         self.made = {SITE_FILE: json_bytes(site(outputs, [None] * len(outputs), options.marks, token))}
         if len(outputs) == 2:
-            self.made[PAIRS_FILE] = pair_rows(outputs, options.match)
+            self.made[PAIRS_FILE] = pair_outputs(outputs, options.match)
 
     def app(self, token: str, address: str) -> web.Application:
         """Return the application."""
@@ -76,8 +76,13 @@ class Explorer:
         return web.Response(body=image, content_type="image/jpeg", headers=CACHED)
 
     async def get_marks(self, _: web.Request) -> web.Response:
-        """Return key, box and mark of all marked boxes."""
-        return web.Response(body=json_bytes(self.marks.marks()), content_type="application/json")
+        """Return key, box and mark of all marked boxes of the first output."""
+        index = next(iter(self.outputs.values())).index
+        try:
+            marks = await asyncio.to_thread(self.marks.marks, index)
+        except UserError as error:
+            raise web.HTTPInternalServerError(text=str(error)) from error
+        return web.Response(body=json_bytes(marks), content_type="application/json")
 
     async def set_mark(self, request: web.Request) -> web.Response:
         """Write the mark of a box of the first output: {"shard", "number", "box", "mark"}."""

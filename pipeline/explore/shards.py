@@ -3,16 +3,19 @@
 import bisect
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import pyarrow as pa
 
+from common.errors import UserError
 from common.tar import iter_members, reader_of
 from pipeline.derive.pick import image_places
 from pipeline.report.shards import read_batches
+from pipeline.write.manifest import read_manifest
 from pipeline.write.store import Store
 from schemas.files import FILES, GRIT_IMAGE
 from schemas.manifest import Manifest
@@ -65,8 +68,24 @@ class Shard:
             parts = ((member.name.partition("."), member) for member in members)
             return {key: (m.data_offset, m.size) for (key, _, kind), m in parts if kind == GRIT_IMAGE}
 
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Raise UserError at the end if the shard was written again since the start, or is being written.
+
+        Its manifest is removed before its files are replaced, so that what was read before is that of the manifest.
+        """
+        try:
+            yield
+        finally:
+            if read_manifest(self.store, self.manifest["shard"]) != self.manifest:
+                raise UserError(f"shard {self.manifest['shard']} of {self.store.root} has changed")
+
     def image(self, number: int) -> bytes | None:
-        """Return the stored image of a row, or None without one."""
+        """Return the stored image of a row, or None without one. Raises UserError if the shard has changed."""
+        with self.unchanged():
+            return self._image(number)
+
+    def _image(self, number: int) -> bytes | None:
         batch, place = self._place(number)
         if at := self.places.get(self.keys[batch][place]):
             path = self.store.path(self.store.file(FILES["grit"][0], self.manifest["shard"]))
@@ -75,7 +94,11 @@ class Shard:
         return image
 
     def details(self, chunk: int) -> list[Row]:
-        """Return the rows of a chunk, CHUNK_ROWS consecutive ones, with DETAILS."""
+        """Return the rows of a chunk, CHUNK_ROWS consecutive ones, with DETAILS. Raises UserError like `image`."""
+        with self.unchanged():
+            return self._details(chunk)
+
+    def _details(self, chunk: int) -> list[Row]:
         first, end = chunk * CHUNK_ROWS, min((chunk + 1) * CHUNK_ROWS, self.n_rows)
         rows = list[Row]()
         while first < end:
@@ -86,7 +109,7 @@ class Shard:
         return rows
 
     def row(self, number: int) -> Row:
-        """Return a row with DETAILS. Raises IndexError if the shard has none with this number."""
+        """Return a row with DETAILS. Raises IndexError if the shard has none with this number, UserError like `image`."""
         self._place(number)
         chunk, place = divmod(number, CHUNK_ROWS)
         return self.details(chunk)[place]

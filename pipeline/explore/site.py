@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from tqdm import tqdm
 
 from common.errors import UserError
@@ -19,9 +18,9 @@ from common.paths import absolute
 from common.text import one_line
 from pipeline.explore.config import ExploreOptions
 from pipeline.explore.index import cached_index, open_output, read_meta, write_json
+from pipeline.explore.pairs import pair_rows
 from pipeline.explore.shards import CHUNK_ROWS, Shards
 from pipeline.quality.marks import COLUMNS, FORMULA
-from pipeline.report.shards import read_batches
 from pipeline.write.store import Store
 from schemas.manifest import Manifest
 
@@ -41,6 +40,7 @@ class Output:
     store: Store
     manifests: list[Manifest]
     index: Path
+    lock: IO[bytes]  # keeps the index from being removed by other processes
 
     @cached_property
     def shards(self) -> Shards:
@@ -54,7 +54,7 @@ def read_outputs(names: Sequence[str], cache: str | None) -> list[Output]:
     for letter, name in zip("ab", names, strict=False):
         store, manifests = open_output(absolute(name))
         index = cached_index(store, manifests, cache)
-        found.append(Output(name, f"{DATA}/{letter}-{index.name[:8]}", store, manifests, index))
+        found.append(Output(name, f"{DATA}/{letter}-{index.folder.name[:8]}", store, manifests, *index))
     return found
 
 
@@ -79,23 +79,9 @@ def site(outputs: Sequence[Output], images: Sequence[list[int] | None], marks: s
     return {"outputs": found, "chunk": CHUNK_ROWS, "marks": marks, "form": form, "token": token}
 
 
-def pair_rows(outputs: Sequence[Output], column: str) -> bytes:
-    """Return an Arrow file that gives each row of the first output the number of its row of the second, or -1."""
-    a, b = (all_values(output, column) for output in outputs)
-    numbers = pc.fill_null(pc.index_in(a, value_set=b, skip_nulls=True), -1)
-    sink = pa.BufferOutputStream()
-    table = pa.table({"row": numbers.cast(pa.int32())}).combine_chunks()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
-
-
-def all_values(output: Output, column: str) -> pa.ChunkedArray:
-    """Return a column of all rows of an output. A null of the first has no equal in the second."""
-    chunks = [
-        batch[column] for manifest in output.manifests for batch in read_batches(output.store, manifest, (column,))
-    ]
-    return pa.chunked_array(chunks, pa.string())
+def pair_outputs(outputs: Sequence[Output], column: str) -> bytes:
+    """Return the file of pairs (`pipeline.explore.pairs`) of two outputs."""
+    return pair_rows([(output.store, output.manifests) for output in outputs], column)
 
 
 def write_static(outputs: Sequence[Output], options: ExploreOptions) -> None:
@@ -108,7 +94,7 @@ def write_static(outputs: Sequence[Output], options: ExploreOptions) -> None:
         for name, path in code_files().items():
             copy(path, folder / name)
         if len(outputs) == 2:
-            (folder / PAIRS_FILE).write_bytes(pair_rows(outputs, options.match))
+            (folder / PAIRS_FILE).write_bytes(pair_outputs(outputs, options.match))
         write_json(folder / SITE_FILE, site(outputs, samples, None, None))
     except OSError as error:
         raise UserError(f"static={folder} cannot be written: {one_line(error)}; give another folder") from error

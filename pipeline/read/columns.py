@@ -107,17 +107,25 @@ def check_image_type(path: str, schema: pa.Schema, config: ReadConfig) -> None:
 
 
 def holds_images(kind: Any) -> bool:
-    """Return True for types of text, bytes, and structs with a field `bytes` or `path` of one of them."""
+    """Return True for types of text and bytes, and for structs with a field `bytes` of bytes or a field `path`.
+
+    Text in a field `bytes` is no image.
+    """
     if isinstance(kind, pa.BaseExtensionType):
         return holds_images(kind.storage_type)
     if pa.types.is_dictionary(kind):
         return holds_images(kind.value_type)
     if pa.types.is_struct(kind):
-        fields = [kind.field(i) for i in range(kind.num_fields)]
-        return any(field.name in ("bytes", "path") and holds_images(field.type) for field in fields)
+        found = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+        has_text = any(name == "bytes" and is_text(field) for name, field in found.items())
+        return not has_text and any(name in ("bytes", "path") and holds_images(field) for name, field in found.items())
     checks = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
-    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
-    return any(check(kind) for check in (*checks, *texts))
+    return is_text(kind) or any(check(kind) for check in (*checks, pa.types.is_null))
+
+
+def is_text(kind: Any) -> bool:
+    """Return True for types of text."""
+    return any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
 
 
 def is_json(path: str) -> bool:

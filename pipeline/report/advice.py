@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from common.images import STORED_IMAGE_LIMITS, decode
 from common.text import counted
 from pipeline.drawn import UNLIKE_DRAWINGS, are_unlike_drawings, miniature_models
-from pipeline.report.usual import USUAL
+from pipeline.report.usual import CHOSEN, USUAL
 from pipeline.score.config import CLIP_SCORE_WEIGHT
 from schemas.stats import HistogramJson, Statistics
 from schemas.status import INTERNAL_ERROR, STAGES
@@ -16,6 +16,7 @@ MIN_ROWS: Final = 20
 MIN_BOXES: Final = 100
 HOST_SHARE: Final = 0.8
 """Share of the rows of a host that fail from which it is named, if its share is twice that of the other hosts."""
+MOST_HOSTS: Final = 3
 CUT_SHARE: Final = 0.25
 """Share of the kept boxes within CUT_BINS bins above a threshold from which it cuts through the bulk of the scores."""
 CUT_BINS: Final = 2
@@ -95,25 +96,26 @@ def about_drops(stats: Statistics) -> Iterator[Advice]:
         left -= sum(dropped.get(stage, {}).values())
     for share in USUAL:
         found, n_rows = dropped.get(share.stage, {}), entered[share.stage]
-        n = sum(n for reason, n in found.items() if reason in share.reasons or not share.reasons)
+        n = sum(n for reason, n in found.items() if reason in (share.reasons or found.keys() - CHOSEN))
         if n >= MIN_ROWS and n > share.limit * n_rows:
             name = " and ".join(filter(found.get, share.reasons)) or "all reasons together"
+            than = f"more than {share.limit:.0%}" if share.usual is None else f"usually about {share.usual:.0%}"
             yield Advice(
-                f"{share.stage}: {name}: {n / n_rows:.0%} of {counted(n_rows, 'row')}, usually about {share.usual:.0%}",
+                f"{share.stage}: {name}: {n / n_rows:.0%} of {counted(n_rows, 'row')}, {than}",
                 "look at the examples of this reason, and at its hint",
                 "rows",
             )
 
 
 def about_hosts(stats: Statistics) -> Iterator[Advice]:
-    """Warn about the host with the most failed downloads, if most of its rows fail, and not those of other hosts."""
+    """Warn about the hosts, at most MOST_HOSTS, of whose rows most fail, and not those of other hosts."""
     rows = stats["rows"]
     n_failed = sum(rows["dropped"].get("download", {}).values())
     n_rows = rows["read"] - rows.get("unfinished", 0) - sum(rows["dropped"].get("read", {}).values())
-    for host in stats["failures"][:1]:
-        n, total = host["rows"], host.get("of", 0)
-        if n < MIN_ROWS or n <= HOST_SHARE * total or 2 * (n_failed - n) * total > n * (n_rows - total):
-            continue
+    counts = [(host, host["rows"], host.get("of", 0)) for host in stats["failures"]]
+    failing = [(host, n, total) for host, n, total in counts if n >= MIN_ROWS and n > HOST_SHARE * total
+               and 2 * (n_failed - n) * total <= n * (n_rows - total)]  # fmt: skip
+    for host, n, total in failing[:MOST_HOSTS]:
         reasons = host["reasons"]
         yield Advice(
             f"host {host['host']}: {n:,} of its {counted(total, 'row')} failed, most often as "

@@ -2,13 +2,18 @@
 
 from typing import Final, NamedTuple
 
+from schemas.status import INTERNAL_ERROR, REASONS
+
 
 class Usual(NamedTuple):
-    """The usual share of drops among the rows that reach a stage; `reasons` are counted together, () for all."""
+    """The usual share of drops among the rows that reach a stage; `reasons` are counted together, () for all.
+
+    `usual` is None if no share is known.
+    """
 
     stage: str
     reasons: tuple[str, ...]
-    usual: float
+    usual: float | None
     limit: float  # a report warns above it
     source: str
 
@@ -18,8 +23,12 @@ DEMO: Final = "the demo of HyperGRIT 0.6 with the miniature models: 185 rows wit
 LINKS: Final = ("dns_error", "connection_error", "tls_error", "timeout")
 NEVER: Final = "0 in a job whose input and settings fit each other"
 
-USUAL: Final = (
+CHOSEN: Final = frozenset({"not_selected", "taken_down", "in_evaluation_set", "same_url", "same_bytes", "same_picture"})
+"""Drop reasons that the user asked for, by a setting or a command."""
+
+KNOWN: Final = (
     Usual("download", (), 0.5, 0.7, "GRIT with img2dataset: 50 to 60 % of the downloads succeed (hycoclip, issue 3)"),
+    Usual("download", ("http_error",), None, 0.5, "GRIT: at most 50 % of the downloads fail for any reason"),
     *(Usual("download", (reason,), 0.1, 0.32, f"all failures together in {LAION}") for reason in LINKS),
     Usual("download", ("undecodable", "not_an_image"), 0.1, 0.32, f"all failures together in {LAION}"),
     Usual("download", ("too_small",), 0.1, 0.32, f"all failures together in {LAION}"),
@@ -33,3 +42,11 @@ USUAL: Final = (
     Usual("score", ("low_clip_score",), 0.0, 0.4, DEMO),
     Usual("score", ("box_too_small",), 0.0, 0.3, DEMO),
 )
+OTHERS: Final = tuple(
+    Usual(stage, (reason,), None, 0.1, "no share is known; the limit is a choice")
+    for stage, reasons in REASONS.items()
+    for reason in reasons
+    if reason not in {*CHOSEN, INTERNAL_ERROR, *(name for share in KNOWN if share.stage == stage for name in share.reasons)}
+)  # fmt: skip
+"""All other drop reasons; the report warns about the first internal_error by itself."""
+USUAL: Final = (*KNOWN, *OTHERS)

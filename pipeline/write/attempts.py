@@ -57,6 +57,12 @@ def group_attempts(manifests: Iterable[Manifest]) -> list[list[Manifest]]:
     return [list(group) for _, group in groupby(ordered, key=original)]
 
 
+def later_attempts(manifests: Iterable[Manifest]) -> dict[int, list[Manifest]]:
+    """Return by the index of each shard the attempts after it at the same rows."""
+    groups = group_attempts(manifests)
+    return {manifest["shard"]: group[place:] for group in groups for place, manifest in enumerate(group, 1)}
+
+
 def original(manifest: Manifest) -> int:
     """Return the index of the job's shard whose rows a shard holds."""
     return manifest["retry"]["shard"] if "retry" in manifest else manifest["shard"]

@@ -148,11 +148,16 @@ def test_deprecations_of_torch_are_hidden_and_other_warnings_shown() -> None:
     assert "torch.jit" not in done.stderr
 
 
-def test_no_color_reaches_ray() -> None:
+@pytest.mark.parametrize(("color", "is_terminal", "expected"), [("1", True, "0"), ("", True, "None"), ("", False, "0")])
+def test_colors_of_ray_need_a_terminal_and_no_no_color(color: str, is_terminal: bool, expected: str) -> None:
     code = (
         "import os; from common.cli import set_up_logging; set_up_logging(); print(os.environ.get('RAY_COLOR_PREFIX'))"
     )
-    for color, expected in (("1", "0"), ("", "None")):
-        environment = {**os.environ, "NO_COLOR": color}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-        assert done.stdout.strip() == expected
+    environment = {**os.environ, "NO_COLOR": color}
+    environment.pop("RAY_COLOR_PREFIX", None)
+    terminal, end = os.openpty()
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, env=environment,
+                          stderr=end if is_terminal else subprocess.DEVNULL)  # fmt: skip
+    os.close(terminal)
+    os.close(end)
+    assert done.stdout.strip() == expected

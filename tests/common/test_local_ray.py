@@ -14,14 +14,17 @@ PROGRAM = """
 import os, sys, time
 from pathlib import Path
 import ray
-from common.cli import command
+from common.cli import command, set_up_logging
 from common.local_ray import init_ray
 
 @command("all is kept")
 def main():
+    set_up_logging()
     init_ray("local", num_cpus=1)
     try:
         assert ray.get(ray.remote(lambda: 7).remote()) == 7
+        ray.get(ray.remote(lambda: print("said by a worker", file=sys.stderr)).remote())
+        time.sleep(1)  # until Ray has forwarded the line
         print("ready", flush=True)
         ray.wait([ray.remote(time.sleep).remote(60)])
     finally:
@@ -78,6 +81,9 @@ def test_ray_listens_on_loopback_and_ends_with_its_driver(number: signal.Signals
     if number == signal.SIGTERM:
         assert driver.returncode == 143
         assert "terminated: all is kept\n" in errors
+        assert "said by a worker" in errors
+        assert "\x1b[" not in errors
+        assert "Token authentication" not in errors
         assert "***" not in errors
         assert "Traceback" not in errors
     end = time.monotonic() + 10

@@ -24,6 +24,8 @@ from pipeline.write.store import Store
         (["{tmp}/nothing"], "does not exist"),
         (["https://u:p@example.org/x"], "a user name or a password"),
         (["{output}", "static={tmp}"], "exists and is not empty; give a new folder"),
+        (["{output}", "static=s3://bucket/page"], "static is a URL, but it must be a local path"),
+        (["date=2026"], "0 outputs are given"),
         (["{output}", "address=256.1.1.1"], "cannot be used"),
     ],
 )
@@ -34,6 +36,18 @@ def test_mistakes_end_with_a_message(
     given = [argument.format(output=output, tmp=tmp_path) for argument in arguments]
     assert main([*given, f"cache={cache}", f"marks={tmp_path}/m.csv"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_folders_with_an_equals_sign_are_outputs(
+    output: str, cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "date=2026").symlink_to(output)
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate((f"{tmp_path}/date=2026", "./date=2026", "date=2026")):
+        assert main([name, f"static=page{number}", "images=0", f"cache={cache}"]) == 0
+        assert json.loads((tmp_path / f"page{number}/data/site.json").read_text())["outputs"][0]["name"] == name
+    assert main([f"{tmp_path}/date=2027", f"cache={cache}"]) == 2
+    assert "date=2027 does not exist" in capsys.readouterr().err
 
 
 def test_help_lists_the_keys(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,11 @@
 """The index agrees with the rows of arrow/, and is built once for an output."""
 
 import json
+import threading
+import time
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +13,7 @@ import pytest
 
 from common.errors import UserError
 from pipeline.explore.columns import hosts
-from pipeline.explore.index import cached_index, open_output, read_meta
+from pipeline.explore.index import build_index, cached_index, open_output, read_meta
 from pipeline.explore.sides import box_sides
 from pipeline.score.filters import has_crop, measure_box
 from pipeline.score.thresholds import Thresholds
@@ -35,7 +38,7 @@ def table_of(folder: Path, kind: str) -> pa.Table:
 def test_index_holds_the_rows_and_boxes_of_arrow(name: str, cache: str, request: pytest.FixtureRequest) -> None:
     output = request.getfixturevalue(name)
     store, manifests = open_output(output)
-    folder = cached_index(store, manifests, cache)
+    folder = cached_index(store, manifests, cache).folder
     words = json.loads((folder / "words.json").read_text(encoding="utf-8"))
     found, boxes = table_of(folder, "rows").to_pylist(), table_of(folder, "boxes").to_pylist()
     captions = "".join(p.read_bytes().decode() for p in sorted(folder.glob("captions-*"))).split("\n")
@@ -93,15 +96,48 @@ def test_an_index_is_built_again_only_if_a_manifest_changes(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     store, manifests = open_output(hostile_output)
-    folder = cached_index(store, manifests, None)
-    assert folder.is_relative_to(tmp_path / "hypergrit")
-    written = (folder / "meta.json").stat().st_mtime_ns
-    assert cached_index(store, manifests, None) == folder
-    assert (folder / "meta.json").stat().st_mtime_ns == written
-    changed = [{**manifest, "boxes": manifest["boxes"] + 1} for manifest in manifests]
-    other = cached_index(store, changed, None)  # type: ignore[arg-type]
-    assert other != folder
-    assert [path.name for path in folder.parent.iterdir()] == [other.name]
+    first = cached_index(store, manifests, None)
+    assert first.folder.is_relative_to(tmp_path / "hypergrit")
+    written = (first.folder / "meta.json").stat().st_mtime_ns
+    assert cached_index(store, manifests, None).folder == first.folder
+    assert (first.folder / "meta.json").stat().st_mtime_ns == written
+    place = first.folder.parent
+    (place / "draft-of-a-killed-process").mkdir()
+    changed = [[{**manifest, "boxes": manifest["boxes"] + n} for manifest in manifests] for n in (1, 2)]
+    second = cached_index(store, changed[0], None)  # type: ignore[arg-type]
+    assert set(place.iterdir()) == {first.folder, second.folder}  # the first is still in use
+    first.lock.close()
+    third = cached_index(store, changed[1], None)  # type: ignore[arg-type]
+    assert set(place.iterdir()) == {second.folder, third.folder}
+    assert [path.name for path in place.parent.iterdir()] == [place.name]
+
+
+def test_of_several_starts_at_once_one_builds_the_index(
+    tmp_path: Path, hostile_output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, manifests = open_output(hostile_output)
+    built, start, found = list[Path](), threading.Barrier(4), list[Path]()
+
+    def build(*arguments: Any) -> None:
+        built.append(arguments[2])
+        time.sleep(0.05)
+        build_index(*arguments)
+
+    def run() -> None:
+        start.wait(20)
+        index = cached_index(store, manifests, str(tmp_path))
+        assert read_meta(index.folder)["rows"] == 12
+        found.append(index.folder)
+
+    monkeypatch.setattr("pipeline.explore.index.build_index", build)
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 4
+    assert len(built) == len(set(found)) == 1
+    assert [path.name for path in found[0].parent.iterdir()] == [found[0].name]
 
 
 def test_output_without_arrow_is_refused(tmp_path: Path) -> None:
@@ -117,7 +153,7 @@ def test_rows_without_measured_boxes_are_shown(tmp_path: Path, cache: str) -> No
     failed = {"status": "dropped", "stage": "score", "reason": "internal_error", "box_scores": None, "image": None}
     rows = [lost(source="s", url=None), kept(picture(1), source="s") | failed, kept(picture(2), source="s")]
     store, manifests = open_output(write_output(tmp_path, [rows], "formats=[arrow,grit]"))
-    folder = cached_index(store, manifests, cache)
+    folder = cached_index(store, manifests, cache).folder
     assert table_of(folder, "boxes")["row"].to_pylist() == [2]
     assert table_of(folder, "boxes")["label"].to_pylist() == [-1]
     assert table_of(folder, "rows")["has_image"].to_pylist() == [0, 0, 1]

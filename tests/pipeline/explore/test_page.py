@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import http.server
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -84,6 +85,29 @@ def text(row: Row) -> str:
 
 def any_box(test: Callable[[Row, Box], bool]) -> Callable[[Row], bool]:
     return lambda row: any(test(row, box) for box in row["found"])
+
+
+def neighbours(rows: list[Row], row: Row, is_selected: Callable[[Row], bool]) -> tuple[Row, Row]:
+    """The selected rows nearest to a row."""
+    keys = [item["key"] for item in rows]
+    place = keys.index(row["key"])
+    return (
+        next(item for item in reversed(rows[:place]) if is_selected(item)),
+        next(item for item in rows[place:] if is_selected(item)),
+    )
+
+
+def are_labels_inside(tab: Any) -> bool:
+    """True if the labels of missing pictures are there, and inside the frames of the pictures."""
+    return bool(
+        tab.evaluate("""() => {
+      const labels = [...document.querySelectorAll(".dialog .no-image")].map((label) => {
+        const [inner, outer] = [label, label.parentElement].map((element) => element.getBoundingClientRect());
+        return inner.top >= outer.top && inner.bottom <= outer.bottom && inner.right <= outer.right + 1;
+      });
+      return labels.length > 0 && labels.every(Boolean);
+    }""")
+    )
 
 
 FILTERS: list[tuple[dict[str, str], Callable[[Row], bool]]] = [
@@ -229,8 +253,42 @@ def test_link_opens_the_same_row_and_filters(browser: Any, server: Server, outpu
     with opened(browser, f"{server.url}#row={row['key']}") as tab:  # as in the report
         tab.wait_for_selector(".dialog .facts")
         assert tab.locator(".dialog .text").inner_text() == row["caption"]
+        number = int(row["key"])
+        for key, step in (("ArrowRight", 1), ("k", 0), ("k", -1)):
+            tab.keyboard.press(key)
+            until(tab, f"location.hash.endsWith('{number + step:012d}')")
+        before, after = neighbours(rows_of(output), row, lambda item: item["reason"] == "http_error")
+        for key, neighbour in (("ArrowRight", after), ("ArrowLeft", before)):  # the filters do not select the row
+            tab.goto(f"{server.url}#reason=download:http_error&row={row['key']}")
+            tab.wait_for_selector(".dialog .facts")
+            tab.keyboard.press(key)
+            until(tab, f"location.hash.endsWith('{neighbour['key']}')")
     with opened(browser, f"{server.url}#row=a/7/none") as tab:
         assert "is not in this output" in tab.locator(".toast").inner_text()
+
+
+def test_values_that_a_job_refuses_become_those_that_it_accepts(browser: Any, server: Server) -> None:
+    with opened(browser, f"{server.url}#min_score=abc&min_side_px=40.5&page=-3") as tab:
+        assert tab.locator("#command").inner_text().endswith("_refiltered score.min_side_px=41")
+        assert "NaN" not in tab.locator(".sliders").inner_text()
+        assert tab.locator("article").count() == 60
+        for text, value in (("77.5", "78"), ("1e9", "1000000000"), ("-4", "0")):
+            tab.locator("[name=min_side_px_value]").fill(text)
+            tab.locator("[name=min_side_px_value]").press("Tab")
+            until(tab, f"document.querySelector('[name=min_side_px_value]').value === '{value}'")
+        tab.locator("button[name=thresholds]").click()
+        tab.locator("[name=min_score_value]").fill("7")
+        tab.locator("[name=min_score_value]").press("Tab")
+        assert tab.locator("#command").inner_text().endswith(" score.min_score=1")
+        for text, page, n in (("1.9", "1", 60), ("2.5", "2", 12), ("99", "2", 12)):
+            field = tab.locator(".pages input").first
+            field.fill(text)
+            field.press("Enter")
+            until(tab, f"document.querySelector('.pages input').value === '{page}'")
+            assert tab.locator("article").count() == n
+    with opened(browser, f"{server.url}#page=0.5&min_clip_score=Infinity") as tab:
+        assert tab.locator("article").count() == 60
+        assert tab.locator("#command").inner_text().endswith(" score.min_clip_score=2.5")
 
 
 def test_marks_of_the_keyboard_reach_the_file(
@@ -295,6 +353,9 @@ def test_page_fits_the_window(browser: Any, server: Server, width: int, scheme: 
         tab.locator("article").first.click()
         tab.wait_for_selector(".dialog .facts")
         assert tab.evaluate("document.querySelector('.dialog').scrollWidth") <= width
+        tab.goto(f"{server.url}#row=000000000002")
+        tab.wait_for_selector(".dialog .no-image")
+        assert are_labels_inside(tab)
         colour = "getComputedStyle(document.body).backgroundColor"
         dark = "rgb(17, 20, 26)"
         assert (tab.evaluate(colour) == dark) == (scheme == "dark")
@@ -350,6 +411,14 @@ def test_static_page_of_two_outputs_compares_them_and_downloads_marks(
         tab.locator("article").first.click()
         tab.wait_for_selector(".columns.two .column:nth-child(2) .facts")
         assert tab.locator(".columns .column").count() == 2
+        tab.keyboard.press("Escape")
+        tab.goto(f"{url}/index.html#row=000000000002")
+        tab.wait_for_selector(".dialog .no-image")
+        assert are_labels_inside(tab)
+        tab.keyboard.press("Escape")
+        tab.goto(f"{url}/index.html#pair=both")
+        tab.locator("article").first.click()
+        tab.wait_for_selector(".columns.two .column:nth-child(2) .facts")
         tab.keyboard.press("r")
         tab.wait_for_selector("[aria-pressed=true]")
         tab.keyboard.press("Escape")
@@ -359,4 +428,9 @@ def test_static_page_of_two_outputs_compares_them_and_downloads_marks(
             tab.locator("button[name=download]").click()
         path = tmp_path / "marks.csv"
         path.write_bytes(Path(download.value.path()).read_bytes())
+        shutil.rmtree(site)  # a page of another output at the same address
+        assert main([str(strict), f"static={site}", "images=0", f"cache={cache}"]) == 0
+        tab.reload()
+        tab.wait_for_selector("#count")
+        assert tab.locator("#marked").count() == 0
     assert len(marked_boxes(output, path, read_marks(path))) == 1

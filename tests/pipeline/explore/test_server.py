@@ -1,6 +1,8 @@
 """The server gives only its own files, rows and images, to requests with the token."""
 
+import csv
 import json
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -14,13 +16,17 @@ from common.errors import UserError
 from pipeline import audit
 from pipeline.explore.access import is_own_name
 from pipeline.explore.marks import MarkFile
+from pipeline.explore.server import CHANGED
 from pipeline.explore.shards import Shard
 from pipeline.explore.site import IMAGE_FILE, ROWS_FILE, read_outputs
 from pipeline.quality.marks import marked_boxes, read_marks
 from pipeline.report.shards import read_images, read_manifests
 from pipeline.write.store import Store
+from tests.pipeline.derive.outputs import kept, picture
 from tests.pipeline.explore.conftest import TOKEN, Server
+from tests.pipeline.explore.outputs import write_output
 
+CATS = [kept(picture(i), source="s") for i in range(12)]
 Answer = tuple[int, bytes, dict[str, str]]
 
 
@@ -109,6 +115,22 @@ def test_images_and_rows_are_those_of_the_output(server: Server, output: str) ->
         assert [row["key"] for row in map(shard.row, range(len(keys)))] == keys
 
 
+def test_a_shard_that_is_written_again_is_not_served(start: Callable[..., Server], tmp_path: Path) -> None:
+    shards = [[kept(picture(i), source="s", url=f"http://x/{i}") for i in range(first, first + 4)] for first in (0, 4)]
+    output = write_output(tmp_path / "out", shards, "formats=[arrow,grit]")
+    server = start(output, marks=str(tmp_path / "m.csv"))
+    folder, mark = data_folder(server), {"number": 1, "box": 0, "mark": "right"}
+    paths = [f"/{folder}/{name}" for name in (IMAGE_FILE.format(0, 1), ROWS_FILE.format(0, 0))]
+    assert [ask(server, path)[0] for path in paths] == [200, 200]
+    Path(output, "_manifests/00000.json").unlink()
+    assert ask(server, paths[0])[:2] == (503, CHANGED.encode())  # while the shard is written
+    write_output(tmp_path / "out", [shards[0][::-1], shards[1]], "formats=[arrow,grit]")
+    answers = [ask(server, path) for path in paths] + [ask(server, "/marks", {**mark, "shard": 0})]
+    assert [answer[:2] for answer in answers] == [(503, CHANGED.encode())] * 3
+    assert ask(server, f"/{folder}/{IMAGE_FILE.format(1, 1)}")[:2] == (200, shards[1][1]["image"])
+    assert ask(server, "/marks", {**mark, "shard": 1})[0] == 204
+
+
 def test_images_of_a_tar_without_index_are_found(output: str) -> None:
     store = Store(output)
     manifest = read_manifests(store)[0]
@@ -135,7 +157,8 @@ def test_marks_are_written_into_a_csv_that_the_audit_reads(
     assert ask(server, "/marks", {"shard": 0, "number": number, "box": 0, "mark": ""})[0] == 204
     assert [mark.box for mark in read_marks(path)] == [1]
     before = path.read_bytes()
-    assert MarkFile(path).marks() == [(rows[number]["key"], 1, "wrong"), (rows[number]["key"], 2, "unsure")]
+    index = next(iter(server.explorer.outputs.values())).index
+    assert MarkFile(path).marks(index) == [(rows[number]["key"], 1, "wrong"), (rows[number]["key"], 2, "unsure")]
     for wrong in (
         {"shard": 0, "number": number, "box": 999, "mark": "right"},
         {"shard": 0, "number": number, "box": 0, "mark": "=1+1"},
@@ -155,6 +178,56 @@ def test_a_file_that_holds_no_marks_is_not_overwritten(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match="has no column 'key'; give another file with marks="):
         MarkFile(path)
+
+
+def test_explorers_with_one_file_keep_the_marks_of_each_other(
+    start: Callable[..., Server], output: str, tmp_path: Path
+) -> None:
+    path, other = tmp_path / "marks/marks.csv", write_output(tmp_path / "other", [CATS], "formats=[arrow,grit]")
+    path.parent.mkdir()
+    servers = [start(name, marks=str(path)) for name in (output, output, other)]
+    rows = json.loads(ask(servers[0], f"/{data_folder(servers[0])}/{ROWS_FILE.format(0, 0)}")[1])
+    number = next(i for i in range(len(CATS)) if len(rows[i]["boxes"] or ()) >= 2)
+    given = ((0, "right"), (1, "wrong"), (0, "unsure"))
+
+    def mark(at: int) -> None:
+        body = {"shard": 0, "number": number, "box": given[at][0], "mark": given[at][1]}
+        assert ask(servers[at], "/marks", body)[0] == 204
+
+    threads = [threading.Thread(target=mark, args=[at]) for at in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    shown = [sorted(json.loads(ask(server, "/marks")[1])) for server in servers]
+    key = rows[number]["key"]
+    assert shown[0] == shown[1] == [[key, 0, "right"], [key, 1, "wrong"]]
+    assert shown[2] == [[key, 0, "unsure"]]  # the key is the same, the phrase is another
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 4
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "is_shown"),
+    [("phrase", "another", False), ("x_max", "0.0101", False), ("y_min", "", False), ("key", "{short}", True),
+     ("x_min", "{comma}", True)],
+)  # fmt: skip
+def test_a_mark_is_shown_if_phrase_and_corners_are_those_of_the_box(
+    server: Server, tmp_path: Path, column: str, text: str, is_shown: bool
+) -> None:
+    path, explored = tmp_path / "marks.csv", next(iter(server.explorer.outputs.values()))
+    row = next(row for row in explored.shards.get(0).details(0) if row["boxes"])
+    MarkFile(path).set(row, 0, "right")
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.reader(file))
+    place = lines[0].index(column)
+    lines[1][place] = text.format(short=str(int(row["key"])), comma=lines[1][place].replace(".", ","))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(lines)
+    assert MarkFile(path).marks(explored.index) == [(row["key"], 0, "right")] * is_shown
+    MarkFile(path).set(row, 0, "wrong")
+    assert MarkFile(path).marks(explored.index) == [(row["key"], 0, "wrong")]
+    assert len(path.read_text(encoding="utf-8").splitlines()) == (2 if is_shown else 3)
 
 
 def test_a_remote_output_has_the_same_index_images_and_rows(output: str, cache: str, tmp_path: Path) -> None:

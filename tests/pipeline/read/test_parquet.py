@@ -75,6 +75,7 @@ IMAGE = pa.array([b"x"] * 3)
         (pa.array([1, 2, 3]), "int64"),
         (pa.array([[1, 2]] * 3, pa.list_(pa.uint8())), "list<"),
         (pa.StructArray.from_arrays([IMAGE], ["data"]), "struct<data: binary>"),
+        (pa.array([{"bytes": "aGk=", "path": "a.jpg"}] * 3), "struct<bytes: string, path: string>"),
     ],
 )
 def test_an_image_column_that_holds_no_images_is_an_error_with_its_type(
@@ -87,8 +88,9 @@ def test_an_image_column_that_holds_no_images_is_an_error_with_its_type(
 
 @pytest.mark.parametrize(
     "column",
-    [IMAGE, pa.array(["a.jpg"] * 3), pa.StructArray.from_arrays([IMAGE], ["bytes"]), IMAGE.dictionary_encode()],
-)
+    [IMAGE, pa.array(["a.jpg"] * 3), pa.StructArray.from_arrays([IMAGE], ["bytes"]), IMAGE.dictionary_encode(),
+     pa.array([{"bytes": None, "path": "a.jpg"}] * 3)],
+)  # fmt: skip
 def test_image_columns_of_bytes_paths_and_structs_are_accepted(tmp_path: Path, column: pa.Array) -> None:
     pq.write_table(pa.table({"image": column, "caption": URLS}), tmp_path / "a.parquet")
     assert len(plan_shards(str(tmp_path / "a.parquet"), 10, None, ReadConfig())) == 1

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from pipeline.images import encode_jpeg
-from pipeline.report.advice import Advice, find_advice
+from pipeline.report.advice import MOST_HOSTS, Advice, find_advice
+from pipeline.report.usual import CHOSEN
 from schemas.stats import Statistics
+from schemas.status import REASONS
 
 
 @pytest.fixture
@@ -49,16 +51,36 @@ def test_a_reason_far_above_its_usual_share_is_named(stats: Any, stage: str, rea
     assert text.startswith(f"{stage}: {reason}: {n / 10:.0f}% of 1,000 rows, usually about ")
 
 
+@pytest.mark.parametrize(("stage", "reason"), [(stage, reason) for stage in REASONS for reason in REASONS[stage]])
+def test_every_reason_that_nobody_chose_is_named_if_it_drops_half_of_the_rows(
+    stats: Any, stage: str, reason: str
+) -> None:
+    stats["rows"] |= {"kept": 500, "dropped": {stage: {reason: 500}}}
+    is_named = any(text.startswith(f"{stage}: {reason}: 50%") for text in texts(stats))
+    assert is_named == (reason not in CHOSEN and reason not in ("internal_error", "http_error"))
+    stats["rows"] |= {"kept": 10, "dropped": {stage: {reason: 990}}}
+    assert bool(texts(stats)) == (reason not in CHOSEN)
+
+
 def test_shares_are_those_of_the_rows_that_reach_the_stage(stats: Any) -> None:
-    stats["rows"] |= {"kept": 250, "dropped": {"download": {"http_error": 600}, "ground": {"no_box": 150}}}
+    reasons = {"http_error": 400, "timeout": 200}
+    stats["rows"] |= {"kept": 250, "dropped": {"download": reasons, "ground": {"no_box": 150}}}
     assert texts(stats) == ["ground: no_box: 38% of 400 rows, usually about 0%"]
 
 
 def test_a_host_whose_rows_fail_is_named_only_if_those_of_other_hosts_do_not(stats: Any) -> None:
     stats["failures"] = [{"host": "b.org", "rows": 60, "reasons": {"timeout": 50, "http_error": 10}, "of": 62}]
     assert texts(stats) == ["host b.org: 60 of its 62 rows failed, most often as timeout"]
-    stats["rows"] |= {"kept": 400, "dropped": {"download": {"http_error": 600}}}
+    stats["rows"] |= {"kept": 400, "dropped": {"download": {"http_error": 300, "timeout": 300}}}
     assert texts(stats) == []
+
+
+def test_all_failing_hosts_are_named_up_to_a_number(stats: Any) -> None:
+    large = {"host": "large.org", "rows": 90, "reasons": {"http_error": 90}, "of": 800}  # most of its rows are fine
+    dead = [{"host": f"{i}.org", "rows": 25 - i, "reasons": {"dns_error": 25 - i}, "of": 25 - i} for i in range(5)]
+    stats["rows"] |= {"kept": 795, "dropped": {"download": {"http_error": 90, "dns_error": 115}}}
+    stats["failures"] = [large, *dead]
+    assert [text.partition(":")[0] for text in texts(stats)] == [f"host {i}.org" for i in range(MOST_HOSTS)]
 
 
 def histogram(kept: dict[int, int], removed: dict[int, int]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import pytest
 
 from pipeline.explore.columns import RETRIED
 from pipeline.explore.index import build_index, open_output
-from pipeline.report.shards import read_manifests
+from pipeline.explore.pairs import pair_rows
+from pipeline.report.shards import read_batches, read_manifests
 from pipeline.report.stats import build_stats
 from pipeline.verify.__main__ import main as verify_main
 from pipeline.write.store import Store
@@ -173,3 +174,16 @@ def test_the_explorer_shows_which_result_of_a_row_counts(retried: Path, tmp_path
     counting = [key for key, reason in found if reasons[reason] != RETRIED]
     assert sorted(counting) == sorted(set(rows["key"].to_pylist()))
     assert len(counting) < rows.num_rows
+
+
+def test_rows_that_count_are_paired_with_each_other(finished_job: Finished, retried: Path) -> None:
+    outputs = [open_output(str(path)) for path in (finished_job.output, retried)]
+    rows = [[key for m in manifests for b in read_batches(store, m, ("key",)) for key in b["key"].to_pylist()]
+            for store, manifests in outputs]  # fmt: skip
+    copies = [outputs[1], outputs[1]]
+    for column in ("key", "url"):
+        found = [pa.ipc.open_file(pair_rows(pair, column)).read_all()["row"].to_pylist() for pair in (outputs, copies)]
+        last = {key: row for row, key in enumerate(rows[1])}
+        assert found[0] == [last[key] for key in rows[0]], column
+        assert found[1] == list(range(len(rows[1]))), column
+    assert len(rows[1]) > len(rows[0])

@@ -1,7 +1,7 @@
 // The page: loads the outputs, holds the state, and connects its parts.
 
 import { count, html, plural, render, useEffect, useMemo, useRef, useState } from "./html.js";
-import { FIELDS, selectPairs } from "./filters.js";
+import { FIELDS, beside, selectPairs } from "./filters.js";
 import { Grid, PAGE, Pages } from "./grid.js";
 import { Help, onKey } from "./keys.js";
 import { getJson, loadOutput, loadPairs } from "./load.js";
@@ -10,7 +10,7 @@ import { Panel, TextField, panelOptions } from "./panel.js";
 import { RowView } from "./row.js";
 import { Sliders } from "./slider.js";
 import { NAMES } from "./thresholds.js";
-import { EMPTY, parseRow, readState, rowName, shareLink, writeState } from "./state.js";
+import { EMPTY, pageOf, parseRow, readState, rowName, shareLink, writeState } from "./state.js";
 import { nextTheme, setTheme } from "./theme.js";
 
 function Loading() {
@@ -69,7 +69,7 @@ function App({ site, outputs, marks, pairs }) {
   const { found, masks } = useMemo(() => selectPairs(outputs, pairs, state), [outputs, pairs, filters]);
   useEffect(() => setCursor(0), [filters]);
   const lastPage = Math.max(Math.ceil(found.length / PAGE) - 1, 0),
-    page = Math.min(Number(state.page) || 0, lastPage);
+    page = pageOf(state.page, lastPage);
   const opened = useMemo(() => state.row && parseRow(outputs, state.row), [outputs, state.row]);
   const pairOf = ({ number, row }) => (number ? pairs.right : pairs.left).indexOf(row);
   const openPair = opened ? pairOf(opened) : -1;
@@ -87,7 +87,7 @@ function App({ site, outputs, marks, pairs }) {
   };
   const close = () => change("page", state.page, "row", "");
   const move = (step) => {
-    const at = Math.min(Math.max(cursor + step, 0), found.length - 1);
+    const at = Math.min(Math.max(opened ? beside(found, openPair, step) : cursor + step, 0), found.length - 1);
     if (at < 0) return;
     if (opened) {
       open(at);

@@ -125,3 +125,10 @@ export function selectPairs(outputs, pairs, f) {
   }
   return { found: found.subarray(0, n), masks };
 }
+
+/** The place in the ascending `found` before (step -1) or after (1) a pair, which the filters may not select. */
+export function beside(found, pair, step) {
+  const at = found.findIndex((other) => other >= pair),
+    place = at < 0 ? found.length : at;
+  return found[place] === pair || step < 0 ? place + step : place;
+}

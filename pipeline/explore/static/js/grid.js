@@ -3,6 +3,7 @@
 import { decimals, html, plural } from "./html.js";
 import { boxTest } from "./filters.js";
 import { Picture } from "./picture.js";
+import { pageOf } from "./state.js";
 
 export const PAGE = 60;
 
@@ -48,7 +49,7 @@ export function Pages({ n, page, onPage }) {
   return html`<nav class="pages" aria-label="Pages">
     <button disabled=${page === 0} onClick=${() => onPage(page - 1)}>Previous</button>
     <label>Page <input type="number" min="1" max=${last + 1} value=${page + 1}
-      onChange=${(event) => onPage(Math.min(Math.max(Number(event.target.value) - 1, 0), last))} /> of ${last + 1}
+      onChange=${(event) => onPage(pageOf(event.target.value - 1, last))} /> of ${last + 1}
         </label>
     <button disabled=${page >= last} onClick=${() => onPage(page + 1)}>Next</button>
   </nav>`;

@@ -2,7 +2,6 @@
 
 import { getJson } from "./load.js";
 
-const PLACE = `hypergrit-marks:${location.pathname}`;
 export const MARKS = ["right", "wrong", "unsure"];
 /** Stages whose dropped rows pipeline.audit accepts. */
 const STAGES = [null, "parse", "ground", "score"];
@@ -16,6 +15,8 @@ export class Marks {
   constructor(site) {
     this.file = site.marks;
     this.form = site.form;
+    // The folder has the hash of the output: another one may have been at this address.
+    this.place = `hypergrit-marks:${location.pathname}:${site.outputs[0].folder}`;
     this.lines = new Map();
   }
   async load() {
@@ -23,7 +24,7 @@ export class Marks {
       for (const [key, box, mark] of await getJson("marks")) this.lines.set(`${key}:${box}`, { mark });
     else
       try {
-        this.lines = new Map(JSON.parse(localStorage.getItem(PLACE)) ?? []);
+        this.lines = new Map(JSON.parse(localStorage.getItem(this.place)) ?? []);
       } catch {
         this.lines = new Map();
       }
@@ -48,7 +49,7 @@ export class Marks {
     if (mark) this.lines.set(name, { mark, line: this.line(details, box, mark) });
     else this.lines.delete(name);
     try {
-      localStorage.setItem(PLACE, JSON.stringify([...this.lines]));
+      localStorage.setItem(this.place, JSON.stringify([...this.lines]));
     } catch {
       /* private windows have no storage */
     }

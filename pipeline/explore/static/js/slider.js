@@ -2,7 +2,7 @@
 
 import { count, html, plural, useMemo, useState } from "./html.js";
 import { Picture } from "./picture.js";
-import { NAMES, RANGES, command, examples, isMixed, keptBoxes, own, sum } from "./thresholds.js";
+import { NAMES, RANGES, accepted, command, examples, isMixed, keptBoxes, own, sum } from "./thresholds.js";
 
 const LABELS = { min_score: "Grounding score", min_clip_score: "CLIPScore", min_side_px: "Side in px" };
 
@@ -44,7 +44,7 @@ export function Sliders({ output, state, mask, isFiltered, onChange, onOpen }) {
   const canLower = output.meta.keep_all,
     set = (name) => (event) => {
       setLast(name);
-      onChange(name, event.target.value);
+      onChange(name, accepted(name, event.target.value));
     };
   const isTooLow = !canLower && NAMES.some((name) => name in changed && changed[name] < base[name]);
   const strip = (items, title) => html`<div class="strip"><h3>${title}</h3>
@@ -59,7 +59,8 @@ export function Sliders({ output, state, mask, isFiltered, onChange, onOpen }) {
       <input type="range" name=${name} min=${canLower ? 0 : base[name]}
         max=${Math.max(RANGES[name][0], base[name])} step=${RANGES[name][1]}
         value=${state[name] === "" ? base[name] : state[name]} onInput=${set(name)} />
-      <input type="number" name="${name}_value" min=${canLower ? 0 : base[name]} max=${RANGES[name][0]} step="any"
+      <input type="number" name="${name}_value" min=${canLower ? 0 : base[name]} max=${RANGES[name][0]}
+        step=${name === "min_side_px" ? "1" : "any"}
         aria-label="${LABELS[name]}: value"
         value=${state[name] === "" ? base[name] : state[name]} onChange=${set(name)} /></label>`,
     )}

@@ -1,7 +1,7 @@
 // The state of the page, which the fragment of the address holds, so that it can be shared.
 
 import { FIELDS } from "./filters.js";
-import { NAMES } from "./thresholds.js";
+import { NAMES, accepted } from "./thresholds.js";
 
 const KEYS = [...FIELDS, ...NAMES, "page", "row"];
 export const EMPTY = Object.fromEntries(KEYS.map((name) => [name, ""]));
@@ -9,8 +9,13 @@ export const EMPTY = Object.fromEntries(KEYS.map((name) => [name, ""]));
 /** The state in the address. */
 export function readState() {
   const given = new URLSearchParams(location.hash.slice(1));
-  return Object.fromEntries(KEYS.map((name) => [name, given.get(name) ?? ""]));
+  const state = Object.fromEntries(KEYS.map((name) => [name, given.get(name) ?? ""]));
+  for (const name of NAMES) state[name] = accepted(name, state[name]);
+  return state;
 }
+
+/** The number in a text as one of the pages from 0 to the last; 0 for a text that is no number. */
+export const pageOf = (text, last) => Math.min(Math.max(Math.trunc(Number(text)) || 0, 0), last);
 
 /** The fragment for a state. */
 export function fragment(state) {

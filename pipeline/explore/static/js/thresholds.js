@@ -4,6 +4,15 @@ export const NAMES = ["min_score", "min_clip_score", "min_side_px"];
 export const RANGES = { min_score: [1, 0.01], min_clip_score: [2.5, 0.01], min_side_px: [256, 1] };
 const EXAMPLES = 6;
 
+/** The text of a threshold as the job accepts it: within its range, whole pixels; "" for a text that is no number. */
+export function accepted(name, text) {
+  const value = text.trim() === "" ? NaN : Number(text);
+  if (Number.isNaN(value)) return "";
+  const most = name === "min_side_px" ? Number.MAX_SAFE_INTEGER : RANGES[name][0],
+    whole = name === "min_side_px" ? Math.round(value) : value;
+  return String(Math.min(Math.max(whole, 0), most));
+}
+
 /** The thresholds of the output: of several shards the highest, which all of them have reached. */
 export const own = (output) =>
   Object.fromEntries(
