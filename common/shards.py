@@ -99,11 +99,15 @@ def names_in(fs: AbstractFileSystem, folder: str) -> set[str] | None:
 
 
 def list_names(fs: AbstractFileSystem, folder: str) -> list[str]:
-    """Return the paths of the files in a folder, and in folders of 1,000 shards in it, which are listed concurrently."""
+    """Return the paths of the files in a folder, and in folders of 1,000 shards in it, which are listed concurrently.
+
+    Folders with a number as their name, but other files than such shards, are left alone.
+    """
     names = [str(name).rstrip("/") for name in fs.ls(folder, detail=False)]
     parts = [name for name in names if is_shard_folder(name.rpartition("/")[2])]
     listings = map_concurrently(lambda part: fs.ls(part, detail=False), parts)
-    return [*names, *(str(name) for listing in listings for name in listing)]
+    found = (str(name) for listing in listings for name in listing)
+    return [*names, *(name for name in found if "/" in split_path(name).name)]
 
 
 def is_local(fs: AbstractFileSystem) -> bool:

@@ -67,8 +67,9 @@ class Listing:
 
 def list_output(store: Store) -> Listing:
     """List the files of all shards: one request per 1,000 files of an object store."""
+    layout = store.layout  # read once, before the threads below need it
     parts = map_concurrently(partial(list_folder, store), FOLDERS)
-    return Listing({kind: sizes for part in parts for kind, sizes in part.items()}, store.layout)
+    return Listing({kind: sizes for part in parts for kind, sizes in part.items()}, layout)
 
 
 def list_folder(store: Store, folder: str) -> dict[ShardFile, Sizes]:

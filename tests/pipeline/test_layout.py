@@ -1,6 +1,7 @@
 """Outputs in folders of 1,000 shards: chosen when they are created, and read by everything that reads a flat one."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -142,4 +143,9 @@ def test_unfinished_shards_in_folders_are_skipped_by_readers_of_tars(flat: Path,
     expected = [str(folders / FOLDERS.path(FILES["train"][0], index)) for index in (0, 2)]
     assert list_shards(str(folders)) == list_shards(f"{folders}/train") == expected
     assert list_shards(f"{folders}/train/*/*.tar") == list_shards(f"{folders}/train/0000") == expected
+    other = tmp_path / "other"
+    (other / "2014").mkdir(parents=True)
+    shutil.copy(expected[0], other / "a.tar")
+    shutil.copy(expected[0], other / "2014/b.tar")
+    assert list_shards(str(other)) == [str(other / "a.tar")]  # folders of other data are not searched
     assert list_output(Store(str(folders))).complete(["train", "grit"]) == {0, 2}
