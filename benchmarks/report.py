@@ -72,9 +72,9 @@ def main() -> None:
         simulate(folder / "out", options.shards)
         print(f"{options.shards} shards simulated in {time.perf_counter() - start:.0f} s", flush=True)
         result |= measure_report(folder / "out")
+        print(json.dumps(result), flush=True)
     finally:
         shutil.rmtree(folder)
-    print(json.dumps(result))
 
 
 def measure_fold(folder: Path) -> dict[str, float]:
