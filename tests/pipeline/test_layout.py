@@ -108,7 +108,7 @@ def test_commands_read_folders_like_flat_outputs(flat: Path, tmp_path: Path) -> 
         results.append([{name: data for name, data in found.items() if name[0] != "_"} for found in shards])
     assert results[0] == results[1]
     store, manifests = open_output(str(folders))
-    assert (cached_index(store, manifests, str(tmp_path / "cache")) / "meta.json").exists()
+    assert (cached_index(store, manifests, str(tmp_path / "cache")).folder / "meta.json").exists()
     assert len(read_manifests(store, only=[0, 2])) == 2
 
 
