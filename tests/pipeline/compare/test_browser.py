@@ -3,14 +3,18 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pipeline.compare.contents import read_contents
 from pipeline.compare.figures import differences, sections
 from pipeline.compare.page import render
+from tests.pipeline.browser import needs_browser
 from tests.pipeline.compare.outputs import write_a, write_b
-from tests.pipeline.report.test_browser import browser, pytestmark  # noqa: F401 (fixture and marks)
+
+pytestmark = [pytest.mark.browser, needs_browser]
 
 
-def test_the_page_fits_the_window_and_sends_no_requests(browser: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_the_page_fits_the_window_and_sends_no_requests(browser: Any, tmp_path: Path) -> None:
     a, b = (read_contents(str(write(tmp_path / name))) for name, write in (("a", write_a), ("b", write_b)))
     page_file = tmp_path / "compare.html"
     page_file.write_text(render(a, b, sections(a, b), *differences((a.stats, b.stats))))
