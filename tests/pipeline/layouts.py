@@ -4,8 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
+from pipeline.summary.summary import decompressed
 from pipeline.write.store import Store
-from schemas.files import LAYOUT_FILE, MANIFEST_FOLDER
+from schemas.files import LAYOUT_FILE, MANIFEST_FOLDER, SUMMARY_FOLDER
 from schemas.layout import FLAT, FOLDERS, Layout
 
 
@@ -41,6 +42,8 @@ def contents(output: Path) -> dict[str, bytes]:
                 manifest = json.loads(data)
                 manifest["files"] = {renamed(name, layout, FLAT): facts for name, facts in manifest["files"].items()}
                 data = json.dumps(manifest, sort_keys=True).encode()
+            elif shard[0].folder == SUMMARY_FOLDER:  # it holds the hash of the manifest, which names the files
+                data = json.dumps(json.loads(decompressed(data)) | {"manifests": {}}).encode()
             found[FLAT.path(*shard)] = data
     return found
 
