@@ -59,8 +59,11 @@ def report(target: Path) -> None:
 
 
 def paper(target: Path) -> None:
-    """Take the main tables of the paper page that docs/paper/ keeps."""
-    picture_from((PAPER / "index.html").as_uri(), "h2", PAPER_SIZE, target)
+    """Take the beginning of the paper page that docs/paper/ keeps. Raises UserError if there is none."""
+    page = PAPER / "index.html"
+    if not page.exists():
+        raise UserError(f"{page} does not exist; run make paper SIZE=full, and copy its page there")
+    picture_from(page.as_uri(), "h1", PAPER_SIZE, target)
 
 
 def explorer(target: Path) -> None:
