@@ -99,7 +99,7 @@ def run(tars: Path, output: Path, monkeypatch: pytest.MonkeyPatch, *poisons: Poi
     config, plans = job(tars, output)
     ray = RayConfig(runner="local", retries=1, max_failed_shards=limits.get("failed"))
     config = dataclasses.replace(config, ray=ray, max_internal_errors=limits.get("faults"))
-    monkeypatch.setattr("pipeline.compute.partial", lambda _, config, provenance: light_steps(config, *poisons))
+    monkeypatch.setattr("pipeline.compute.partial", lambda _, config, provenance, lease: light_steps(config, *poisons))
     store = Store(config.output)
     with hold_lease(store) as lease:
         return compute(plans, with_limits(config, plans), make_provenance(config), store, lease, Failures())
@@ -145,7 +145,7 @@ def test_the_limits_count_the_shards_of_all_formats(
 ) -> None:
     """A finished shard that held more formats keeps them, so it is computed apart from the others."""
     poisons = [Poison("parse", row, "raise") for row in (1, 6)]
-    monkeypatch.setattr("pipeline.compute.partial", lambda _, config, provenance: light_steps(config, *poisons))
+    monkeypatch.setattr("pipeline.compute.partial", lambda _, config, provenance, lease: light_steps(config, *poisons))
     config, plans = job(tars, tmp_path / "out", "ray.runner=local", "max_internal_errors=1")
     store, provenance, failures = Store(config.output), make_provenance(config), Failures()
     with hold_lease(store) as lease, pytest.raises(TooManyFaultsError, match="row 000000000001"):
@@ -197,7 +197,7 @@ def test_half_written_files_of_killed_workers_are_gone_at_the_end(
         left.write_bytes(b"half")
         return n_failed
 
-    monkeypatch.setattr("pipeline.compute.partial", lambda _, config, provenance: light_steps(config))
+    monkeypatch.setattr("pipeline.compute.partial", lambda _, config, provenance, lease: light_steps(config))
     monkeypatch.setattr("pipeline.job.compute", compute_and_leave)
     assert run_job(config) == 0
     assert sorted(path.name for path in left.parent.iterdir()) == ["00000.arrow", "00001.arrow", "00002.arrow"]

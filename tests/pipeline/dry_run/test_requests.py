@@ -53,9 +53,9 @@ def test_a_local_output_needs_no_requests_and_a_remote_one_some_for_each_shard(t
         costs.append(output_cost(remote, provenance_of(remote)))
     assert costs[0].fixed > 0
     # A tar, its index and the manifest are uploaded and confirmed, before and after the commit; the other formats add
-    # three files.
+    # three files, and without them one request removes those of an earlier run.
     assert costs[0].per_shard >= 6
-    assert costs[1].per_shard - costs[0].per_shard >= 3 * 2
+    assert costs[1].per_shard - costs[0].per_shard >= 3 * 2 - 1
     assert costs[1].total(10) == pytest.approx(10 * costs[1].per_shard + costs[1].fixed)
     assert not Store(f"{PROTOCOL}://dry-run-1").fs.store
     assert not Store("memory://bucket/out").sizes("")

@@ -72,7 +72,7 @@ def test_a_request_whose_allowed_nodes_have_gone_is_made_again(
     driver = object.__new__(Driver)
     driver.cluster, driver.progressed = cluster, time.monotonic()
     driver.settling, driver.waiting = deque(), {"write": deque()}  # type: ignore[assignment]
-    driver.models = SimpleNamespace(starting={}, idle=list)  # type: ignore[assignment]
+    driver.models = SimpleNamespace(starting={}, ready=[], idle=list)  # type: ignore[assignment]
     stopped: list[str] = []
 
     def add(name: str, refused: list[str]) -> None:

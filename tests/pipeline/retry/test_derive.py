@@ -153,7 +153,7 @@ def problems(output: Path) -> list[str]:
         totals.add(finding)
         repeats.add(finding)
         found += map(str, finding.problems)
-    return found + [str(problem) for problem in (totals.problem(store), repeats.problem()) if problem]
+    return found + [str(problem) for problem in (totals.problem(store), repeats.problem(store)) if problem]
 
 
 def test_every_command_follows_an_attempt_with_other_settings_of_the_download(

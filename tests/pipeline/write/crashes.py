@@ -32,7 +32,7 @@ from pipeline.write.config import WriteConfig
 from pipeline.write.stage import write_shard
 from pipeline.write.store import Store
 from pipeline.write.temporary import remove_abandoned
-from schemas.files import FILES, INDEX_FOLDER, MANIFEST_FOLDER
+from schemas.files import FILES, INDEX_FOLDER, MANIFEST_FOLDER, SUMMARY_FOLDER
 from tests.pipeline.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table
 
 FAULTS: Final = ("full", "broken", "half", "short", "kill", "kill_after", "lost", "truncated")
@@ -44,7 +44,7 @@ NOT_REACHED: Final = 78
 OLD = [kept_row(10), dropped_row(11), kept_row(13) | {"caption": "another caption with two dogs"}, kept_row(12)]
 """Rows of an older version of the shard, made with other settings, which the commit replaces."""
 OLD_PROVENANCE: Final[dict[str, Any]] = PROVENANCE | {"config_hash": "decade"}
-FOLDERS: Final = (*FILES, INDEX_FOLDER, MANIFEST_FOLDER)
+FOLDERS: Final = (*FILES, INDEX_FOLDER, MANIFEST_FOLDER, SUMMARY_FOLDER)
 
 
 class Faults:
