@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 UV_VERSION := 0.13.8
+LOCK ?= requirements.lock
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
@@ -11,11 +12,11 @@ export OMP_NUM_THREADS ?= 1
 install: .venv/.installed
 
 # The stamp file is written last, so that an interrupted installation is repeated.
-.venv/.installed: requirements.lock
+.venv/.installed: $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is required; choose one with: make PYTHON=python3.12 ..."; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements.lock
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r $(LOCK)
 	touch $@
 
 demo: install
@@ -58,9 +59,11 @@ test: lint
 soak: install
 	$(BIN)/python -m pytest --soak $(ARGS)
 
-# Writes requirements.lock: the versions and hashes of all dependencies.
+# Writes requirements.lock, with the versions and hashes of all dependencies, and the part of it that the Docker image has.
+COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet pyproject.toml
 lock: install
-	$(BIN)/uv pip compile --universal --python-version 3.11 --all-extras --generate-hashes --no-emit-index-url --no-header --quiet pyproject.toml -o requirements.lock
+	$(COMPILE) --all-extras -o requirements.lock
+	$(COMPILE) --extra demo --extra language --extra s3 --extra train --constraint requirements.lock -o docker/requirements.lock
 
 clean:
 	rm -rf .venv out

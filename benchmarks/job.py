@@ -1,13 +1,17 @@
-"""Benchmark: the full job on Ray compared with its most expensive stage alone. `python -m benchmarks.job [shards]`
+"""Benchmark: the full job on Ray compared with its most expensive stage alone, and with its steps without Ray.
 
-First, the grounding stage processes prepared shards in as many processes as the job has model workers. Then the full
-job processes the same shards on Ray. Both are measured in the steady state, after every worker has finished its first
-shards. The last line is one JSON object. `ratio` is the wall-clock time per row of the job over that of the grounding
-stage; at 1.0, the other stages and Ray add no time. `cpu_ratio` compares the CPU time of all processes, including those
-of Ray; other load affects it less.
+    python -m benchmarks.job [shards]
+
+First, the grounding stage processes prepared shards in as many processes as the job has model workers. Then one process
+runs all steps of the same shards, and the full job does so on Ray. All are measured in the steady state, after every
+worker has finished its first shards. The last line is one JSON object. `ratio` is the wall-clock time per row of the
+job over that of the grounding stage; at 1.0, the other stages and Ray add no time. `cpu_ratio` compares the CPU time of
+all processes, including those of Ray; other load affects it less. `wiring` is the share of the job's CPU time that its
+steps alone do not need: processes of Ray, the driver, and the transport of tables.
 """
 
 import argparse
+import dataclasses
 import json
 import multiprocessing as mp
 import os
@@ -65,6 +69,15 @@ def ground_alone(plans: list[ShardPlan], config: PipelineConfig, ready: Any, end
         ends.put(ShardEnd(time.monotonic(), time.process_time()))
 
 
+def run_alone(plans: list[ShardPlan], config: PipelineConfig, ends: "mp.Queue[ShardEnd]") -> None:
+    """Run all steps of all shards in this process. Puts the end of each shard into `ends`."""
+    torch.set_num_threads(1)
+    steps = Steps(config, make_provenance(config))
+    for plan in plans:
+        steps.write(plan, *steps.infer(plan, *steps.prepare(plan)))
+        ends.put(ShardEnd(time.monotonic(), cpu_seconds()))
+
+
 def per_row(ends: list[ShardEnd], n_warm: int) -> tuple[float, float]:
     """Return wall-clock and CPU seconds per row, without the first `n_warm` shards."""
     ends = sorted(ends)
@@ -94,6 +107,7 @@ def main() -> None:
         config = load_config([*values, f"ray.model_workers={WORKERS}"])
         plans = plan_shards(config.input, config.rows_per_shard, None, config.read)
         alone_s, alone_cpu_s = measure_alone(plans, config)
+        steps_cpu_s = measure_steps(plans, dataclasses.replace(config, output=str(folder / "steps")))
         results = compute_on_ray(plans, config, partial(Steps, config, make_provenance(config)))
         ends = [ShardEnd(time.monotonic(), cpu_seconds()) for _ in results]
         job_s, job_cpu_s = per_row(ends, WARM_SHARDS)
@@ -104,10 +118,23 @@ def main() -> None:
         print(f"{stage:<10}{total:>24.2f}")
     print(f"{'':<22}{'rows/s':>8}{'CPU ms per row':>16}   {WORKERS} model workers")
     print(f"{'grounding alone':<22}{1 / alone_s:>8.1f}{alone_cpu_s * 1000:>16.1f}")
+    print(f"{'all steps, no Ray':<22}{'':>8}{steps_cpu_s * 1000:>16.1f}")
     print(f"{'full job':<22}{1 / job_s:>8.1f}{job_cpu_s * 1000:>16.1f}")
     record: dict[str, Any] = {"name": "job", "ratio": round(job_s / alone_s, 3), "rows_per_s": round(1 / job_s, 2)}
     record |= {"busiest_rows_per_s": round(1 / alone_s, 2), "cpu_ratio": round(job_cpu_s / alone_cpu_s, 3)}
+    record["wiring"] = round(1 - steps_cpu_s / job_cpu_s, 3)
     print(json.dumps({**record, "stage_seconds": seconds}))
+
+
+def measure_steps(plans: list[ShardPlan], config: PipelineConfig) -> float:
+    """Return the CPU seconds per row of one process that runs all steps."""
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    worker = context.Process(target=run_alone, args=(plans, config, queue))
+    worker.start()
+    ends = [queue.get() for _ in plans]
+    worker.join()
+    return per_row(ends, WARM_SHARDS // WORKERS)[1]
 
 
 def measure_alone(plans: list[ShardPlan], config: PipelineConfig) -> tuple[float, float]:

@@ -1,39 +1,58 @@
-"""Web server on 127.0.0.1 for the download benchmark. It serves 64 photograph-like JPEGs and prints its port."""
+"""Web server on 127.0.0.1 for the download benchmark: photograph-like JPEGs from memory, over http and https.
+
+    python -m benchmarks.jpeg_server CERTIFICATE KEY
+
+It prints the two ports. /SIDE/NUMBER is one of 64 JPEGs whose longer side is 500 px (about 50 KB), or of 16 of 1,500 px
+(about 330 KB).
+"""
 
 import asyncio
 import io
+import ssl
+import sys
+from typing import Final
 
 import cv2
 import numpy as np
 import PIL.Image
 from aiohttp import web
 
+N_IMAGES: Final = {500: 64, 1500: 16}
 
-def make_jpeg(seed: int) -> bytes:
-    """Create a 500 x 400 JPEG of about 50 KB from noise at three scales, which compresses like a photograph."""
+
+def make_jpeg(seed: int, side: int = 500) -> bytes:
+    """Create a JPEG of `side` x 0.8 `side` px from noise at several scales, which compresses like a photograph."""
+    width, height = side, side * 4 // 5
     rng = np.random.default_rng(seed)
-    layers = [rng.normal(0, 1, (400 // k, 500 // k, 3)) for k in (20, 5, 2)]
-    noise = sum(weight * cv2.resize(layer, (500, 400)) for weight, layer in zip((60, 25, 8), layers, strict=True))
+    scales = {20: 60, 5: 25, 2: 8} if side < 1000 else {60: 60, 15: 25, 5: 12, 2: 6}
+    noise = sum(
+        weight * cv2.resize(rng.normal(0, 1, (height // scale, width // scale, 3)), (width, height))
+        for scale, weight in scales.items()
+    )
     out = io.BytesIO()
     PIL.Image.fromarray(np.clip(noise + 128, 0, 255).astype(np.uint8)).save(out, "JPEG", quality=86)
     return out.getvalue()
 
 
-async def serve() -> None:
-    """Print the port, then serve /NUMBER until killed."""
-    images = [make_jpeg(i) for i in range(64)]
+async def serve(certificate: str, key: str) -> None:
+    """Print the ports of http and https, then serve until killed."""
+    images = {side: [make_jpeg(i, side) for i in range(n)] for side, n in N_IMAGES.items()}
 
     async def respond(request: web.Request) -> web.Response:
-        return web.Response(body=images[int(request.match_info["i"]) % 64], content_type="image/jpeg")
+        found = images[int(request.match_info["side"])]
+        return web.Response(body=found[int(request.match_info["i"]) % len(found)], content_type="image/jpeg")
 
     app = web.Application()
-    app.router.add_get("/{i}", respond)
+    app.router.add_get("/{side}/{i}", respond)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    print(runner.addresses[0][1], flush=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    for tls in (None, context):
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    print(*(address[1] for address in runner.addresses), flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve())
+    asyncio.run(serve(*sys.argv[1:]))

@@ -35,6 +35,7 @@ from trainer.config import load_config
 from trainer.copies import BatchCopies
 from trainer.distributed.process import Process
 from trainer.metrics.writers import Meter
+from trainer.models.registry import DEFAULT, MODELS
 from trainer.step import PendingStep, autocast, start_step, update
 
 JOBS = Path(__file__).parents[1] / "jobs" / "train"
@@ -48,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", help="folder of training shards")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda[:n]")
-    parser.add_argument("--model", default="hycoclip", choices=["clip", "meru", "hycoclip", "phyclip", "poinclip"])
+    parser.add_argument("--model", default=DEFAULT, choices=tuple(MODELS))
     parser.add_argument("--sizes", nargs="+", default=["s", "b", "l"], choices=["s", "b", "l"], help="ViT sizes")
     parser.add_argument("--batches", type=int, nargs="+", default=[64, 256, 768], help="batch sizes")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of the trainer's settings")

@@ -93,9 +93,12 @@ def sigterm_raises() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _terminate)
+    before: Any = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
+    except TerminatedError:
+        before = None  # at its end, Ray may send its driver another SIGTERM, which must not change the exit code
+        raise
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)

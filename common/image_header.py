@@ -67,6 +67,7 @@ class JpegHeader(NamedTuple):
     scan_start: int  # offset of the first start-of-scan marker
     is_single_scan: bool
     has_exif: bool
+    has_app1: bool  # Exif or XMP, which may hold an orientation
 
 
 def cost_of(data: bytes, max_pixels: int) -> Cost:
@@ -115,7 +116,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
     """
     offset, end, n_fill = 2, len(data), 0
     width = height = n_channels = frame = 0
-    has_exif = False
+    has_exif = has_app1 = False
     for _ in range(MAX_SEGMENTS):
         if offset + 4 > end or data[offset] != 0xFF:
             return None
@@ -141,9 +142,10 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
             if not (width and height):
                 return None
             is_single = frame not in PROGRESSIVE and data[offset + 4 : offset + 5] == bytes([n_channels])
-            return JpegHeader(width, height, n_channels, frame, offset, is_single, has_exif)
-        elif marker == APP1 and data[offset + 4 : offset + 8] == b"Exif":
-            has_exif = True
+            return JpegHeader(width, height, n_channels, frame, offset, is_single, has_exif, has_app1)
+        elif marker == APP1:
+            has_app1 = True
+            has_exif |= data[offset + 4 : offset + 8] == b"Exif"
         offset += 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
     raise CostlyImageError(f"more than {MAX_SEGMENTS} segments before the first scan")
 

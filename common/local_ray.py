@@ -24,8 +24,10 @@ def is_no_token_notice(record: logging.LogRecord) -> bool:
 def init_ray(address: str | None, **options: Any) -> None:
     """Join the cluster at `address`, or start Ray on this machine for "local"; `options` are those of ray.init.
 
-    Raises ConnectionError if there is no cluster at `address`. The caller ends with ray.shutdown().
+    A runtime environment among them is joined with that of a submitted job, also if both set the same variable. Raises
+    ConnectionError if there is no cluster at `address`. The caller ends with ray.shutdown().
     """
+    os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
     if address != "local":
         with sigterm_handler_kept():
             ray.init(address=address, **options)
@@ -38,6 +40,11 @@ def init_ray(address: str | None, **options: Any) -> None:
     if sys.platform == "linux":
         started = descendants(os.getpid())
         kill_with_this_process({pid: start for pid, start in started.items() if pid not in before})
+
+
+def python_path(root: str) -> str:
+    """Return the PYTHONPATH of workers, which import the checkout at `root` first, then what this process does."""
+    return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
 
 
 @contextmanager

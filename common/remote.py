@@ -2,11 +2,8 @@
 
 import io
 import sys
-from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
-from typing import IO, Any, Final, TypeVar, cast
+from typing import IO, Any, Final, cast
 
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
@@ -17,10 +14,8 @@ from fsspec.utils import get_protocol
 from common.errors import UserError
 from common.files import check_file
 from common.text import one_line as one_line
+from common.threads import Item, Result, map_in_threads
 from common.time_limits import S3_TRIES, time_limits
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 # Size of the read buffer in bytes. Without it, fsspec copies the whole block (50 MB on S3) for every line read.
 BUFFER: Final = 1 << 20
@@ -78,19 +73,12 @@ def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
     return OSError, *errors, *others
 
 
-def map_concurrently(request: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
+def map_concurrently(
+    request: Callable[[Item], Result], items: Iterable[Item], n_waiting: int | None = None
+) -> Generator[Result, None, None]:
     """Yield `request(item)` for each item, in order; up to `THREADS` requests run concurrently.
 
-    At most `WAITING` results wait to be taken, so that memory is bounded. Close the iterator to cancel requests that have
-    not started.
+    At most `n_waiting` items, by default `WAITING`, are taken before their results, so that memory is bounded. Close the
+    iterator to cancel requests that have not started.
     """
-    left, waiting = iter(items), deque[Future[Result]]()
-    with ThreadPoolExecutor(THREADS) as pool:
-        try:
-            waiting.extend(pool.submit(request, item) for item in islice(left, WAITING))
-            while waiting:
-                yield waiting.popleft().result()
-                waiting.extend(pool.submit(request, item) for item in islice(left, 1))
-        finally:
-            for future in waiting:
-                future.cancel()
+    return map_in_threads(request, items, THREADS, WAITING if n_waiting is None else n_waiting)

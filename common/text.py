@@ -100,3 +100,15 @@ def one_line(error: BaseException) -> str:
     """
     text = " ".join(str(error).split())
     return (text if text.endswith("..") else text.removesuffix(".")) or type(error).__name__
+
+
+def duration_text(seconds: float) -> str:
+    """Format a duration with its two largest units.
+
+    >>> duration_text(12.34), duration_text(187), duration_text(90000)
+    ('12.3 s', '3 min 7 s', '25 h 0 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

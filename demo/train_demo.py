@@ -17,7 +17,7 @@ from common.config_help import print_text
 from common.text import message_lines
 from demo.train_demo_data import ROOT, DataConfig, make_data
 from trainer.metrics.curves import write_curves
-from trainer.models.registry import MODELS
+from trainer.models.registry import DEFAULT, MODELS
 
 JOBS = "jobs/train_demo"
 OUTPUT = ROOT / "out" / "train_demo"
@@ -27,7 +27,7 @@ OUTPUT = ROOT / "out" / "train_demo"
 def main() -> int:
     """Run the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], epilog=EXIT_CODES)
-    parser.add_argument("--model", choices=tuple(MODELS), default="hycoclip", help="model to train")
+    parser.add_argument("--model", choices=tuple(MODELS), default=DEFAULT, help="model to train")
     parser.add_argument(
         "--out", type=Path, default=OUTPUT, help="folder of the outputs pairs/, shards/, concepts/ and MODEL/"
     )
@@ -71,11 +71,15 @@ def train(model: str, folder: Path, overrides: list[str]) -> None:
 
 
 def job_files(model: str) -> list[str]:
-    """Return the YAML files of a miniature model: the base, and the overlay for the settings that the model has."""
+    """Return the YAML files of a miniature model: the base, and the overlay for the settings that the model has.
+
+    A setting follows for models with boxes in losses of their own, whose candidates are not those of HyCoCLIP.
+    """
     config = MODELS[model].config
     if hasattr(config, "box_candidates"):
         return [f"{JOBS}/base.yaml", f"{JOBS}/boxes.yaml"]
-    return [f"{JOBS}/base.yaml", *([f"{JOBS}/cones.yaml"] if hasattr(config, "min_radius") else [])]
+    alone = ["model.boxes_as_pairs=false"] if hasattr(config, "use_boxes") else []
+    return [f"{JOBS}/base.yaml", *([f"{JOBS}/cones.yaml"] if hasattr(config, "min_radius") else []), *alone]
 
 
 CHANCE = {"accuracy": "chance", "order": "chance", "auc": "chance", "ap": "chance"} | {

@@ -44,18 +44,20 @@ def compute(
     output: Store,
     lease: Lease,
     failures: Failures,
+    mates: Sequence[ShardPlan] = (),
 ) -> int:
     """Compute and commit these shards; return the number of those that failed, which have a record in `_failed/`.
 
     Shards that failed in an earlier run come last. `config` is that of `with_limits`, for all shards of the job, and
-    `failures` those before, to which new ones are added. Raises UserError if more than `ray.max_failed_shards` fail or
+    `failures` those before, to which new ones are added. `mates` are all shards of the job, whose rows may share the
+    batches of these. Raises UserError if more than `ray.max_failed_shards` fail or
     the lease is lost, and TooManyFaultsError if more than `max_internal_errors` rows do.
     """
     before, n_before = failed_indices(output), failures.n_failed
     if before:
         plans = sorted(plans, key=lambda plan: (plan.index in before, plan.index))
     make_steps = partial(Steps, config, provenance, lease=lease.token)
-    results = lease.guard(pick_runner(config)(plans, config, make_steps))
+    results = lease.guard(pick_runner(config, mates)(plans, config, make_steps))
     with Rollups(output, (plan.index for plan in plans)) as rollups:
         for result in progress(results, sum(plan.n_rows for plan in plans), config):
             if isinstance(result, Done):
@@ -80,13 +82,13 @@ def with_limits(config: PipelineConfig, plans: Sequence[ShardPlan]) -> PipelineC
     return dataclasses.replace(config, max_internal_errors=max_errors, ray=ray)
 
 
-def pick_runner(config: PipelineConfig) -> Runner:
-    """The runner of `ray.runner`; Ray is imported only if it is used."""
+def pick_runner(config: PipelineConfig, mates: Sequence[ShardPlan] = ()) -> Runner:
+    """The runner of `ray.runner`; Ray is imported only if it is used. On it, the shards share batches with `mates`."""
     if config.ray.runner == "local":
         return compute_local
     from pipeline.on_ray.run import compute_on_ray
 
-    return compute_on_ray
+    return partial(compute_on_ray, mates=mates)
 
 
 def record_faults(known: list[Fault], new: Iterable[Fault], config: PipelineConfig) -> None:

@@ -55,11 +55,23 @@ def resize_as(image: Image, config: ResizeConfig) -> Image:
         case "border":
             return border_square(image, config.size)
         case "keep_ratio":
-            short = min(image.shape[:2])
-            if short == config.size or (short < config.size and not config.enlarge):
+            if keeps_size(image.shape[1], image.shape[0], config):
                 return image
+            short = min(image.shape[:2])
             height, width = (max(1, round(side * config.size / short)) for side in image.shape[:2])
             return resize(image, height, width)
+
+
+def keeps_size(width: int, height: int, config: ResizeConfig) -> bool:
+    """Return True if an image of this size is stored at its own size."""
+    match config.mode:
+        case "none":
+            return True
+        case "border":
+            return width == height == config.size
+        case "keep_ratio":
+            short = min(width, height)
+            return short == config.size or (short < config.size and not config.enlarge)
 
 
 def encode_jpeg(image: Image, quality: int = 95) -> bytes:

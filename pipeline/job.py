@@ -88,7 +88,9 @@ def run_job(config: PipelineConfig, command: str = "") -> Result:
         if work.unfinished:
             output.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
             limited = with_limits(config, work.unfinished)
-            n_failed = compute_in_formats(work.unfinished, work.formats, limited, provenance, output, lease, failures)
+            n_failed = compute_in_formats(
+                work.unfinished, work.formats, limited, provenance, output, lease, failures, work.plans
+            )
             remove_drafts(output)
         lease.check()
         # An object store is resumed from a listing alone, so its manifests are compared after the shards are done.
@@ -97,12 +99,12 @@ def run_job(config: PipelineConfig, command: str = "") -> Result:
         computed = [*work.unfinished, *(damage.plan for damage in damages)] if damages else work.unfinished
         if damages:
             limited = with_limits(config, computed)
-            n_failed += mend(damages, limited, provenance, output, lease, failures)
+            n_failed += mend(damages, limited, provenance, output, lease, failures, work.plans)
         again = with_limits(config, computed)
         formats = work.formats | {damage.plan.index: damage.formats for damage in damages}
         n_failed += settle_missing(
             work.plans, again, output, failures,
-            lambda plans: compute_in_formats(plans, formats, again, provenance, output, lease, failures),
+            lambda plans: compute_in_formats(plans, formats, again, provenance, output, lease, failures, work.plans),
         )  # fmt: skip
         if computed:
             timings: RunTimings = {
@@ -157,24 +159,27 @@ def compute_in_formats(
     output: Store,
     lease: Lease,
     failures: Failures,
+    mates: Sequence[ShardPlan] = (),
 ) -> int:
-    """Compute shards; return the number that failed. `failures` are those of the whole job, for its limits.
+    """Compute shards; return the number that failed. `failures` are those of the whole job, for its limits, and
+    `mates` all its shards.
 
     Shards in `formats` are written in these formats, others in those of the configuration. The former come first: as
     long as they have no manifest, nothing tells a later run that they had more formats.
     """
     if not formats:
-        return compute(plans, config, provenance, output, lease, failures)
+        return compute(plans, config, provenance, output, lease, failures, mates)
     groups: dict[Formats, list[ShardPlan]] = {}
     for plan in sorted(plans, key=lambda plan: (plan.index not in formats, plan.index)):
         groups.setdefault(formats.get(plan.index, config.write.formats), []).append(plan)
     n_failed = 0
     for names, group in groups.items():
         if names == config.write.formats:
-            n_failed += compute(group, config, provenance, output, lease, failures)
+            n_failed += compute(group, config, provenance, output, lease, failures, mates)
             continue
         other = with_formats(config, names)
-        n_failed += compute(group, other, {**provenance, "config_hash": content_hash(other)}, output, lease, failures)
+        changed: Provenance = {**provenance, "config_hash": content_hash(other)}
+        n_failed += compute(group, other, changed, output, lease, failures, mates)
     return n_failed
 
 
@@ -195,6 +200,7 @@ def mend(
     output: Store,
     lease: Lease,
     failures: Failures,
+    mates: Sequence[ShardPlan] = (),
 ) -> int:
     """Compute shards again whose files or manifests are not those of the job; return the number that failed."""
     logger.warning(
@@ -205,7 +211,8 @@ def mend(
     discard_attempts(output, [i for i in list_output(output).committed() if attempt_of(i) and shard_of(i) in indices])
     output.remove_many(output.file(MANIFEST_FILE, index) for index in indices)
     formats = {damage.plan.index: damage.formats for damage in damages}
-    return compute_in_formats([damage.plan for damage in damages], formats, config, provenance, output, lease, failures)
+    plans = [damage.plan for damage in damages]
+    return compute_in_formats(plans, formats, config, provenance, output, lease, failures, mates)
 
 
 def report(config: PipelineConfig, plans: Sequence[ShardPlan]) -> Statistics:

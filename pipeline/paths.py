@@ -1,6 +1,7 @@
 """Checks of the input and output paths of a job, before anything is computed."""
 
 import dataclasses
+import os
 import re
 import secrets
 from collections.abc import Iterable
@@ -63,6 +64,24 @@ def check_output_outside_input(config: PipelineConfig, files: Iterable[str]) -> 
             f"output {config.output!r} is within the input {config.input!r}: the next run would read the shards of "
             "this one; give an output= outside the input"
         )
+
+
+def place_of(store: Store) -> str:
+    """Return where an output is, behind symbolic links too, with a slash at the end: a URL, or an absolute path."""
+    return os.path.join(os.path.realpath(store.root), "") if store.is_local else store.url("")
+
+
+def check_apart(output: Store, sources: Iterable[Store]) -> None:
+    """Raise UserError if an output is one of the sources, or one of them is in a folder of the other."""
+    place = place_of(output)
+    for source in sources:
+        other = place_of(source)
+        if place.startswith(other) or other.startswith(place):
+            relation = "is" if place == other else "is inside" if place.startswith(other) else "holds"
+            raise UserError(
+                f"output={output.root} {relation} the source {source.root}; give another output=, since sources are left "
+                "alone"
+            )
 
 
 def check_writable(output: Store) -> None:

@@ -1,27 +1,25 @@
 """Show the progress of a job: a bar on a terminal, else a line now and then, also while no shard is finished."""
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any, Final
 
 from tqdm import tqdm
 
-from common.cli import logs_json
+from common.progress import FIRST_S, has_bar, now_and_then
+from common.text import duration_text
 from pipeline import watch
 from pipeline.config import PipelineConfig
 from pipeline.estimate import LOCAL, ON_RAY, Estimate
-from pipeline.report.head import duration_text
 from pipeline.run import Done
 from schemas.manifest import FailedShard
 
 logger = logging.getLogger("hypergrit")
 
 Result = Done | FailedShard
-FIRST_S: Final = 5.0
-"""Seconds before the first line; each pause is twice as long as the one before, up to `log.interval_s`."""
 BAR_S: Final = 1.0
 BAR: Final = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}{postfix}]"
 
@@ -34,13 +32,16 @@ class Progress(watch.Follower):
         self.estimate = Estimate(n_rows, LOCAL if config.ray.runner == "local" else ON_RAY)
         self.kept = self.dropped = self.unfinished = 0
         self.start = time.monotonic()
-        self.is_terminal = sys.stderr.isatty() and not logs_json()
+        self.is_terminal = has_bar()
         self.bar: Any = tqdm(total=1.0, bar_format=BAR, disable=config.quiet or not self.is_terminal)
-        self._lock, self._end = threading.RLock(), threading.Event()
-        show = None if config.quiet else self._move_bar if self.is_terminal else self._log
-        self._thread = threading.Thread(target=self._run, args=(show,), name="progress", daemon=True)
-        if show is not None:
-            self._thread.start()
+        self._lock = threading.RLock()
+        self._shown = ExitStack()
+        if not config.quiet:
+            show, first_s, most_s = (
+                (self._move_bar, BAR_S, BAR_S) if self.is_terminal else (self._log, FIRST_S, self.interval_s)
+            )
+            self._shown.callback(show)
+            self._shown.enter_context(now_and_then(show, first_s, most_s))
 
     def begun(self, index: int, step: str, n_rows: int) -> None:
         """Note the beginning of a step."""
@@ -89,19 +90,9 @@ class Progress(watch.Follower):
             }
 
     def close(self) -> None:
-        """End the thread, and show the last state if the job has come to its end."""
-        self._end.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        """End the thread, and show the last state."""
+        self._shown.close()
         self.bar.close()
-
-    def _run(self, show: Any) -> None:
-        """Call `show` now and then, and once when all rows are done."""
-        pause = BAR_S if self.is_terminal else min(FIRST_S, self.interval_s)
-        while not self._end.wait(pause):
-            show()
-            pause = pause if self.is_terminal else min(2 * pause, self.interval_s)
-        show()
 
     def _move_bar(self) -> None:
         values = self.values()

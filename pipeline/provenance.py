@@ -1,13 +1,12 @@
 """The provenance of a shard: versions, models, thresholds and the hash of the configuration."""
 
-import hashlib
-from functools import cache
 from pathlib import Path
 from typing import Final
 
 from common.version import hypergrit_version, package_version
 from pipeline.config import PipelineConfig, content_hash
 from pipeline.ground.load import grounder_path
+from pipeline.model_files import folder_hash
 from pipeline.parse.spacy_model import spacy_package
 from pipeline.score.scorers import scorer_path
 from pipeline.score.thresholds import resolve_thresholds
@@ -25,22 +24,6 @@ PACKAGES: Final = (
     "opencv-python-headless",
     "ftfy",
 )
-
-
-@cache
-def folder_hash(path: str) -> str:
-    """SHA-256 over the relative paths, sizes and contents of the files in a folder, or of one file.
-
-    Cached, since weights take seconds to read. Raises OSError if a file cannot be read.
-    """
-    root, digest = Path(path), hashlib.sha256()
-    for file in sorted(root.rglob("*")) if root.is_dir() else [root]:
-        if file.is_file():
-            digest.update(f"{file.relative_to(root)}\0{file.stat().st_size}\0".encode())
-            with file.open("rb") as stream:
-                while block := stream.read(1 << 20):
-                    digest.update(block)
-    return digest.hexdigest()
 
 
 def model_identity(name: str, path: str) -> ModelIdentity:

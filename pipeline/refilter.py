@@ -4,6 +4,7 @@ import sys
 from typing import Final
 
 from pipeline.derive.command import CODES, JOB_KEYS, OUTPUT_KEYS, Run, derive_command
+from pipeline.derive.options import DeriveOptions
 
 USAGE: Final = f"""\
 usage: python -m pipeline.refilter source=OUT output=NEW [key=value ...]
@@ -32,7 +33,7 @@ def load() -> Run:
     return refilter
 
 
-main = derive_command(USAGE, load)
+main = derive_command(USAGE, load, DeriveOptions)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

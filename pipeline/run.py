@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ from pipeline.download.permits import PermitAddress
 from pipeline.drawn import UNLIKE_DRAWINGS, are_unlike_drawings, miniature_models
 from pipeline.faults.fault import Fault, ShardError, check_limit
 from pipeline.faults.stage import Stage, run_isolated
+from pipeline.model_files import check_model
 from pipeline.read.stage import read_parts
 from pipeline.read.takedown import refuse_images
 from pipeline.read.types import ShardPlan
@@ -38,7 +39,10 @@ from pipeline.write.store import Store
 from schemas.files import TIMINGS_FILE
 from schemas.manifest import Manifest, Provenance, StageTiming, Timings
 from schemas.rows import BOUNDARIES
-from schemas.table import kept_indices
+from schemas.table import kept_indices, with_images, without_images
+
+if TYPE_CHECKING:
+    from pipeline.batches.shards import SharedBatches
 
 Step = Literal["prepare", "infer", "write"]
 STAGES_OF: Final[Mapping[Step, tuple[str, ...]]] = {
@@ -147,14 +151,22 @@ class Steps:
 
         torch.set_num_threads(1)
         if name == "ground":
+            from pipeline.ground.load import grounder_path
             from pipeline.ground.stage import Ground
 
+            self.check_model("grounder", grounder_path(self.config.ground.grounder))
             return Ground(self.config.ground, decode=self.images)
+        from pipeline.score.scorers import scorer_path
         from pipeline.score.stage import Score
         from pipeline.score.thresholds import resolve_thresholds
 
+        self.check_model("scorer", scorer_path(self.config.score.scorer))
         thresholds = resolve_thresholds(self.config.score, self.config.ground.grounder)
         return Score(self.config.score, thresholds, decode=self.images)
+
+    def check_model(self, role: Literal["grounder", "scorer"], path: str) -> None:
+        """Raise UserError if this machine has other files of a model than the one where the job was started."""
+        check_model(role, path, self.provenance["models"][role].get("sha256"))
 
     @cached_property
     def images(self) -> StoredImages:
@@ -177,6 +189,25 @@ class Steps:
             return self.run_stages("infer", plan, table, notes)
         finally:
             self.images.clear()
+
+    def infer_without_images(self, plan: ShardPlan, table: pa.Table, notes: Notes) -> tuple[pa.Table, Notes]:
+        """Find boxes and scores; the table that is returned has no images."""
+        table, notes = self.infer(plan, table, notes)
+        return without_images(table), notes
+
+    def shared_batches(self) -> "SharedBatches":
+        """Return a new group of shards, none yet, whose rows share the batches of `infer`."""
+        from pipeline.batches.shards import SharedBatches
+
+        return SharedBatches(self.stage("ground"), self.stage("score"))  # type: ignore[arg-type]
+
+    def add_images(self, table: pa.Table, prepared: pa.Table, notes: Notes) -> Part:
+        """Return a table of `infer_without_images` with the images of the prepared one, and thumbnails of dropped rows."""
+        whole = with_images(table, prepared)
+        known = {picture.key for picture in notes.dropped}
+        pictures = pick_dropped(prepared, whole, notes.dropped, self.config.report)
+        new = sorted((picture for picture in pictures if picture.key not in known), key=lambda picture: picture.stage)
+        return whole, dataclasses.replace(notes, dropped=(*notes.dropped, *new))
 
     def warn_about_miniatures(self, table: pa.Table) -> None:
         """Log a warning if a miniature model meets images unlike the drawings that it knows, once per process."""

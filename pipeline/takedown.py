@@ -24,7 +24,8 @@ rows again if it has to compute a shard again.
   ray.*, report.*      as in the job; ray.runner=local: processes of this machine
 
 {EXIT_CODES}
-3 done, but some shards failed: the log has their errors, and the same command tries them again.
+3 some shards failed and still have their rows: the log has their errors, and the same command tries them again. Until
+  it ends with 0, other commands refuse the output.
 """
 
 

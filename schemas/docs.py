@@ -28,13 +28,14 @@ from schemas.files import (
     SHARDS_PER_ROLLUP,
     STATS_FILE,
     SUMMARY_FILE,
+    TAKEDOWN_RUN_FILE,
     THUMBNAIL,
     TIMINGS_FILE,
     TRAIN_MEMBERS,
     TrainAnnotations,
     grit_schema,
 )
-from schemas.job import CommandRecord, JobRecord, Lease, RetryState
+from schemas.job import CommandRecord, JobRecord, Lease, RetryState, TakedownRun
 from schemas.layout import FLAT, FOLDERS, MAX_FLAT, LayoutRecord
 from schemas.manifest import FailedShard, Manifest, StageTiming
 from schemas.rows import BOUNDARIES, BOX, BOX_SCORE, CHUNK, GIVEN_BOX, REF_EXP, TOKEN, VERSION
@@ -280,6 +281,9 @@ def files() -> list[str]:
         f"### attempts of pipeline.retry: `{RETRY_FILE}`\n",
         f"{RetryState.__doc__}\n",
         json_table(RetryState),
+        f"### takedown: `{TAKEDOWN_RUN_FILE}`\n",
+        f"{TakedownRun.__doc__}\n",
+        json_table(TakedownRun),
         f"### lease: `{LEASE_FILE}`\n",
         "Exists while a job writes to the output.\n",
         json_table(Lease),

@@ -41,17 +41,19 @@ SHARDS_PER_ROLLUP: Final = 1000
 """Shards of the job whose summaries are in a rollup, with those of all attempts at their rows."""
 TAKEDOWN_FOLDER: Final = "_takedown"
 TAKEDOWN_FILE: Final = ShardFile(TAKEDOWN_FOLDER, ".json")
+TAKEDOWN_RUN_FILE: Final = "_takedown.json"
 LAYOUT_FILE: Final = "_layout.json"
 JOB_FILE: Final = "_job.json"
 COMMAND_FILE: Final = "_command.json"
 RETRY_FILE: Final = "_retry.json"
 LEASE_FILE: Final = "_lease.json"
-FACTS_FILE: Final = ShardFile("_dedupe", ".facts.arrow")
-DROPS_FILE: Final = ShardFile("_dedupe", ".drops.arrow")
+DEDUPE_FOLDER: Final = "_dedupe"
+FACTS_FILE: Final = ShardFile(DEDUPE_FOLDER, ".facts.arrow")
+DROPS_FILE: Final = ShardFile(DEDUPE_FOLDER, ".drops.arrow")
 """Files of pipeline.dedupe while it runs: what it compares, and the rows that it drops, of each shard."""
 OUTPUT_FOLDERS: Final = (
     *FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER, TAKEDOWN_FOLDER, DROPPED_FOLDER,
-    SUMMARY_FOLDER,
+    SUMMARY_FOLDER, DEDUPE_FOLDER,
 )  # fmt: skip
 """All folders with files of shards, relative to the output."""
 STATS_FILE: Final = "stats.json"

@@ -55,12 +55,25 @@ class JobRecord(TypedDict):
     batches: Annotated[list[InputBatch], "the input; the batches after the first are the history of appended files"]
 
 
+class LeftOut(TypedDict):
+    """Shards of a source that were not finished, so that their rows are not in the output."""
+
+    output: Annotated[str, "path or URL of the source"]
+    shards: Annotated[list[int], "their indices"]
+    rows: Annotated[int | None, "number of their rows; null if it is not known"]
+
+
 class CommandRecord(TypedDict):
     """`_command.json`: the command that made the shards from finished shards. It tells whether all are there."""
 
     schema: Annotated[str, "version of the schemas"]
     command: Annotated[str, "name of the command, such as reshard"]
     shards: Annotated[list[int], "indices of all its shards, finished or not"]
+    left_out: NotRequired[
+        Annotated[
+            list[LeftOut], "unfinished shards of the sources, and of theirs (`incomplete=true`); absent without any"
+        ]
+    ]
 
 
 class RetryState(TypedDict):
@@ -69,6 +82,12 @@ class RetryState(TypedDict):
     attempt: Annotated[int, "its number, from 1"]
     reasons: Annotated[list[str], "drop reasons and HTTP statuses of the rows that it tries again"]
     finished: Annotated[bool, "all shards with such rows have been tried"]
+
+
+class TakedownRun(TypedDict):
+    """`_takedown.json`: a run of pipeline.takedown that has not finished. Until it has, other commands refuse the output."""
+
+    entries: Annotated[list[str], "first 16 hex digits of the SHA-256 of each entry of its list, in its normal form"]
 
 
 class Lease(TypedDict):

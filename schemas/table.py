@@ -52,6 +52,25 @@ def drop_rows(table: pa.Table, stage: str, drops: Mapping[int, Drop], heavy: Seq
     return table
 
 
+def without_images(table: pa.Table) -> pa.Table:
+    """Return a copy of a table that shares no memory with it, with empty values in the columns HEAVY."""
+    for name in HEAVY:
+        values = pc.if_else(pc.is_valid(table[name]), pa.scalar(b"", table[name].type), None)
+        table = set_column(table, name, values.cast(table[name].type))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return pa.ipc.open_stream(sink.getvalue()).read_all()
+
+
+def with_images(table: pa.Table, source: pa.Table) -> pa.Table:
+    """Return a table `without_images` with the values of `source` where it has empty ones."""
+    for name in HEAVY:
+        column = source[name]
+        table = set_column(table, name, pc.if_else(pc.is_valid(table[name]), column, pa.scalar(None, column.type)))
+    return table
+
+
 def add_columns(table: pa.Table, schema: pa.Schema, values: Mapping[int, Mapping[str, Any]]) -> pa.Table:
     """Add the columns of `schema` that `table` lacks.
 

@@ -1,4 +1,4 @@
-"""Data classes of one training step: the batch, its features, the lifted points and the losses.
+"""Data classes of one training step: the batch, its features and the losses.
 
 Shapes: b pairs and m boxes on this rank, n pairs on all ranks, d embedding width, l and l' tokens of the longest
 caption and of the longest phrase, w words of the longest caption. Lifted points are [b d], or [k b d/k] in a product of
@@ -6,13 +6,29 @@ k factors.
 """
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from trainer.text.syntax import Syntax
+
+Side = Literal["image", "text"]
+"""Modality of a row, which selects its tower and its lift."""
+
+
+class Stream(NamedTuple):
+    """Rows of one kind, such as all phrases of a batch, and the pairs that own them."""
+
+    rows: Tensor  # [m *] images or token ids, or [m d] features
+    side: Side
+    owner: Tensor | None = None  # [m] index of the pair that owns each row, ascending; None: row i belongs to pair i
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Stream":
+        """Return a copy with `function` applied to each tensor."""
+        return Stream(function(self.rows), self.side, None if self.owner is None else function(self.owner))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +45,7 @@ class Batch:
     box_owner: Tensor | None = None  # [m] index of the pair that each box belongs to, ascending; None: box i of pair i
     keys: tuple[str, ...] = ()  # keys of the b samples, for error messages
     syntax: Syntax | None = None  # parses of the b captions
+    more: Mapping[str, Stream] = field(default_factory=dict)  # images or token ids of further streams, by name
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """Return a copy with every tensor on `device`."""
@@ -48,7 +65,8 @@ class Batch:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         tensors = {name: function(value) for name, value in values.items() if isinstance(value, Tensor)}
         parses = {name: value.map(function) for name, value in values.items() if isinstance(value, Syntax)}
-        return dataclasses.replace(self, **tensors, **parses)  # type: ignore[arg-type]
+        more = {name: stream.map(function) for name, stream in self.more.items()}
+        return dataclasses.replace(self, **tensors, **parses, more=more)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,21 +84,27 @@ class Pairs:
     word_initial: Tensor | None = None  # [b w d] words without context
     word_contextual: Tensor | None = None  # [b w d] words in the context of their captions
     syntax: Syntax | None = None  # as in `Batch`
+    more: Mapping[str, Stream] = field(default_factory=dict)  # features of the streams `Batch.more`
 
-
-@dataclass(frozen=True, kw_only=True)
-class LiftedPairs:
-    """Lifted images and captions of this rank, and those of all ranks, which contain them."""
-
-    image: Tensor  # [*k b d]
-    text: Tensor  # [*k b d]
-    all_images: Tensor  # [*k n d]
-    all_texts: Tensor  # [*k n d]
+    @property
+    def streams(self) -> dict[str, Stream]:
+        """The features by the name of their stream: "image", "text", "box_image", "box_text", and those of `more`."""
+        found = {"image": Stream(self.image, "image"), "text": Stream(self.text, "text")}
+        if self.box_image is not None and self.box_text is not None:
+            found["box_image"] = Stream(self.box_image, "image", self.box_owner)
+            found["box_text"] = Stream(self.box_text, "text", self.box_owner)
+        return {**found, **self.more}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """Output of a model for a batch: the loss to minimise, and the detached terms to log, by name."""
+    """Output of a model for a batch: the loss to minimise, and detached results by name.
+
+    `energies` are those of the entailment relations, one per pair of points, by the name of the relation. `points` are
+    the lifted points of this rank, by stream.
+    """
 
     loss: Tensor
-    terms: dict[str, Tensor]
+    terms: dict[str, Tensor]  # to log; [] or one value per factor
+    energies: dict[str, Tensor] = field(default_factory=dict)  # [*k b] or [*k m]
+    points: dict[str, Tensor] = field(default_factory=dict)  # [*k b d] or [*k m d]

@@ -32,7 +32,7 @@ from trainer.encoders.config import OPEN_CLIP
 from trainer.evaluation.config import EvaluationConfig
 from trainer.metrics.config import LogConfig
 from trainer.models.config import ModelConfig
-from trainer.models.registry import MODELS
+from trainer.models.registry import DEFAULT, MODELS
 
 KEYS: Final = Keys(
     short={"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"},
@@ -47,6 +47,7 @@ ADDED: Final = {
     "model.entail_terms": {},
     "model.alpha_init": "released",
     "model.order": "entropy",
+    "data.box_order": "first",
 }
 """Keys added since version 0.3 that may not change on resume, with their value in runs saved without them."""
 
@@ -114,7 +115,7 @@ class TrainConfig:
     """The configuration of a training run."""
 
     # model to train; --help model_name=NAME lists the settings of that model
-    model_name: str = "hycoclip"
+    model_name: str = DEFAULT
     # folder or URL (s3://...) of the run: checkpoints/, metrics.jsonl, tensorboard/, model/, evaluation.json,
     # config.yaml
     output: str = runtime("")
@@ -220,10 +221,19 @@ def tower_sizes(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def help_text(usage: str, arguments: Sequence[str] = ()) -> str:
-    """The text of --help, with the settings of the model that the arguments select."""
+    """The text of --help, with the names of the models and the settings of the model that the arguments select."""
     selected = [item for item in arguments if item.startswith("model_name=")]
     model = model_config_class(read_layers(selected, KEYS))
-    return describe(usage, TrainConfig, KEYS.short, {"model": model})
+    return describe(f"{usage.rstrip()}\n\n{model_names()}\n", TrainConfig, KEYS.short, {"model": model})
+
+
+def model_names() -> str:
+    """Name the models, and those among them that are experimental."""
+    experimental = [name for name, entry in MODELS.items() if entry.is_experimental]
+    lines = [f"Values of model_name: {', '.join(MODELS)}."]
+    if experimental:
+        lines.append(f"Experimental, without figures of their authors to compare with: {', '.join(experimental)}.")
+    return "\n".join(lines)
 
 
 def as_dict(config: TrainConfig) -> dict[str, Any]:

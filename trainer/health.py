@@ -74,6 +74,7 @@ def collapse(values: dict[str, float], config: TrainConfig) -> Iterator[Problem]
     """
     n = config.batch_size * (1 + config.model.boxes_as_pairs)
     chance, loss = weight_of_contrast(config.model) * math.log(n), values.get("loss/contrastive", 0.0)
+    loss = values.get("loss/contrastive/global", loss)  # of models with several contrastive losses
     has_more = getattr(config.model, "box_candidates", "") == "paper" and config.data.boxes == "all"
     if chance and (abs(loss - chance) <= NEAR_CHANCE * chance or (has_more and loss > chance)):
         yield Problem(
@@ -96,7 +97,7 @@ def pinned(values: dict[str, float], run: Run) -> Iterator[Problem]:
     model = run.config.model
     ratio, center = getattr(model, "curv_max_ratio", 0.0), getattr(model, "curv_init", 0.0)
     learns = getattr(model, "curv_learnable", False) and ratio > 1
-    limits = [("logit_scale", model.max_logit_scale, "model.max_logit_scale")]
+    limits = [(name, model.max_logit_scale, "model.max_logit_scale") for name in run.model.temperatures]
     limits += [("curvature", center * ratio, "model.curv_max_ratio")] if learns else []
     limits += [("curvature", center / ratio, "model.curv_max_ratio")] if learns else []
     for name, limit, key in limits:

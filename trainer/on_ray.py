@@ -13,7 +13,7 @@ from ray.train.v2.api.exceptions import TrainingFailedError
 
 from common.cli import set_up_logging
 from common.errors import UserError
-from common.local_ray import init_ray
+from common.local_ray import init_ray, python_path
 from common.paths import absolute, chdir_hook, check_output_is_absolute
 from trainer.config import TrainConfig
 from trainer.distributed.process import LostProcessError
@@ -99,7 +99,7 @@ def connect(config: TrainConfig) -> None:
     address = config.ray.address or (None if "RAY_ADDRESS" in os.environ else "local")
     root = str(Path(__file__).resolve().parent.parent)
     try:
-        init_ray(address, runtime_env={"env_vars": {"PYTHONPATH": root}}, logging_level=logging.WARNING)
+        init_ray(address, runtime_env={"env_vars": {"PYTHONPATH": python_path(root)}}, logging_level=logging.WARNING)
     except ConnectionError as error:
         source = "ray.address" if config.ray.address else "the environment variable RAY_ADDRESS"
         raise UserError(

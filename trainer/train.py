@@ -13,9 +13,9 @@ from trainer.config import help_text, load_config
 USAGE = f"""\
 usage: python -m trainer.train [CONFIG.yaml ...] [key=value ...]
 
-Train CLIP, MERU, HyCoCLIP, PHyCLIP, PoinCLIP or Syntax-MERU on shards: those of this project's pipeline, those of
-HyCoCLIP, raw GRIT, or tars of image-text pairs. Later files and arguments override earlier ones. Repeat the command to
-resume a run that was stopped: it continues from its last checkpoint.
+Train a model of images and texts on shards: those of this project's pipeline, those of HyCoCLIP, raw GRIT, or tars of
+image-text pairs. Later files and arguments override earlier ones. Repeat the command to resume a run that was stopped:
+it continues from its last checkpoint.
 
   python -m trainer.train jobs/train/hycoclip.yaml shards=out/grit/train output=out/hycoclip
   torchrun --nproc-per-node 8 -m trainer.train jobs/train/hycoclip.yaml jobs/train/vit_b.yaml shards=... output=...

@@ -11,11 +11,6 @@ from typing import Final
 from demo.train_demo import job_files
 from trainer.models.registry import MODELS
 
-BASELINES: Final = ("clip", "meru")
-"""Models that the papers also train with boxes as additional pairs."""
-NAMES: Final = {"syntax_meru": "Syntax-MERU"}
-"""Printed names that differ from the name of the class."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
@@ -35,11 +30,11 @@ class Variant:
 def variants_of(model: str) -> Iterator[Variant]:
     """Yield the rows of a registered model."""
     entry = MODELS[model]
-    name = NAMES.get(model, entry.location.rpartition(":")[2])
+    name = entry.title + " (experimental)" * entry.is_experimental
     plain = ("model.boxes_as_pairs=false",)
     uses_boxes = hasattr(entry.config, "use_boxes")
     yield Variant(key=model, model=model, title=name, has_boxes=uses_boxes, overrides=plain)
-    if model in BASELINES:
+    if entry.has_paired_boxes:
         pairs = ("model.boxes_as_pairs=true",)
         yield Variant(key=f"{model}-boxes", model=model, title=f"{name} with boxes", has_boxes=True, overrides=pairs)
     if uses_boxes:

@@ -59,7 +59,7 @@ def report(target: Path) -> None:
 
 
 def paper(target: Path) -> None:
-    """Take the beginning of the paper page that docs/paper/ keeps. Raises UserError if there is none."""
+    """Take the beginning of the paper page that docs/paper/ keeps. Raises UserError if it is missing."""
     page = PAPER / "index.html"
     if not page.exists():
         raise UserError(f"{page} does not exist; run make paper SIZE=full, and copy its page there")

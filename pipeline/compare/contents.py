@@ -6,6 +6,7 @@ from common.errors import UserError
 from pipeline.report.collect import collect
 from pipeline.report.stats import make_stats
 from pipeline.summary.totals import Totals
+from pipeline.write.pending import check_nothing_pending
 from pipeline.write.store import Store
 from schemas.stats import Statistics
 
@@ -20,8 +21,12 @@ class Contents:
 
 
 def read_contents(output: str) -> Contents:
-    """Count the shards of an output, with a progress bar on a terminal. Raises UserError without a finished shard."""
+    """Count the shards of an output, with a progress bar on a terminal. Raises UserError without a finished shard.
+
+    Also raises it while a takedown has not finished.
+    """
     store = Store(output)
+    check_nothing_pending(store)
     try:
         part = collect(store)
         stats = make_stats(store, part)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from common.config_help import format_default
 from pipeline.compare.contents import Contents
 from pipeline.report.charts import STYLES
+from pipeline.report.head import count_unfinished
 from pipeline.report.html import flatten
 from pipeline.resume.record import flatten as flatten_settings
 from schemas.stats import Statistics
@@ -116,11 +117,13 @@ def sections(a: Contents, b: Contents) -> list[Section]:
 
 
 def rows(both: Both) -> Iterator[Figure]:
-    """Yield the shards, the rows read, kept, dropped and unfinished, and the repeated images."""
+    """Yield the shards, finished or not, the rows read, kept, dropped and unfinished, and the repeated images."""
     counts = [stats["rows"] for stats in both]
     n_read = [count["read"] for count in counts]
     unfinished = [count.get("unfinished", 0) for count in counts]
     yield figure("shards", [len(stats["shards"]) for stats in both])
+    if any(lacking := [count_unfinished(stats) for stats in both]):
+        yield figure("shards not finished", lacking)
     yield figure("read", n_read)
     yield figure("kept", [count["kept"] for count in counts], n_read)
     dropped = [count["read"] - count["kept"] - n for count, n in zip(counts, unfinished, strict=True)]

@@ -1,10 +1,14 @@
 """The frame of the commands that make an output from finished outputs."""
 
+import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from common.cli import EXIT_CODES, FAILED_SHARDS, command, set_up_logging
+from common.config import Keys, merge, read_layers
 from common.config_help import describe, print_text
+from pipeline.log_config import LogConfig
 
 Run = Callable[[Sequence[str]], int]
 """Runs a command with its `key=value` arguments; returns the number of shards that failed."""
@@ -13,6 +17,7 @@ OUTPUT_KEYS: Final = """\
   output               folder or URL for the new shards"""
 JOB_KEYS: Final = """\
   ray.*, report.*      as in the job; ray.runner=local: processes of this machine
+  quiet, log.*         as in the job
   overwrite            true: discard other shards in `output`"""
 SHARD_KEYS: Final = f"""\
 {OUTPUT_KEYS}
@@ -22,6 +27,19 @@ CODES: Final = f"""\
 {EXIT_CODES}
 3 done, but some shards failed: NEW/_failed/ has their errors, and the same command tries them again.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages:
+    """The settings of a job that the log needs before the configuration of the source can be read."""
+
+    quiet: bool = False
+    log: LogConfig = field(default_factory=LogConfig)
+
+
+def is_about_messages(argument: str) -> bool:
+    """Return True for an argument that sets one of `Messages`."""
+    return argument.startswith(("quiet=", "log.", "log="))
 
 
 def derive_command(usage: str, load: Callable[[], Run], options: type | None = None) -> Callable[[Sequence[str]], int]:
@@ -36,7 +54,8 @@ def derive_command(usage: str, load: Callable[[], Run], options: type | None = N
         if "-h" in arguments or "--help" in arguments:
             print_text(usage if options is None else describe(usage, options, {}))
             return 0
-        set_up_logging()
+        messages = merge(Messages, read_layers([item for item in arguments if is_about_messages(item)], Keys()))
+        set_up_logging(logging.WARNING if messages.quiet else logging.INFO, is_json=messages.log.format == "json")
         return FAILED_SHARDS if load()(arguments) else 0
 
     return main

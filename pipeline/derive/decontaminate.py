@@ -28,7 +28,7 @@ def decontaminate(arguments: Sequence[str]) -> int:
     folder, rest = take_path(rest, "source")
     against, rest = take_paths(rest, "against")
     options, changes = take_options(rest, DecontaminateOptions)
-    source = Source(folder)
+    source = Source(folder, options.incomplete)
     new = new_config(source.store, changes, output, "decontaminate", allowed=())
     lacks_queries = may_lack_queries(new, source.manifests.values())
     found = read_evaluation_set(against, options.radius, lacks_queries)
@@ -42,7 +42,7 @@ def decontaminate(arguments: Sequence[str]) -> int:
         )
         for index, manifest in source.manifests.items()
     ]
-    return write_output(partial(make_table, found=found), shards, new)
+    return write_output(partial(make_table, found=found), shards, new, source.left_out)
 
 
 def make_table(shard: NewShard, found: EvaluationSet) -> pa.Table:

@@ -9,13 +9,14 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from tqdm import tqdm
 
 from common.errors import UserError
+from common.progress import tracked
 from common.remote import map_concurrently
+from common.text import counted
 from pipeline.config import PipelineConfig
 from pipeline.derive.combine import format_key, new_provenance
-from pipeline.derive.duplicates import DROPS, Duplicates
+from pipeline.derive.duplicates import DROPS, Duplicates, database
 from pipeline.derive.facts import AT_ONCE, collect_facts, decode_table, encode, read_all
 from pipeline.derive.options import DedupeOptions
 from pipeline.derive.output import NewShard, write_output
@@ -24,7 +25,7 @@ from pipeline.derive.source import Source, read_table
 from pipeline.lease import Lease
 from pipeline.write.manifest import plan_from_json
 from pipeline.write.store import Store
-from pipeline.write.temporary import temporary_folder_prefix
+from pipeline.write.temporary import remove_abandoned_folders
 from schemas.files import DROPS_FILE, FACTS_FILE
 from schemas.table import Drop, drop_rows
 
@@ -36,12 +37,16 @@ def dedupe(arguments: Sequence[str]) -> int:
     output, rest = take_path(arguments, "output")
     folder, rest = take_path(rest, "source")
     options, changes = take_options(rest, DedupeOptions)
-    source = Source(folder)
+    source = Source(folder, options.incomplete)
     old = source.config
     new = new_config(source.store, changes, output, "dedupe")
     shards = plan_dedupe(source, old, new, options)
     n_failed = write_output(
-        partial(make_table, output), shards, new, prepare=partial(find_duplicates, shards, new, options)
+        partial(make_table, output),
+        shards,
+        new,
+        source.left_out,
+        prepare=partial(find_duplicates, shards, new, options),
     )
     if not n_failed:
         store = Store(output)
@@ -73,21 +78,22 @@ def find_duplicates(
     shards: Sequence[NewShard], config: PipelineConfig, options: DedupeOptions, store: Store, lease: Lease
 ) -> None:
     """Compare the rows of all shards, and write the rows to drop of each shard to the output."""
+    remove_abandoned_folders(tempfile.gettempdir())
     sources = [shard.origin["sources"][0] for shard in shards]
     with_pictures = "picture" in options.criteria
     done = collect_facts(sources, with_pictures, config.output, config.ray)
-    for _ in tqdm(lease.guard(done), "compared", total=len(sources), unit=" shards", disable=None):
-        pass
-    with (
-        tempfile.TemporaryDirectory(prefix=temporary_folder_prefix()) as folder,
-        Duplicates(folder, options.memory_gb, config.ray.cpu_workers) as duplicates,
+    for _ in tracked(
+        lease.guard(done), len(sources), "read to compare", quiet=config.quiet, most_s=config.log.interval_s
     ):
+        pass
+    with database(options.memory_gb, config.ray.cpu_workers) as duplicates:
         for source, facts in read_all(store, sources, with_pictures):
             if facts is None:
                 raise UserError(
                     f"{store.url(store.file(FACTS_FILE, source['shard']))} has gone; run the same command again"
                 )
             duplicates.add(facts)
+        logger.info("comparing the rows of %s", counted(len(sources), "shard"))
         duplicates.check_keys(sources[0]["output"])
         duplicates.find(options.criteria, options.radius or 0)
         lease.check()

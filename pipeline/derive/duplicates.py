@@ -1,6 +1,8 @@
 """Find duplicates among the rows of all shards with DuckDB, out of core."""
 
+import tempfile
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -8,13 +10,38 @@ from typing import Any, Final
 import pyarrow as pa
 
 from common.errors import UserError
+from common.text import one_line
 from pipeline.derive.bands import make_masks
 from pipeline.derive.options import Criterion
 from pipeline.derive.phash import N_BITS
+from pipeline.write.temporary import temporary_folder_prefix
 
 COLUMNS: Final = {"url": "url", "bytes": "sha256"}
 DROPS: Final = pa.schema([("shard", pa.int32()), ("key", pa.int64()), ("stays", pa.int64()), ("reason", pa.string())])
 """A duplicate: the row that goes, the row that stays, and the drop reason (schemas.status)."""
+
+
+@contextmanager
+def database(memory_gb: float, threads: int | None) -> Iterator["Duplicates"]:
+    """Open an empty database in a temporary folder, which is removed at the end.
+
+    Raises UserError without DuckDB, and in the `with` block if memory or disk do not suffice.
+    """
+    try:
+        import duckdb
+    except ImportError as error:
+        raise UserError(f"{error}; pip install duckdb") from error
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix=temporary_folder_prefix()) as folder,
+            Duplicates(folder, memory_gb, threads) as duplicates,
+        ):
+            yield duplicates
+    except (duckdb.OperationalError, duckdb.FatalException) as error:
+        raise UserError(
+            f"the rows cannot be compared with memory_gb={memory_gb:g} and the disk of TMPDIR ({tempfile.gettempdir()}): "
+            f"{one_line(error).partition(' Possible solutions')[0]}; give a larger memory_gb, or a TMPDIR with more space"
+        ) from error
 
 
 class Duplicates:
@@ -27,10 +54,8 @@ class Duplicates:
     """
 
     def __init__(self, folder: str, memory_gb: float, threads: int | None) -> None:
-        try:
-            import duckdb
-        except ImportError as error:
-            raise UserError(f"{error}; pip install duckdb") from error
+        import duckdb
+
         config: dict[str, Any] = {"memory_limit": f"{memory_gb}GB", "temp_directory": str(Path(folder, "spill"))}
         config |= {"preserve_insertion_order": False, **({"threads": threads} if threads else {})}
         self._db = duckdb.connect(str(Path(folder, "rows.duckdb")), config=config)

@@ -64,10 +64,8 @@ def read_all(
     store: Store, sources: Sequence[SourceShard], with_pictures: bool
 ) -> Iterator[tuple[SourceShard, pa.Table | None]]:
     """Yield each shard with its facts, or None (`read_facts`); `AT_ONCE` of them are in memory."""
-    for first in range(0, len(sources), AT_ONCE):
-        chosen = sources[first : first + AT_ONCE]
-        tables = map_concurrently(partial(read_facts, store, with_pictures=with_pictures), chosen)
-        yield from zip(chosen, tables, strict=True)
+    tables = map_concurrently(partial(read_facts, store, with_pictures=with_pictures), sources, AT_ONCE)
+    yield from zip(sources, tables, strict=True)
 
 
 def read_facts(store: Store, source: SourceShard, with_pictures: bool) -> pa.Table | None:

@@ -13,6 +13,7 @@ from pipeline.derive.options import MergeOptions
 from pipeline.derive.output import NewShard, write_output
 from pipeline.derive.settings import new_config, take_options, take_path, take_paths
 from pipeline.derive.source import Source, read_table
+from pipeline.paths import place_of
 from pipeline.read.types import ShardPlan
 from pipeline.write.attempts import group_attempts
 from pipeline.write.manifest import plan_from_json
@@ -28,16 +29,17 @@ def merge_outputs(arguments: Sequence[str]) -> int:
     output, rest = take_path(arguments, "output")
     folders, rest = take_paths(rest, "source")
     options, changes = take_options(rest, MergeOptions)
-    sources = [Source(folder) for folder in folders]
-    roots = [source.store.root for source in sources]
-    if twice := next((root for root in roots if roots.count(root) > 1), None):
+    sources = [Source(folder, options.incomplete) for folder in folders]
+    places = [place_of(source.store) for source in sources]
+    if twice := next((folders[i] for i, place in enumerate(places) if place in places[:i]), None):
         raise UserError(f"source={twice} is given twice; every row would be in the output twice")
     configs = [source.config for source in sources]
     new = new_config(sources[0].store, changes, output, "merge")
     if (found := differences(sources, configs)) and not options.mixed:
         raise UserError(f"the sources differ in {'; '.join(found)}. Give mixed=true to join them all the same")
     new = joint_config(configs, new)
-    return write_output(make_table, list(plan_merge(sources, configs, new)), new)
+    left_out = [left for source in sources for left in source.left_out]
+    return write_output(make_table, list(plan_merge(sources, configs, new)), new, left_out)
 
 
 def joint_config(configs: Sequence[PipelineConfig], new: PipelineConfig) -> PipelineConfig:

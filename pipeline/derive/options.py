@@ -15,7 +15,15 @@ MAX_EVALUATION_RADIUS: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeOptions:
+class DeriveOptions:
+    """The options of all commands that make an output from finished outputs, and all of those of refilter."""
+
+    # also read a source with unfinished shards of the job, whose rows are left out; the new output records their number
+    incomplete: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeOptions(DeriveOptions):
     """The options of merge."""
 
     # also join outputs whose settings, models or versions differ; each shard keeps its own in its manifest
@@ -23,7 +31,7 @@ class MergeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReshardOptions:
+class ReshardOptions(DeriveOptions):
     """The options of reshard."""
 
     # kept rows, which are the samples of train/ and grit/, of a new shard; the last one may have fewer
@@ -42,7 +50,7 @@ class ReshardOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DedupeOptions:
+class DedupeOptions(DeriveOptions):
     """The options of dedupe."""
 
     # what makes two kept rows duplicates, one or more of: url (equal URLs), bytes (equal SHA-256 of the bytes that were
@@ -69,7 +77,7 @@ class DedupeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecontaminateOptions:
+class DecontaminateOptions(DeriveOptions):
     """The options of decontaminate."""
 
     # number of the 64 bits, 0 to 16, in which the perceptual hashes of the same image may differ; 6 finds 93 % of copies

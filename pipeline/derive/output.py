@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow as pa
-from tqdm import tqdm
 
 from common.config import RESOLVED_FILE, to_yaml
 from common.errors import UserError
+from common.progress import tracked
 from common.remote import map_concurrently
 from common.text import counted, one_line
 from pipeline.config import PipelineConfig, runtime_settings
 from pipeline.derive.workers import connected, map_shards
-from pipeline.job import report
+from pipeline.job import remove_drafts, report
 from pipeline.lease import Lease, hold_lease
-from pipeline.paths import check_writable
+from pipeline.paths import check_apart, check_writable
 from pipeline.read.types import ShardPlan
 from pipeline.resume.command import write_command
 from pipeline.resume.listing import list_output
@@ -27,11 +27,12 @@ from pipeline.resume.record import write_record
 from pipeline.write.failed import failed_shard, write_failed
 from pipeline.write.layout import settle_layout
 from pipeline.write.manifest import is_same, read_manifest
+from pipeline.write.pending import check_nothing_pending
 from pipeline.write.stage import write_shard
 from pipeline.write.store import Store
 from schemas.attempts import attempt_of
 from schemas.files import JOB_FILE, MANIFEST_FILE
-from schemas.job import JobRecord
+from schemas.job import JobRecord, LeftOut
 from schemas.manifest import Manifest, Origin, Provenance, Retry
 
 logger = logging.getLogger("hypergrit")
@@ -56,23 +57,25 @@ def write_output(
     make_table: MakeTable,
     shards: Sequence[NewShard],
     config: PipelineConfig,
+    left_out: Sequence[LeftOut] = (),
     record: JobRecord | None = None,
     prepare: Prepare | None = None,
 ) -> int:
     """Make the shards that are not finished, and write the report; return the number of shards that failed.
 
-    `record` lets the job itself resume the output. `prepare` is called before the first shard is made, while no other
-    command can write to the output.
+    `left_out` are unfinished shards of the sources, which are recorded. `record` lets the job itself resume the output.
+    `prepare` is called before the first shard is made, while no other command can write to the output.
 
-    Raises UserError if the output holds other shards and `overwrite` is not set, if it is a source, or if it cannot be
-    written.
+    Raises UserError if the output holds other shards and `overwrite` is not set, if it is a source or in the
+    folder of one, or if it cannot be written.
     """
     store = Store(config.output)
     sources = {source["output"] for shard in shards for source in shard.origin["sources"]}
-    if store.root in {Store(source).root for source in sources}:
-        raise UserError(f"output={config.output} is a source; give another output=, since sources are left alone")
+    check_apart(store, map(Store, sorted(sources)))
     check_writable(store)
     with hold_lease(store) as lease:
+        check_nothing_pending(store)
+        remove_drafts(store)
         finished, others = finished_shards(store, shards)
         if others and not config.overwrite:
             raise UserError(
@@ -84,18 +87,19 @@ def write_output(
         settle_layout(store, sum(not attempt_of(index) for index in planned))
         store.remove_many(store.file(MANIFEST_FILE, index) for index in others)
         store.remove_many(name for index in others if index not in planned for name in store.shard_files(index))
-        store.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
+        store.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False, dry_run=False)))
         if record is not None:
             write_record(store, record)
         else:
             store.remove([JOB_FILE])  # of another command, whose shards have been discarded
-        write_command(store, shards[0].origin["command"], sorted(planned))
+        write_command(store, shards[0].origin["command"], sorted(planned), left_out)
         left = [shard for shard in shards if shard.plan.index not in finished]
         with connected(config.ray) if left else nullcontext():
             if left and prepare is not None:
                 prepare(store, lease)
             n_failed = make_shards(make_table, left, config, store, lease)
         lease.check()
+        remove_drafts(store)
         report(config, [shard.plan for shard in shards])
     return n_failed
 
@@ -106,14 +110,12 @@ def make_shards(
     """Make and commit shards; return the number of those that failed, which have a record. Raises UserError of a shard."""
     n_failed = 0
     results = lease.guard(map_shards(partial(commit, make_table, config, lease.token), shards, config.ray))
-    with tqdm(total=len(shards), unit=" shards", disable=None) as bar:
-        for shard, result in results:
-            if isinstance(result, UserError):
-                raise result
-            if isinstance(result, Exception):
-                n_failed += 1
-                record_failure(store, shard, result)
-            bar.update()
+    for shard, result in tracked(results, len(shards), "written", quiet=config.quiet, most_s=config.log.interval_s):
+        if isinstance(result, UserError):
+            raise result
+        if isinstance(result, Exception):
+            n_failed += 1
+            record_failure(store, shard, result)
     return n_failed
 
 

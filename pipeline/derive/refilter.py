@@ -11,8 +11,9 @@ from common.errors import UserError
 from pipeline.config import PipelineConfig, content_hash
 from pipeline.derive.combine import hash_with
 from pipeline.derive.filters import check_thresholds, refilter_table
+from pipeline.derive.options import DeriveOptions
 from pipeline.derive.output import NewShard, write_output
-from pipeline.derive.settings import given_keys, new_config, take_path
+from pipeline.derive.settings import given_keys, new_config, take_options, take_path
 from pipeline.derive.source import Source, read_table
 from pipeline.resume.finished import formats_by_hash
 from pipeline.resume.record import read_record, settings_of
@@ -31,8 +32,9 @@ ALLOWED: Final = (
 def refilter(arguments: Sequence[str]) -> int:
     """Write the output; return the number of shards that failed. Raises UserError."""
     output, rest = take_path(arguments, "output")
-    folder, changes = take_path(rest, "source")
-    source = Source(folder)
+    folder, rest = take_path(rest, "source")
+    options, changes = take_options(rest, DeriveOptions)
+    source = Source(folder, options.incomplete)
     old = source.config
     new = new_config(source.store, changes, output, "refilter", ALLOWED)
     given = given_keys(changes)
@@ -48,7 +50,7 @@ def refilter(arguments: Sequence[str]) -> int:
     record = read_record(source.store)
     if record is not None:
         record = {**record, "settings": settings_of(new), "provenance": shards[0].provenance}
-    return write_output(partial(make_table, keep_all=new.score.keep_all), shards, new, record)
+    return write_output(partial(make_table, keep_all=new.score.keep_all), shards, new, source.left_out, record)
 
 
 def new_provenance(

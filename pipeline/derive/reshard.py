@@ -23,7 +23,7 @@ def reshard(arguments: Sequence[str]) -> int:
     if not any(item.startswith("samples_per_shard=") for item in rest):
         raise UserError("samples_per_shard is not set; give samples_per_shard=N, such as 10000")
     options, changes = take_options(rest, ReshardOptions)
-    source = Source(folder)
+    source = Source(folder, options.incomplete)
     old = source.config
     new = new_config(source.store, changes, output, "reshard")
     if len(provenances([source])) > 1:
@@ -31,7 +31,7 @@ def reshard(arguments: Sequence[str]) -> int:
             f"{folder} holds shards with different settings, models or versions (merge with mixed=true), and a shard "
             "has only one of each; reshard the sources of the merge instead"
         )
-    return write_output(make_table, plan_reshard(source, old, new, options), new)
+    return write_output(make_table, plan_reshard(source, old, new, options), new, source.left_out)
 
 
 def make_groups(source: Source, options: ReshardOptions) -> list[Group]:

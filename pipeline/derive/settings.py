@@ -1,8 +1,9 @@
 """The settings of a command: those of the job that wrote its source, with the changes of the command line."""
 
 import dataclasses
+import os
 from collections.abc import Collection, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -13,16 +14,21 @@ from common.text import one_line
 from common.urls import check_no_user
 from common.yaml_text import check_yaml
 from pipeline.config import KEYS, PipelineConfig
-from pipeline.resume.record import flatten, settings_of
+from pipeline.resume.record import flatten
 from pipeline.write.store import Store
 
 Options = TypeVar("Options")
+
+RUNNING: Final = ("log", "quiet", "ray", "report")
+"""Settings that every command takes: they do not decide the content."""
+OF_ONE_RUN: Final = ("overwrite", "dry_run")
+"""Settings that a saved configuration never passes on; version 0.8 could save a dry run."""
 
 
 def read_config(store: Store, changes: Sequence[str] = ()) -> PipelineConfig:
     """Return the configuration of the job that wrote an output, with the changes of `key=value` arguments.
 
-    Raises UserError naming the file or argument, the key and the fix.
+    Without OF_ONE_RUN. Raises UserError naming the file or argument, the key and the fix.
     """
     name, content = store.url(RESOLVED_FILE), store.read(RESOLVED_FILE)
     if content is None:
@@ -35,6 +41,8 @@ def read_config(store: Store, changes: Sequence[str] = ()) -> PipelineConfig:
         raise UserError(f"{name} cannot be read: {one_line(error)}") from None
     if not isinstance(layer, DictConfig):
         raise UserError(f"{name} must hold `key: value` lines")
+    for key in OF_ONE_RUN:
+        layer.pop(key, None)
     config = merge(PipelineConfig, [(layer, name), *read_layers(changes, KEYS)])
     assert isinstance(config, PipelineConfig)
     return config
@@ -46,18 +54,14 @@ def given_keys(changes: Sequence[str]) -> set[str]:
     return {key for layer in layers if isinstance(layer, dict) for key in flatten(cast(dict[str, Any], layer))}
 
 
-def check_changes(old: PipelineConfig, new: PipelineConfig, allowed: Collection[str], command: str) -> None:
-    """Raise UserError if a setting that decides the content differs and is not one of `allowed`.
+def check_keys(changes: Sequence[str], taken: Collection[str], command: str) -> None:
+    """Raise UserError if `key=value` arguments set a key that is not among `taken`: the command would ignore it.
 
     The name of a group allows all settings of the group.
     """
-    before, after = settings_of(old), settings_of(new)
-    for key, value in after.items():
-        if before.get(key) != value and not any(key == name or key.startswith(f"{name}.") for name in allowed):
-            raise UserError(
-                f"{command} cannot change {key} from {before.get(key)!r} to {value!r}, which needs the job; it changes "
-                f"{', '.join(sorted(allowed))}"
-            )
+    for key in sorted(given_keys(changes)):
+        if not any(key == name or key.startswith(f"{name}.") for name in taken):
+            raise UserError(f"{command} cannot change {key}, a setting of the job; it takes {', '.join(sorted(taken))}")
 
 
 def take_paths(arguments: Sequence[str], name: str) -> tuple[list[str], list[str]]:
@@ -88,16 +92,22 @@ def take_path(arguments: Sequence[str], name: str) -> tuple[str, list[str]]:
     return paths[0], others
 
 
+def is_option(argument: str, keys: Collection[str] = ()) -> bool:
+    """Return True for key=value, and for all values of `keys`; False for paths, also such as data/date=2026."""
+    name, sign, _ = argument.partition("=")
+    return bool(sign) and (name in keys or ("/" not in name and not os.path.exists(argument)))
+
+
 def take_output(arguments: Sequence[str], usage: str) -> tuple[str, list[str]]:
     """Return the absolute output that a command changes in place, and the `key=value` arguments.
 
     Raises UserError unless there is one, and for a URL with a user name or a password.
     """
-    outputs = [item for item in arguments if "=" not in item]
+    outputs = [item for item in arguments if not is_option(item)]
     if len(outputs) != 1:
         raise UserError(f"{len(outputs)} outputs are given; give one: {usage}")
     check_no_user("OUT", outputs[0])
-    return absolute(outputs[0]), [item for item in arguments if "=" in item]
+    return absolute(outputs[0]), [item for item in arguments if is_option(item)]
 
 
 def take_options(arguments: Sequence[str], cls: type[Options]) -> tuple[Options, list[str]]:
@@ -119,10 +129,10 @@ def new_config(
 ) -> PipelineConfig:
     """Return the configuration of a new output: that of the source with the `key=value` arguments `changes`.
 
-    Raises UserError if they change settings that decide the content and are not among `allowed` (`check_changes`).
+    Raises UserError if they set others than `allowed` and those that do not decide the content.
     """
     old, new = read_config(store), read_config(store, changes)
-    check_changes(old, new, allowed, command)
+    check_keys(changes, (*allowed, *RUNNING, "overwrite"), command)
     if old.write.strip_url_queries and not new.write.strip_url_queries:
         raise UserError("write.strip_url_queries=false: the source has no queries any more; leave it true")
     return dataclasses.replace(new, output=output)

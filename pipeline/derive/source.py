@@ -9,7 +9,7 @@ from common.errors import UserError
 from pipeline.config import PipelineConfig
 from pipeline.derive.settings import read_config
 from pipeline.report.shards import check_finished, read_batches, read_images, read_manifests
-from pipeline.resume.command import check_complete
+from pipeline.resume.complete import check_complete
 from pipeline.write.manifest import manifest_hash, read_manifest
 from pipeline.write.pending import check_nothing_pending
 from pipeline.write.store import Store
@@ -29,18 +29,18 @@ def may_lack_queries(config: PipelineConfig, manifests: Iterable[Manifest]) -> b
 
 
 class Source:
-    """A finished output. Raises UserError if it has no finished shard, lacks shards of its command, or has one that cannot be
-    read with all its rows.
+    """A finished output. Raises UserError if it has no finished shard, or one that cannot be read with all its rows, and if
+    it lacks shards, unless `incomplete`.
 
-    `read_table` reads a shard.
+    `read_table` reads a shard. `left_out` are the shards that it lacks, or its sources lacked.
     """
 
-    def __init__(self, output: str) -> None:
+    def __init__(self, output: str, incomplete: bool = False) -> None:
         self.output, self.store = output, Store(output)
         check_nothing_pending(self.store)
         self.manifests = {manifest["shard"]: manifest for manifest in read_manifests(self.store)}
         check_finished(self.store, self.manifests)
-        check_complete(self.store, self.manifests)
+        self.left_out = check_complete(self.store, output, self.manifests, incomplete)
         for manifest in self.manifests.values():
             check_formats(self.store, manifest)
 

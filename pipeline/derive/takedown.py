@@ -5,16 +5,16 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from tqdm import tqdm
-
+from common.cli import notify
 from common.config_help import print_text
 from common.errors import UserError
+from common.progress import tracked
 from common.text import counted, one_line
 from pipeline.config import PipelineConfig
 from pipeline.derive.attempts import find_in_attempts, without_rows
 from pipeline.derive.options import TakedownOptions
 from pipeline.derive.removal import remove_rows
-from pipeline.derive.settings import check_changes, read_config, take_options, take_output, take_path
+from pipeline.derive.settings import RUNNING, check_keys, read_config, take_options, take_output, take_path
 from pipeline.derive.source import may_lack_queries
 from pipeline.derive.workers import map_shards
 from pipeline.job import remove_drafts, report_shards
@@ -23,11 +23,13 @@ from pipeline.paths import check_writable
 from pipeline.read.takedown import TakedownList, read_takedown
 from pipeline.report.ledger import write_summary
 from pipeline.report.shards import check_finished, read_manifests, read_manifests_of
+from pipeline.verify.output import list_contents
 from pipeline.write.attempts import group_attempts
 from pipeline.write.fence import check_lease
-from pipeline.write.pending import read_pending, write_pending
+from pipeline.write.layout import indices
+from pipeline.write.pending import begin_takedown, check_nothing_pending, end_takedown, read_pending, write_pending
 from pipeline.write.store import Store
-from schemas.files import SUMMARY_FILE
+from schemas.files import DROPS_FILE, FACTS_FILE, MANIFEST_FILE, SUMMARY_FILE
 from schemas.manifest import Manifest, PendingTakedown
 
 logger = logging.getLogger("hypergrit")
@@ -50,21 +52,25 @@ def takedown(arguments: Sequence[str]) -> int:
     if not len(entries):
         raise UserError(f"list={path} has no entries; give one URL, host or SHA-256 a line")
     store = Store(output)
-    old = read_config(store)
     config = dataclasses.replace(read_config(store, changes), output=output)
-    check_changes(old, config, (), "takedown")
+    check_keys(changes, RUNNING, "takedown")
     return list_rows(store, config, entries) if options.dry_run else remove_all(store, config, entries)
 
 
 def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> int:
-    """Print the rows that would go, in the order of their shards; nothing is written. Returns the number of failures."""
+    """Print the rows that would go, in the order of their shards; nothing is written. Returns the number of failures.
+
+    Raises UserError if a takedown was interrupted, of which some rows are gone.
+    """
+    check_nothing_pending(store)
     manifests = read_manifests(store)
     check_finished(store, manifests)
     entries = entries.without_queries() if may_lack_queries(config, manifests) else entries
     groups = group_attempts(manifests)
     results = map_shards(partial(find_in, store.root if store.is_local else config.output, entries), groups, config.ray)
     found, n_failed = list[Found](), 0
-    for attempts, result in results:
+    shown = tracked(results, len(groups), "searched", quiet=config.quiet, most_s=config.log.interval_s)
+    for attempts, result in shown:
         if isinstance(result, Exception):
             n_failed += 1
             log_failure(attempts[0], result)
@@ -76,36 +82,60 @@ def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> in
     n_rows, n_shards = sum(len(shard.lines) for shard in found), sum(bool(shard.lines) for shard in found)
     shards = f"{n_shards} of {counted(len(groups), 'shard')}"
     print_text(f"{counted(n_rows, 'row')} in {shards} would be taken down; nothing was changed")
+    warn_unfinished(store)
     return n_failed
 
 
 def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> int:
-    """Remove the rows shard by shard, then write the report; return the number of shards that failed."""
+    """Remove the rows shard by shard, then write the report; return the number of shards that failed.
+
+    Other commands refuse the output from before the first change until no shard has failed and the report is written.
+    """
     check_writable(store)
     with hold_lease(store) as lease:
+        left = read_pending(store)
+        check_finished(store, left or indices(store, MANIFEST_FILE))
+        begin_takedown(store, entries.digests)
+        store.remove_many(
+            store.file(kind, index) for kind in (FACTS_FILE, DROPS_FILE) for index in indices(store, kind)
+        )
         remove_drafts(store)
-        for pending in read_pending(store):
+        for pending in left:
             logger.info("shard %d: finishing an interrupted takedown", pending["manifest"]["shard"])
             remove_rows(store, pending, lease.token)
         manifests = read_manifests(store)
-        check_finished(store, manifests)
         entries = entries.without_queries() if may_lack_queries(config, manifests) else entries
         n_rows, n_shards, n_failed = 0, 0, 0
         groups = group_attempts(manifests)
         results = lease.guard(map_shards(partial(remove_in, config.output, entries, lease.token), groups, config.ray))
-        with tqdm(total=len(groups), unit=" shards", disable=None) as bar:
-            for attempts, result in results:
-                if isinstance(result, Exception):
-                    n_failed += 1
-                    log_failure(attempts[0], result)
-                else:
-                    n_rows, n_shards = n_rows + len(result.lines), n_shards + bool(result.lines)
-                bar.update()
+        shown = tracked(results, len(groups), "searched", quiet=config.quiet, most_s=config.log.interval_s)
+        for attempts, result in shown:
+            if isinstance(result, Exception):
+                n_failed += 1
+                log_failure(attempts[0], result)
+            else:
+                n_rows, n_shards = n_rows + len(result.lines), n_shards + bool(result.lines)
         lease.check()
         remove_drafts(store)
         report_shards(config, [manifest["shard"] for manifest in manifests])
+        if not n_failed:
+            end_takedown(store)
     print_text(f"{counted(n_rows, 'row')} in {n_shards} of {counted(len(groups), 'shard')} taken down")
+    warn_unfinished(store)
     return n_failed
+
+
+def warn_unfinished(store: Store) -> None:
+    """Warn about shards that the output lacks: their rows are not in it yet, and nothing keeps them out."""
+    contents = list_contents(store)
+    if n := contents.n_unfinished:
+        maker, fix = "the job", "give it read.takedown=FILE with the same list"
+        if contents.command:
+            maker, fix = f"pipeline.{contents.command}", "when it has finished, run this takedown again"
+        are = "is" if n == 1 else "are"
+        notify(
+            f"warning: {counted(n, 'shard')} {are} not finished, and {maker} can still write rows of the list; {fix}"
+        )
 
 
 def log_failure(manifest: Manifest, error: Exception) -> None:

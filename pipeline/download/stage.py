@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from common.errors import is_machine_error
-from common.images import ImageRejected, decode_reduced
+from common.images import Decoded, ImageRejected, decode_reduced
 from pipeline.download.client import Client
 from pipeline.download.config import DownloadConfig
 from pipeline.download.failures import FetchError
@@ -21,7 +21,7 @@ from pipeline.download.permits import PermitAddress, PermitsError
 from pipeline.download.urls import parse_url
 from pipeline.download.worker import Worker
 from pipeline.faults.fault import Fault, describe, format_traceback
-from pipeline.images import MAX_SIDE_PX, encode_jpeg, resize_as
+from pipeline.images import MAX_SIDE_PX, encode_jpeg, keeps_size, resize_as
 from schemas.rows import DOWNLOADED
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
@@ -186,24 +186,34 @@ def prepare_image(data: bytes, config: DownloadConfig) -> Outcome:
     if len(data) > config.max_bytes:
         return Outcome(fields, drop=Drop("too_many_bytes", f"more than {config.max_bytes}"))
     try:
-        decoded = decode_reduced(data, config.limits, None if config.resize.mode == "none" else config.resize.size)
+        decoded, keeps_bytes = decode_to_store(data, config)
     except ImageRejected as error:
         return Outcome(fields, drop=Drop(error.reason, error.detail))
-    pixels = resize_as(decoded.pixels, config.resize)
-    height, width = pixels.shape[:2]
-    if max(height, width) > MAX_SIDE_PX:  # possible with resize.mode=none and high limits
-        detail = f"{width} x {height} px, but the side of a JPEG has at most {MAX_SIDE_PX}"
+    size = original = decoded.original_width, decoded.original_height
+    if not keeps_bytes:
+        pixels = resize_as(decoded.pixels, config.resize)
+        size = pixels.shape[1], pixels.shape[0]
+    if max(size) > MAX_SIDE_PX:  # possible with resize.mode=none and high limits
+        detail = f"{size[0]} x {size[1]} px, but the side of a JPEG has at most {MAX_SIDE_PX}"
         return Outcome(fields, drop=Drop("too_many_pixels", detail))
-    fields |= {
-        "width": width,
-        "height": height,
-        "original_width": decoded.original_width,
-        "original_height": decoded.original_height,
-        "original_format": decoded.original_format,
-    }
-    is_unchanged = decoded.is_plain and (width, height) == (decoded.original_width, decoded.original_height)
+    fields |= zip(("width", "height", "original_width", "original_height"), (*size, *original), strict=True)
+    fields["original_format"] = decoded.original_format
+    return Outcome(fields, data if keeps_bytes else encode_jpeg(pixels, config.resize.jpeg_quality))
+
+
+def decode_to_store(data: bytes, config: DownloadConfig) -> tuple[Decoded, bool]:
+    """Decode an image; return True with it if it keeps its bytes. Raises ImageRejected.
+
+    Without resizing, most images keep their bytes, so a JPEG is first decoded at the smallest size, which verifies it.
+    """
+    is_resized = config.resize.mode != "none"
+    decoded = decode_reduced(data, config.limits, config.resize.size if is_resized else 1)
+    width, height = decoded.original_width, decoded.original_height
     is_lean = len(data) <= PIXEL_BYTES * height * width + METADATA_BYTES
-    return Outcome(fields, data if is_unchanged and is_lean else encode_jpeg(pixels, config.resize.jpeg_quality))
+    keeps_bytes = decoded.is_plain and is_lean and keeps_size(width, height, config.resize)
+    if not (keeps_bytes or is_resized) and decoded.pixels.shape[:2] != (height, width):
+        decoded = decode_reduced(data, config.limits, None)
+    return decoded, keeps_bytes
 
 
 def drop_duplicates(table: pa.Table) -> pa.Table:

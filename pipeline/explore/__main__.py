@@ -4,7 +4,6 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Final
 
 from common.cli import EXIT_CODES, command, set_up_logging
@@ -30,13 +29,6 @@ shows both pictures of each row. The outputs are not changed.
 """
 
 
-def is_option(argument: str) -> bool:
-    """Return True for key=value; False for outputs, also in folders such as data/date=2026."""
-    name, sign, _ = argument.partition("=")
-    is_key = name in {field.name for field in fields(ExploreOptions)}
-    return bool(sign) and (is_key or ("/" not in name and not Path(argument).exists()))
-
-
 @command()
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code."""
@@ -44,16 +36,17 @@ def main(arguments: Sequence[str]) -> int:
         print_text(describe(USAGE, ExploreOptions, {}))
         return 0
     set_up_logging()
-    from pipeline.derive.settings import take_options
+    from pipeline.derive.settings import is_option, take_options
     from pipeline.explore.server import serve
     from pipeline.explore.site import read_outputs, write_static
 
-    names = [item for item in arguments if not is_option(item)]
+    keys = {field.name for field in fields(ExploreOptions)}
+    names = [item for item in arguments if not is_option(item, keys)]
     if len(names) not in (1, 2):
         raise UserError(f"{len(names)} outputs are given; give one or two: python -m pipeline.explore OUT [OTHER]")
     for name in names:
         check_no_user("OUT", name)
-    options, others = take_options([item for item in arguments if is_option(item)], ExploreOptions)
+    options, others = take_options([item for item in arguments if is_option(item, keys)], ExploreOptions)
     if others:
         raise UserError(f"{others[0]!r} is not a key of this command; see --help for the keys")
     outputs = read_outputs(names, options.cache)

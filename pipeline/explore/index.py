@@ -33,6 +33,7 @@ from pipeline.report.attempts import keys_of
 from pipeline.report.shards import check_finished, read_batches, read_manifests
 from pipeline.write.attempts import later_attempts
 from pipeline.write.manifest import manifest_hash
+from pipeline.write.pending import check_nothing_pending
 from pipeline.write.store import Store
 from pipeline.write.swap import locked
 from schemas.manifest import Manifest, ThresholdValues
@@ -67,6 +68,7 @@ class Meta(TypedDict):
 def open_output(output: str) -> tuple[Store, list[Manifest]]:
     """Return an output and the manifests of its finished shards. Raises UserError if it has none, or no arrow/ files."""
     store = Store(output)
+    check_nothing_pending(store)
     manifests = read_manifests(store)
     check_finished(store, manifests)
     lacking = next((manifest["shard"] for manifest in manifests if "arrow" not in manifest["formats"]), None)
@@ -115,7 +117,7 @@ def cached_index(store: Store, manifests: Sequence[Manifest], cache: str | None)
 
 
 def use_index(folder: Path) -> Index | None:
-    """Return a finished index, or None if there is none. Waits while another process removes it."""
+    """Return the index if it is finished, else None. Waits while another process removes it."""
     with suppress(FileNotFoundError):
         lock = lock_meta(folder)
         try:

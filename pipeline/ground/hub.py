@@ -1,11 +1,14 @@
 """Models on the Hugging Face hub, named `owner/name@commit` or `owner/name@commit/file`.
 
-A name must contain a commit, because the files of a branch can change. Downloaded files are cached and later loaded
-without a network.
+A name must contain a commit, because the files of a branch can change. Downloaded files are cached, once for all processes
+of a machine, and later loaded without a network.
 """
 
+import hashlib
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +19,7 @@ from common.errors import UserError
 
 HUB_NAME: Final = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>\w*)(/(?P<file>[\w./-]+))?)?")
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+SHA256: Final = re.compile(r"[0-9a-f]{64}")
 WEIGHT_SUFFIXES: Final = (".safetensors", ".pth", ".pt", ".bin")
 
 
@@ -52,13 +56,26 @@ def parse_hub_name(name: str) -> HubName | None:
 def fetch(name: HubName, patterns: list[str]) -> Path:
     """Download the files of a repository that match `patterns`, unless they are cached, and return their local folder.
 
-    Raises UserError if they are neither cached nor available from the hub.
+    Raises UserError if they are neither cached nor available from the hub, and if a weight file is damaged.
     """
     try:
-        return Path(snapshot_download(name.repository, revision=name.commit, allow_patterns=patterns))
+        folder = Path(snapshot_download(name.repository, revision=name.commit, allow_patterns=patterns))
     except (OSError, HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{name} cannot be fetched from the hub: {reason}; check the name and the network") from error
+    for path in folder.rglob("*"):
+        if any(fnmatch(path.relative_to(folder).as_posix(), pattern) for pattern in patterns) and path.is_symlink():
+            blob = path.resolve()
+            if SHA256.fullmatch(blob.name) and file_hash(str(blob)) != blob.name:
+                raise UserError(f"{name}: {blob} is damaged: its SHA-256 is not its name; delete it to fetch it again")
+    return folder
+
+
+@cache
+def file_hash(path: str) -> str:
+    """Return the SHA-256 of a file; the hub's cache gives large files, such as weights, theirs as name."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def list_files(name: HubName) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 from common.devices import Precision, pick_device
 from pipeline.ground.grounder import Grounder
 from pipeline.ground.hub import HubName, fetch, parse_hub_name
+from pipeline.model_cache import local_model
 from pipeline.model_folder import calibrated_threshold, read_model_config
 
 MINIATURE: Final = Path(__file__).parents[2] / "demo" / "weights" / "glip"
@@ -72,5 +73,8 @@ def score_threshold(grounder: str) -> float:
 
 
 def grounder_path(grounder: str) -> str:
-    """Return the folder of the miniature for the name `miniature`; return any other name or path unchanged."""
-    return str(MINIATURE) if grounder == "miniature" else grounder
+    """Return the folder of `miniature`, or that of the copy of a URL; return any other name or path unchanged.
+
+    Raises UserError like `local_model`.
+    """
+    return str(MINIATURE) if grounder == "miniature" else local_model(grounder)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from pipeline.ground.boxes import Boxes, box_struct, given_boxes, select
 from pipeline.ground.config import GroundConfig
-from pipeline.ground.grounder import Grounded, Grounder, prefetch
+from pipeline.ground.grounder import Grounded, Grounder, Span, prefetch
 from pipeline.ground.load import load_grounder
 from pipeline.stored_images import StoredImages
 from schemas.rows import GROUNDED
@@ -63,18 +63,10 @@ class Ground:
         )
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        kept = kept_indices(table)
-        light = table.select(COLUMNS).take(pa.array(kept, pa.int64())).to_pylist()
-        rows: dict[int, Row] = dict(zip(kept, light, strict=True))
+        rows = kept_rows(table)
         given = {i: given_boxes(row) for i, row in rows.items() if row["given_noun_chunks"]}
         boxes, removed = self._ground(table["image"], {i: row for i, row in rows.items() if i not in given})
-        boxes |= given
-        drops = {}
-        for i, row in rows.items():
-            if not boxes[i]:
-                drops[i] = why_dropped(row["noun_chunks"], removed.get(i, {}))
-        table = mark_removed(table, removed)
-        return drop_rows(add_columns(table, GROUNDED, {i: {"boxes": boxes[i]} for i in kept}), "ground", drops)
+        return add_boxes(table, rows, boxes | given, removed)
 
     def _ground(
         self, images: pa.ChunkedArray, rows: Mapping[int, Row]
@@ -84,12 +76,21 @@ class Ground:
         removed: dict[int, RemovalReasons] = {}
         for batch, results in self._run_network(images, rows):
             for i, result in zip(batch, results, strict=True):
-                chunks = [n for n, _ in groundable(rows[i]["noun_chunks"])]  # phrase -> noun chunk
-                selected = select(result.boxes, self.config.floor, self.config.nms_iou)
-                boxes[i] = [box_struct(chunks[d.phrase], d.box, d.score) for d in selected]
-                if result.dropped:
-                    removed[i] = {chunks[phrase]: reason for phrase, reason in result.dropped.items()}
+                boxes[i], reasons = self.boxes_of(rows[i], result)
+                if reasons:
+                    removed[i] = reasons
         return boxes, removed
+
+    def boxes_of(self, row: Row, result: Grounded) -> tuple[Boxes, RemovalReasons]:
+        """Return the boxes of a row, best first, and the reasons of its removed noun chunks."""
+        chunks = [n for n, _ in groundable(row["noun_chunks"])]  # phrase -> noun chunk
+        selected = select(result.boxes, self.config.floor, self.config.nms_iou)
+        boxes = [box_struct(chunks[d.phrase], d.box, d.score) for d in selected]
+        return boxes, {chunks[phrase]: reason for phrase, reason in result.dropped.items()}
+
+    def bucket(self, row: Row) -> tuple[int, int]:
+        """Return the bucket of the image of a row."""
+        return self.grounder.bucket(*size_of(row))
 
     def _run_network(
         self, images: pa.ChunkedArray, rows: Mapping[int, Row]
@@ -98,13 +99,13 @@ class Ground:
 
         While the network runs, one thread prepares the next batch and another collects the previous results.
         """
-        sizes = {i: (row["height"] or 1, row["width"] or 1) for i, row in rows.items()}
-        buckets = {i: self.grounder.bucket(*size) for i, size in sizes.items()}
+        sizes = {i: size_of(row) for i, row in rows.items()}
+        buckets = {i: self.bucket(row) for i, row in rows.items()}
         order = sorted(sizes, key=lambda i: (buckets[i], sizes[i], i))
 
         def prepare(batch: list[int]) -> tuple[list[int], Any]:
             pixels = [self.decode(images[i].as_py()) for i in batch]
-            spans = [[(c["start"], c["end"]) for _, c in groundable(rows[i]["noun_chunks"])] for i in batch]
+            spans = [spans_of(rows[i]) for i in batch]
             return batch, self.grounder.prepare(pixels, [rows[i]["caption"] for i in batch], spans)
 
         def collect(item: tuple[list[int], Any]) -> tuple[list[int], list[Grounded]]:
@@ -114,6 +115,32 @@ class Ground:
         prepared = prefetch(prepare, batches(order, buckets, self.config.batch_size))
         outputs = ((batch, self.grounder.forward(inputs)) for batch, inputs in prepared)
         return prefetch(collect, outputs)
+
+
+def kept_rows(table: pa.Table) -> dict[int, Row]:
+    """Return the COLUMNS of the rows that are not dropped, by position."""
+    kept = kept_indices(table)
+    light = table.select(COLUMNS).take(pa.array(kept, pa.int64())).to_pylist()
+    return dict(zip(kept, light, strict=True))
+
+
+def add_boxes(
+    table: pa.Table, rows: Mapping[int, Row], boxes: Mapping[int, Boxes], removed: Mapping[int, RemovalReasons]
+) -> pa.Table:
+    """Return the GROUNDED table of a PARSED one, given the boxes of its kept `rows` and their removed noun chunks."""
+    drops = {i: why_dropped(row["noun_chunks"], removed.get(i, {})) for i, row in rows.items() if not boxes[i]}
+    table = mark_removed(table, removed)
+    return drop_rows(add_columns(table, GROUNDED, {i: {"boxes": boxes[i]} for i in rows}), "ground", drops)
+
+
+def size_of(row: Row) -> tuple[int, int]:
+    """Return height and width of the image of a row, in pixels."""
+    return row["height"] or 1, row["width"] or 1
+
+
+def spans_of(row: Row) -> list[Span]:
+    """Return the phrases that are grounded."""
+    return [(chunk["start"], chunk["end"]) for _, chunk in groundable(row["noun_chunks"])]
 
 
 def groundable(chunks: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:

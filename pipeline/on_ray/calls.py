@@ -4,38 +4,35 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline import watch
 from pipeline.config import PipelineConfig
 from pipeline.on_ray.cluster import Resources
+from pipeline.on_ray.groups import Group, Shard
 from pipeline.on_ray.health import selector_of
 from pipeline.on_ray.models import Model
 from pipeline.on_ray.remote import RESCUE_TIMEOUTS, rescue_step, run_step
-from pipeline.read.types import ShardPlan
-from pipeline.run import Notes, Step
+from pipeline.run import Notes
 
 GRACE_S: Final = 60.0
 """Time after which the driver stops a call that exceeded its limit and that the worker did not end by itself."""
 
 
-@dataclass(eq=False)
-class Shard:
-    """A shard on its way: its next step, the table and the notes that the step before has left, and its failures.
+class Result(NamedTuple):
+    """The result of a step: a reference to the table, the notes, and its bytes. `shard` is its index in a group."""
 
-    `nodes` are those on which the next step has failed.
-    """
+    table: Any
+    notes: Notes
+    nbytes: int = 0
+    shard: int = -1
 
-    plan: ShardPlan
-    step: Step = "prepare"
-    state: tuple[Any, ...] = ()
-    attempts: int = 0
-    crashes: int = 0
-    losses: int = 0
-    is_rescued: bool = False
-    nodes: set[str] = field(default_factory=set)
+
+class Ended(NamedTuple):
+    """The end of a call of a group."""
 
 
 @dataclass(eq=False)
@@ -53,28 +50,32 @@ class Call:
     values: deque[Any] = field(default_factory=deque)
 
     def advance(self) -> Any:
-        """Take the next value of the step; return its notes, or the `Done`, when it has ended, else None.
+        """Take the next value of the step; return its `Result`, or the `Done`, when it has ended, else None.
 
         Raises the exception of the step, and RayError if its worker is lost.
         """
         try:
             ref = next(self.stream)
-        except StopIteration:  # after an error in place of the table
-            ray.get(self.values[-1])
-            raise RuntimeError("a step ended without a result") from None
+        except StopIteration:
+            return self._stopped()
         if not self.node:
             self.node = ray.get(ref)
             self.deadline = time.monotonic() + self.timeout_s
-            watch.begun(self.shard.plan.index, self.shard.step, self.shard.plan.n_rows)
+            if not self.shard.is_mate:
+                watch.begun(self.shard.plan.index, self.shard.step, self.shard.plan.n_rows)
         elif not self.values:
             self.values.append(ref)  # the table, which stays where it is
         else:
-            return ray.get(ref)
+            return self._result(self.values.popleft(), ray.get(ref))
         return None
 
-    def state(self, notes: Notes) -> tuple[Any, ...]:
-        """Return the arguments of the next step."""
-        return (self.values[0], notes)
+    def _stopped(self) -> Any:
+        if self.values:
+            ray.get(self.values[-1])  # an error in place of the table
+        raise RuntimeError("a step ended without a result")
+
+    def _result(self, table: Any, value: Any) -> Any:
+        return Result(table, *value) if isinstance(value, tuple) else value
 
     def stop(self) -> None:
         """Kill the worker of this call."""
@@ -82,6 +83,27 @@ class Call:
             self.model.kill()
         else:
             ray.cancel(self.stream, force=True)
+
+
+@dataclass(eq=False, kw_only=True)
+class GroupCall(Call):
+    """A call that feeds a shard to a group, or finishes the group; it returns each shard that has left the models."""
+
+    group: Group
+    run: int
+    is_end: bool = False
+
+    @property
+    def is_stale(self) -> bool:
+        """The group has begun another run."""
+        return self.run != self.group.run
+
+    def _stopped(self) -> Any:
+        return super()._stopped() if self.values or not self.node else Ended()
+
+    def _result(self, table: Any, value: Any) -> Any:
+        index, notes = value
+        return Result(table, notes, shard=index)
 
 
 class Calls:
@@ -94,13 +116,16 @@ class Calls:
         self.run_step: Any = ray.remote(**options)(run_step)
         self.rescue_step: Any = ray.remote(**options)(rescue_step)
 
-    def task(self, shard: Shard, resources: Resources, refused: Sequence[str]) -> Call:
+    def task(self, shard: Shard, resources: Resources, refused: Sequence[str], home: str = "") -> Call:
         """Start the next step of a shard as a task; a step that has ended its worker twice, in child processes.
 
-        The nodes `refused` do not run it.
+        The nodes `refused` do not run it; without any, the node `home` does if it is alive.
         """
         options: dict[str, Any] = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
-        options |= {"label_selector": selector_of(refused)} if refused else {}
+        if refused:
+            options["label_selector"] = selector_of(refused)
+        elif home:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(home, soft=True)
         if shard.is_rescued:
             remote = self.rescue_step.options(**options)
             stream = remote.remote(self.recipe, self.timeout_s, self.limit, shard.step, shard.plan, *shard.state)
@@ -111,9 +136,28 @@ class Calls:
         return Call(shard, stream, self.timeout_s + GRACE_S, resources, refused=refused)
 
     def infer(self, shard: Shard, model: Model) -> Call:
-        """Queue the step `infer` of a shard at a model worker, which may still compute another one."""
+        """Queue the step `infer` of a shard alone at a model worker, which may still compute another one."""
         stream = model.actor.infer.options(num_returns="streaming").remote(shard.plan, *shard.state)
-        timeout_s = self.timeout_s + GRACE_S
-        deadline = time.monotonic() + timeout_s * (1 + model.n_calls)
+        return Call(shard, stream, self.timeout_s + GRACE_S, {}, model, deadline=self._deadline(model))
+
+    def feed(self, group: Group, shard: Shard, model: Model) -> Call:
+        """Queue the next shard of a group at its model worker."""
+        feed = model.actor.feed.options(num_returns="streaming")
+        return self._group_call(group, shard, model, feed.remote(group.key, group.n_fed, shard.plan, *shard.prepared))
+
+    def finish(self, group: Group, model: Model) -> Call:
+        """Queue the end of a group at its model worker."""
+        stream = model.actor.finish.options(num_returns="streaming").remote(group.key)
+        return self._group_call(group, group.shards[-1], model, stream, is_end=True)
+
+    def _group_call(self, group: Group, shard: Shard, model: Model, stream: Any, is_end: bool = False) -> Call:
+        deadline, timeout_s = self._deadline(model), self.timeout_s + GRACE_S
+        return GroupCall(
+            shard, stream, timeout_s, {}, model, deadline=deadline, group=group, run=group.run, is_end=is_end
+        )
+
+    def _deadline(self, model: Model) -> float:
+        """Return the time at which a call must have ended that is queued at a model worker now."""
+        deadline = time.monotonic() + (self.timeout_s + GRACE_S) * (1 + model.n_calls)
         model.n_calls += 1
-        return Call(shard, stream, timeout_s, {}, model, deadline=deadline)
+        return deadline

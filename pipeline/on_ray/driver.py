@@ -1,110 +1,154 @@
-"""The order of the steps of all shards, and the consequences of failures."""
+"""The order of the steps of all shards."""
 
-import logging
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError
 
 from pipeline import watch
 from pipeline.config import PipelineConfig
-from pipeline.on_ray.calls import Call, Calls, Shard
-from pipeline.on_ray.cluster import POLL_S, Cluster, Resources
-from pipeline.on_ray.errors import kind_of, message_of, root, traceback_of
+from pipeline.on_ray.calls import Call, Calls, Ended, GroupCall, Result
+from pipeline.on_ray.cluster import POLL_S, Cluster
+from pipeline.on_ray.failures import Failures
+from pipeline.on_ray.groups import Group, Shard
 from pipeline.on_ray.health import Health
-from pipeline.on_ray.models import CALLS_PER_MODEL, SETTLE_S, Model, Models
+from pipeline.on_ray.models import CALLS_PER_MODEL, Model, Models
+from pipeline.on_ray.upkeep import Upkeep
+from pipeline.on_ray.work import Work
 from pipeline.read.types import ShardPlan
-from pipeline.rescue.child import StepTimeoutError
-from pipeline.run import STAGES_OF, Done, Step
-from pipeline.write.failed import failed_shard
+from pipeline.run import Done
 from schemas.manifest import FailedShard
-
-logger = logging.getLogger("hypergrit")
 
 EXTRA: Final = 2
 """Shards beyond those that keep the cluster busy: their pending tasks show an autoscaler that more CPUs would help."""
-RELEASE_S: Final = 5.0
-"""Time without progress after which an idle model worker is released, so that tasks get its resources."""
-STALL_S: Final = 300.0
-"""Time without progress after which requests that wait for resources are logged and made again."""
-MAX_LOSSES: Final = 50
-"""Losses of machines after which a shard has failed nevertheless."""
-NEXT: Final[dict[Step, Step]] = {"prepare": "infer", "infer": "write"}
+BATCH_SHARDS: Final = 16
+"""Default of `ground.batch_shards` for model workers with GPUs."""
+GROUPS_PER_MODEL: Final = 4
+"""Maximum number of groups at a model worker: it takes another one when the next shard of the first is not ready."""
 
 
 class Driver:
-    """Computes shards on a cluster. `recipe` is a pickled function that returns the steps."""
+    """Computes shards on a cluster. `recipe` is a pickled function that returns the steps.
 
-    def __init__(self, plans: Sequence[ShardPlan], config: PipelineConfig, recipe: bytes) -> None:
+    `mates` are plans of the job, of which those are used that share batches with `plans`.
+    """
+
+    def __init__(
+        self, plans: Sequence[ShardPlan], config: PipelineConfig, recipe: bytes, mates: Sequence[ShardPlan] = ()
+    ) -> None:
         self.config = config
         self.cluster = Cluster()
+        self.cluster.poll(now=True)
         self.health = Health()
         self.models = Models(recipe, config, self.health)
         self.calls = Calls(recipe, config)
-        self.running: dict[Any, Call] = {}  # by stream
-        self.waiting: dict[Step, deque[Shard]] = {step: deque() for step in STAGES_OF}
-        self.waiting["prepare"].extend(Shard(plan) for plan in plans)
-        self.settling: deque[tuple[float, Call, BaseException]] = deque()
-        self.failed: deque[FailedShard] = deque()
-        self.n_left = len(plans)
-        self.progressed = time.monotonic()
+        self.group_size = config.ground.batch_shards or (
+            BATCH_SHARDS if "GPU" in self.models.request(self.cluster) else 1
+        )
+        self.work = Work(plans, mates, self.group_size)
+        self.failures = Failures(self.work, self.models, self.cluster, self.health, config)
+        self.upkeep = Upkeep(self.work, self.models, self.cluster, self.failures)
 
     def run(self) -> Iterator[Done | FailedShard]:
         """Compute all shards; yield each once it is committed or has failed, in order of completion.
 
         Raises UserError and TooManyFaultsError of a step, and UserError if model workers cannot start.
         """
-        self.cluster.poll(now=True)
-        while self.n_left:
+        work = self.work
+        while work.n_left:
             self._start_calls()
             for ref in self._wait():
                 if ref in self.models.starting:
                     self.models.welcome(ref)
-                    self.progressed = time.monotonic()
-                elif (done := self._advance(self.running[ref])) is not None:
-                    self.n_left -= 1
+                    self.upkeep.note_progress()
+                elif (done := self._advance(work.running[ref])) is not None:
+                    work.n_left -= 1
                     yield done
-            self._look_after_the_cluster()
-            while self.failed:
-                self.n_left -= 1
-                yield self.failed.popleft()
+            self.upkeep.look()
+            while work.failed:
+                work.n_left -= 1
+                yield work.failed.popleft()
 
     def _start_calls(self) -> None:
         """Start steps, the last ones of a shard first; what does not run yet is pending on the cluster."""
-        cpus = self.cluster.total("CPU")
-        bound = int(max(CALLS_PER_MODEL * len(self.models.ready), cpus)) + EXTRA
-        while self.waiting["write"] and self._may_start_task():
-            self._start_task(self.waiting["write"].popleft())
-        n_after = len(self.waiting["write"]) + self._n_running("write")
-        for shard in [shard for shard in self.waiting["infer"] if shard.is_rescued]:
-            self.waiting["infer"].remove(shard)
-            self._start_task(shard)
+        work, cpus = self.work, self.cluster.total("CPU")
+        bound = int(max(CALLS_PER_MODEL * self.group_size * len(self.models.ready), cpus)) + EXTRA
+        while work.tasks["write"] and self._may_start_task():
+            self._start_task(work.tasks["write"].popleft())
+        while work.tasks["infer"]:
+            self._start_task(work.tasks["infer"].popleft())
+        n_after = len(work.tasks["write"]) + work.n_running("write")
         for model in self.models.free():
-            while n_after < bound and model.n_calls < CALLS_PER_MODEL and (prepared := self._shard_for(model)):
-                self.waiting["infer"].remove(prepared)
-                self._add(self.calls.infer(prepared, model))
-        while (
-            self.waiting["prepare"]
-            and self._n_running("prepare") + len(self.waiting["infer"]) < bound
-            and self._may_start_task()
-        ):
-            self._start_task(self.waiting["prepare"].popleft())
-        self.models.grow(self.cluster, len(self.waiting["infer"]), self.n_left)
+            while n_after < bound and model.n_calls < CALLS_PER_MODEL and self._feed(model):
+                pass
+        while work.tasks["prepare"] and self._may_start_task():
+            shard = work.tasks["prepare"][0]
+            if not shard.group.is_finished and not self._may_prepare(shard, bound, int(cpus) + EXTRA):
+                break
+            work.tasks["prepare"].popleft()
+            if not shard.group.is_finished:
+                self._start_task(shard)
+        self.models.grow(self.cluster, len(work.offered), work.n_left)
 
-    def _shard_for(self, model: Model) -> Shard | None:
-        """Return the first prepared shard that has not failed at the node of the model, or at those of all models."""
+    def _may_prepare(self, shard: Shard, most_shards: int, most_tasks: int) -> bool:
+        """Return True if a table more does not exceed the bounds on tables, or if its group waits for this one."""
+        n_running = self.work.n_running("prepare")
+        if n_running >= most_tasks:
+            return False
+        if shard.group.is_shared and any(other.prepared for other in shard.group.shards):
+            return True
+        return len(self.work.unfed) < most_shards and self.work.tables.has_room(n_running, self.cluster)
+
+    def _feed(self, model: Model) -> bool:
+        """Queue a call at a model worker: the next shard of its groups, or that of a group that waits for a worker."""
+        for group in model.groups:
+            if (shard := group.next()) is not None:
+                return self._feed_shard(group, shard, model)
+            if group.is_fed:
+                group.is_finishing = True
+                self.work.begin(self.calls.finish(group, model))
+                return True
+        offered = self._group_for(model)
+        if offered is None:
+            return False
+        self.work.take(offered)
+        shard = offered.shards[0]
+        if offered.is_shared:
+            offered.model = model
+            model.groups.append(offered)
+            return self._feed_shard(offered, shard, model)
+        self.work.unfed.discard(shard)
+        self.work.begin(self.calls.infer(shard, model))
+        return True
+
+    def _feed_shard(self, group: Group, shard: Shard, model: Model) -> bool:
+        self.work.unfed.discard(shard)
+        self.work.begin(self.calls.feed(group, shard, model))
+        group.n_fed += 1
+        return True
+
+    def _group_for(self, model: Model) -> Group | None:
+        """Return the first group that has not failed at the node of the model, or at those of all models.
+
+        A worker that has a group takes another one when the first ends, or when it would be idle.
+        """
+        if not self.work.offered:
+            return None
         nodes = {other.node for other in self.models.usable(self.cluster)}
         if model.node not in nodes:
             return None
-        shards = self.waiting["infer"]
-        return next((shard for shard in shards if model.node not in shard.nodes or nodes <= shard.nodes), None)
+        has_others = model.n_calls > 0 and any(not group.is_finishing for group in model.groups)
+        is_full = has_others or len(model.groups) >= GROUPS_PER_MODEL
+        for group in self.work.offered:
+            failed = group.shards[0].nodes
+            if not (group.is_shared and is_full) and (model.node not in failed or nodes <= failed):
+                return group
+        return None
 
     def _may_start_task(self) -> bool:
         limit = self.config.ray.cpu_workers
-        return limit is None or sum(call.model is None for call in self.running.values()) < limit
+        return limit is None or sum(call.model is None for call in self.work.running.values()) < limit
 
     def _start_task(self, shard: Shard) -> None:
         model = self.models.request(self.cluster)
@@ -112,19 +156,15 @@ class Driver:
         # mostly waits for the network.
         task = {"CPU": 1.0 if "GPU" in model else 0.5}
         request = model if shard.step == "infer" else task
-        self._add(self.calls.task(shard, request, self.health.refused(shard.step, shard.nodes, request, self.cluster)))
-
-    def _add(self, call: Call) -> None:
-        self.running[call.stream] = call
-
-    def _n_running(self, step: Step) -> int:
-        return sum(call.shard.step == step for call in self.running.values())
+        refused = self.health.refused(shard.step, shard.nodes, request, self.cluster)
+        home = shard.home if shard.step == "write" and self.cluster.is_alive(shard.home) else ""
+        self.work.begin(self.calls.task(shard, request, refused, home))
 
     def _wait(self) -> list[Any]:
         """Return a call with a new value or a model worker that has started; wait for POLL_S seconds at most."""
-        refs = [*self.running, *self.models.starting]
+        refs = [*self.work.running, *self.models.starting]
         if not refs:
-            time.sleep(POLL_S / 10 if self.settling else POLL_S)
+            time.sleep(POLL_S / 10 if self.failures.settling else POLL_S)
             return []
         ready, _ = ray.wait(refs, num_returns=1, timeout=POLL_S, fetch_local=False)
         return list(ready)
@@ -132,158 +172,43 @@ class Driver:
     def _advance(self, call: Call) -> Done | None:
         """Take the next value of a call; return the `Done` of a shard that is committed now."""
         try:
-            notes = call.advance()
+            result = call.advance()
         except Exception as error:
-            self._end(call)
-            self._fail(call, error)
+            self.work.end(call)
+            self.failures.judge(call, error)
             return None
-        self.progressed = time.monotonic()
-        if notes is None:
+        self.upkeep.note_progress()
+        if result is None:
             return None
-        self._end(call)
+        if isinstance(call, GroupCall):
+            self._advance_group(call, result)
+            return None
+        self.work.end(call)
         shard = call.shard
         self.health.succeed(call.node, shard.step)
-        watch.ended(shard.plan.index, shard.step, None if isinstance(notes, Done) else notes.seconds(shard.step))
-        if isinstance(notes, Done):
-            return notes
-        shard.state, shard.step, shard.is_rescued = call.state(notes), NEXT[shard.step], False
+        if not shard.is_mate:
+            seconds = None if isinstance(result, Done) else result.notes.seconds(shard.step)
+            watch.ended(shard.plan.index, shard.step, seconds)
+        if isinstance(result, Done):
+            self.work.written(shard)
+            return result
+        shard.is_rescued = False
         shard.nodes.clear()
-        self.waiting[shard.step].append(shard)
+        if shard.step == "prepare":
+            self.work.prepared(shard, result.table, result.notes, result.nbytes, call.node)
+        else:
+            self.work.inferred(shard, result.table, result.notes)
         return None
 
-    def _end(self, call: Call) -> None:
-        del self.running[call.stream]
-        if call.model is not None:
-            call.model.n_calls -= 1
-
-    def _fail(self, call: Call, error: BaseException) -> None:
-        """Decide what a failed call means. A death counts against the shard only if its node is still alive."""
-        kind = kind_of(error)
-        watch.lost(call.shard.plan.index)
-        if kind == "job":
-            raise root(error) from None
-        if call.model is not None and isinstance(root(error), RayActorError):
-            self.models.discard(call.model)
-        if kind == "crash" and call.node:
-            self.settling.append((time.monotonic() + SETTLE_S, call, error))
-        elif kind == "shard":
-            self._count(call, error)
-        else:
-            self._lose(call, error)
-
-    def _lose(self, call: Call, error: BaseException) -> None:
-        """Queue a shard first that lost its machine: from its start if its table is lost too, else from this step."""
-        shard = call.shard
-        shard.losses += 1
-        if shard.losses > MAX_LOSSES:
-            self._give_up(shard, error)
-            return
-        logger.info("shard %d lost a machine in step %s: %s", shard.plan.index, shard.step, message_of(error))
-        if isinstance(root(error), ObjectLostError):
-            shard.step, shard.state, shard.is_rescued = "prepare", (), False
-            shard.nodes.clear()
-        self.waiting[shard.step].appendleft(shard)
-
-    def _count(self, call: Call, error: BaseException, is_crash: bool = False) -> None:
-        """Count a failure of a shard: try the step again after the other shards, if possible on another node, or give up.
-
-        After its second crash, the step runs in child processes, which find the rows at fault. A failure for which the
-        node is to blame is a loss.
-        """
-        shard = call.shard
-        if call.node:
-            shard.nodes.add(call.node)
-            if self.health.fail(call.node, shard.step, shard.plan.index, self.cluster):
-                self._lose(call, error)
-                return
-        shard.attempts += 1
-        shard.crashes += is_crash
-        retries = self.config.ray.retries
-        if shard.attempts > retries and (shard.is_rescued or not is_crash):
-            self._give_up(shard, error)
-            return
-        shard.is_rescued = is_crash and shard.crashes > min(1, retries)
-        logger.warning("shard %d is tried again: %s in step %s", shard.plan.index, message_of(error), shard.step)
-        self.waiting[shard.step].append(shard)
-
-    def _give_up(self, shard: Shard, error: BaseException) -> None:
-        texts = message_of(error), traceback_of(error)
-        self.failed.append(failed_shard(shard.plan, shard.step, *texts, shard.attempts))
-
-    def _look_after_the_cluster(self) -> None:
-        """Judge crashes, stop calls that exceed their time limit, follow the nodes, report what no node can run."""
-        now = time.monotonic()
-        while self.settling and self.settling[0][0] <= now:
-            _, call, error = self.settling.popleft()
-            self.cluster.poll(now=True)
-            if self.cluster.is_alive(call.node):
-                self._count(call, error, is_crash=True)
-            else:
-                self._lose(call, error)
-        if not self.cluster.poll():
-            return
-        busy = {id(call.model) for call in self.running.values() if call.model is not None and call.node}
-        watch.models(len(self.models.ready), len(busy))
-        self.models.settle(self.cluster)
-        self.models.release_unusable(self.cluster)
-        for call in [call for call in self.running.values() if call.deadline < now]:
-            self._stop(call)
-        for call in self._pending():
-            if call.refused and not self.cluster.others_fit(call.resources, call.refused):
-                self._withdraw(call)  # the nodes that it does not refuse have gone
-        pending = self._pending()
-        requests: list[Resources] = [call.resources for call in pending]
-        if self.models.starting:
-            requests.append(self.models.request(self.cluster))
-        self.cluster.warn(requests)
-        if time.monotonic() - self.progressed > STALL_S and requests and not self._is_computing():
-            self._request_again(pending, requests)
-        else:
-            self._release_for(pending)
-
-    def _stop(self, call: Call) -> None:
-        """Kill the worker of a call that exceeded its time limit, which counts as a crash of the shard."""
-        call.stop()
-        self._end(call)
-        watch.lost(call.shard.plan.index)
-        if call.model is not None:
-            self.models.discard(call.model)
-        self._count(call, StepTimeoutError(f"no result within {call.timeout_s:g} s"), is_crash=True)
-
-    def _pending(self) -> list[Call]:
-        """Return the tasks that wait for resources."""
-        return [call for call in self.running.values() if not call.node and call.model is None]
-
-    def _is_computing(self) -> bool:
-        return any(call.node for call in self.running.values())
-
-    def _request_again(self, pending: Sequence[Call], requests: Sequence[Resources]) -> None:
-        """Withdraw all requests that Ray has not met, so that they are made again: one that Ray lost would wait forever.
-
-        Usually, another job uses the cluster, and the log line is what a user needs.
-        """
-        logger.warning(
-            "no progress for %.0f s: %d requests wait for resources, and %s of the cluster are free",
-            time.monotonic() - self.progressed,
-            len(requests),
-            self.cluster.free(),
-        )
-        for call in pending:
-            self._withdraw(call)
-        self.models.withdraw()
-        self.progressed = time.monotonic()
-
-    def _withdraw(self, call: Call) -> None:
-        """Take back a request that has not begun; it is made again with what the cluster has now."""
-        call.stop()
-        self._end(call)
-        self.waiting[call.shard.step].appendleft(call.shard)
-
-    def _release_for(self, pending: Sequence[Call]) -> None:
-        """End an idle model worker if tasks wait for resources and nothing runs that would free some."""
-        is_stuck = time.monotonic() - self.progressed > RELEASE_S and not self._is_computing()
-        idle: list[Model] = self.models.idle()
-        if pending and is_stuck and idle:
-            logger.info("an idle model worker is released, since tasks wait for CPUs")
-            self.models.discard(idle[0])
-            self.progressed = time.monotonic()
+    def _advance_group(self, call: GroupCall, result: Result | Ended) -> None:
+        """Note a shard that has left the models, or the end of a call."""
+        if isinstance(result, Ended):
+            self.work.end(call)
+            self.health.succeed(call.node, "infer")
+            if call.is_end and not call.is_stale and call.group.is_needed:
+                raise RuntimeError(f"shard {call.group.index} and its group ended without a result")
+        elif not call.is_stale:
+            found = next(shard for shard in call.group.shards if shard.plan.index == result.shard)
+            if found.needs_models:
+                watch.ended(result.shard, "infer", result.notes.seconds("infer"))
+            self.work.inferred(found, result.table, result.notes)

@@ -2,9 +2,8 @@
 
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import ray
@@ -14,7 +13,8 @@ from common.errors import UserError
 from pipeline.config import PipelineConfig
 from pipeline.on_ray.cluster import Cluster, Resources
 from pipeline.on_ray.errors import kind_of, message_of, root
-from pipeline.on_ray.health import Health
+from pipeline.on_ray.groups import Group
+from pipeline.on_ray.health import Health, selector_of
 from pipeline.on_ray.remote import ModelWorker
 
 logger = logging.getLogger("hypergrit")
@@ -35,15 +35,25 @@ UNAVAILABLE_S: Final = 60.0
 
 @dataclass(eq=False)
 class Model:
-    """A model worker with the number of its unfinished calls. `node` is empty until it runs."""
+    """A model worker with the number of its unfinished calls and its groups. `node` is empty until it runs.
+
+    It was not allowed to start on the nodes `refused`.
+    """
 
     actor: Any
     n_calls: int = 0
     node: str = ""
+    refused: Collection[str] = ()
+    groups: list[Group] = field(default_factory=list)
 
     def kill(self) -> None:
         """End the worker; its calls fail."""
         ray.kill(self.actor)
+
+    def forget(self, group: Group) -> None:
+        """Drop the present run of a group."""
+        self.groups.remove(group)
+        self.actor.forget.remote(group.key)
 
 
 class Models:
@@ -88,21 +98,21 @@ class Models:
             and len(self.starting) < max(1, n_waiting // 2)
             and (n_waiting or not self.ready)
         ):
-            refused = self.health.avoided("load")
-            selector = self.health.selector("infer", refused, resources, cluster)
-            if self.ready and not selector and any(map(cluster.is_alive, refused)):
+            avoided = self.health.avoided("load")
+            refused = self.health.refused("infer", avoided, resources, cluster)
+            if self.ready and not refused and any(map(cluster.is_alive, avoided)):
                 return  # starts fail on the only node for them, which has other workers
-            self.start(resources, selector)
+            self.start(resources, refused)
 
-    def start(self, resources: Resources, selector: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Request one worker; `selector` gives the labels of the nodes that may run it."""
+    def start(self, resources: Resources, refused: Collection[str] = ()) -> None:
+        """Request one worker; the nodes `refused` may not run it."""
         actor_class: Any = ray.remote(ModelWorker)
         options: dict[str, Any] = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
-        options |= {"label_selector": dict(selector)} if selector else {}
+        options |= {"label_selector": selector_of(refused)} if refused else {}
         actor = actor_class.options(max_restarts=0, max_task_retries=0, **options).remote(
             self.recipe, self.config.ray.step_timeout_s
         )
-        self.starting[actor.load.options(num_returns="streaming").remote()] = Model(actor)
+        self.starting[actor.load.options(num_returns="streaming").remote()] = Model(actor, refused=refused)
 
     def welcome(self, stream: Any) -> None:
         """Note the node of a worker that begins to load, and add one that has. Raises like `refuse`."""
@@ -168,6 +178,13 @@ class Models:
         while self.starting:
             self.starting.popitem()[1].kill()
 
+    def withdraw_refused(self, cluster: Cluster) -> None:
+        """Take back requests whose allowed nodes have gone; they are made again with those that the cluster has now."""
+        for stream, model in list(self.starting.items()):
+            if model.refused and not model.node and not cluster.others_fit(self.request(cluster), model.refused):
+                del self.starting[stream]
+                model.kill()
+
     def discard(self, model: Model) -> None:
         """Remove a worker that died, or end it."""
         if model in self.ready:
@@ -181,12 +198,10 @@ class Models:
             return self.ready
         return [model for model in self.ready if model.node not in avoided]
 
-    def release_unusable(self, cluster: Cluster) -> None:
-        """End the idle workers on avoided nodes, so that others start elsewhere."""
+    def idle_unusable(self, cluster: Cluster) -> list[Model]:
+        """Return the idle workers on avoided nodes, which end so that others start elsewhere."""
         usable = self.usable(cluster)
-        for model in self.idle():
-            if model not in usable:
-                self.discard(model)
+        return [model for model in self.idle() if model not in usable]
 
     def idle(self) -> list[Model]:
         """Return the workers without calls."""

@@ -11,10 +11,11 @@ import ray
 import ray.util
 
 from common.errors import UserError
-from common.local_ray import init_ray
+from common.local_ray import init_ray, python_path
 from common.paths import chdir_hook
 from pipeline.config import PipelineConfig, RayConfig, repository_root
 from pipeline.download.permit_server import PermitServer
+from pipeline.model_cache import CACHE, OFFLINE
 from pipeline.on_ray.driver import Driver
 from pipeline.on_ray.metrics import Metrics
 from pipeline.read.types import ShardPlan
@@ -24,11 +25,15 @@ from schemas.manifest import FailedShard
 
 
 def compute_on_ray(
-    plans: Sequence[ShardPlan], config: PipelineConfig, make_steps: Callable[..., Steps]
+    plans: Sequence[ShardPlan],
+    config: PipelineConfig,
+    make_steps: Callable[..., Steps],
+    mates: Sequence[ShardPlan] = (),
 ) -> Iterator[Done | FailedShard]:
     """Compute the shards on a cluster; yield each when it is committed or has failed. `make_steps` must be picklable.
 
-    Raises UserError if the cluster does not exist, and like `Driver.run`.
+    `mates` are all plans of the job: a group of shards that share batches goes through the models as a whole, also if
+    some of them are committed. Raises UserError if the cluster does not exist, and like `Driver.run`.
     """
     with joined(config.ray):
         # One server counts the requests to each host, because no worker knows those of the others.
@@ -36,7 +41,7 @@ def compute_on_ray(
         with PermitServer(config.download.concurrency_per_host, host=host) as permits:
             make_worker_steps = partial(make_steps, permits=permits.address)
             with followed_by(Metrics()):
-                yield from Driver(plans, config, pickle.dumps(make_worker_steps)).run()
+                yield from Driver(plans, config, pickle.dumps(make_worker_steps), mates).run()
 
 
 @contextmanager
@@ -62,7 +67,7 @@ def connect(config: RayConfig) -> None:
         init_ray(
             address,
             runtime_env={
-                "env_vars": {"PYTHONPATH": str(repository_root())},
+                "env_vars": worker_variables(),
                 "worker_process_setup_hook": chdir_hook(os.getcwd()),
             },
             configure_logging=True,
@@ -71,3 +76,9 @@ def connect(config: RayConfig) -> None:
         )
     except ConnectionError as error:
         raise UserError(f"no Ray cluster at {address!r}: {error}; start one, or do not set ray.address") from None
+
+
+def worker_variables() -> dict[str, str]:
+    """Return the environment variables of the driver that its workers need on all machines."""
+    kept = {name: os.environ[name] for name in (CACHE, OFFLINE) if name in os.environ}
+    return {"PYTHONPATH": python_path(str(repository_root())), **kept}

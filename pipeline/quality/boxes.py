@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from common.errors import UserError
 from pipeline.report.shards import check_finished, read_batches, read_manifests
 from pipeline.score.filters import clip_score
+from pipeline.write.pending import check_nothing_pending
 from pipeline.write.store import Store
 from schemas.manifest import Manifest
 
@@ -56,6 +57,7 @@ def read_rows(output: str, keys: Collection[str] | None = None) -> Iterator[tupl
     Raises UserError if the output has no finished shard or no arrow/ files.
     """
     store = Store(output)
+    check_nothing_pending(store)
     manifests = read_manifests(store)
     check_finished(store, manifests)
     if not any(name.startswith("arrow/") for manifest in manifests for name in manifest["files"]):

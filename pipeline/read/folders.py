@@ -87,11 +87,8 @@ def folder_rows(piece: Piece, config: ReadConfig, is_wanted: Callable[[int], boo
     fs, name = open_store(piece.path)
     root = _root(fs, name.rstrip("/"), piece.path)
     images = list_folder(piece.path).images[piece.first_row : piece.first_row + piece.n_rows]
-    for start in range(0, len(images), THREADS):
-        window = [
-            (image, is_wanted(piece.first_row + start + i)) for i, image in enumerate(images[start : start + THREADS])
-        ]
-        yield from map_concurrently(partial(_load, root=root, config=config), window)
+    found = ((image, is_wanted(row)) for row, image in enumerate(images, piece.first_row))
+    yield from map_concurrently(partial(_load, root=root, config=config), found, THREADS)
 
 
 def _root(fs: AbstractFileSystem, name: str, url: str) -> Root:

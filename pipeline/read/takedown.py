@@ -1,21 +1,19 @@
 """The list of rows that must not be in an output: URLs, hosts and SHA-256 hashes of images."""
 
-import ipaddress
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final, Literal
-from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 import pyarrow as pa
 
 from common.errors import UserError
 from common.files import check_file
 from common.remote import one_line, open_store, store_errors
-from common.urls import without_user
+from pipeline.read.url_keys import host_of, normal_host, normal_url
 from schemas.table import Drop, drop_rows
 
 Kind = Literal["url", "host", "sha256"]
@@ -26,9 +24,6 @@ STAGE_OF: Final[Mapping[Kind, str]] = {"url": "read", "host": "read", "sha256": 
 LEFT: Final = ("stage", "reason", "detail")
 """Nullable columns that a row keeps after it was taken down; like those that are never null, they describe no image."""
 HASH: Final = re.compile(r"[0-9a-fA-F]{64}")
-HOST: Final = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?\.)+[a-z0-9-]*[a-z][a-z0-9-]*")
-PORTS: Final = {"http": 80, "https": 443}
-PATH_CHARACTERS: Final = "/!$&'()*+,;=:@~"
 
 
 @dataclass(frozen=True)
@@ -41,6 +36,13 @@ class TakedownList:
 
     def __len__(self) -> int:
         return len(self.urls) + len(self.hosts) + len(self.hashes)
+
+    @property
+    def digests(self) -> set[str]:
+        """The entries in a form from which they cannot be read, to compare lists."""
+        groups = {"url": self.urls, "host": self.hosts, "sha256": self.hashes}
+        texts = (f"{kind} {entry}" for kind, entries in groups.items() for entry in entries)
+        return {hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts}
 
     def without_queries(self) -> "TakedownList":
         """Return the list for an output whose URLs have no queries."""
@@ -55,14 +57,13 @@ class TakedownList:
             return None
         if normal in self.urls:
             return "url"
-        return "host" if self.hosts and self._has_host(normal[2:].partition("/")[0]) else None
+        return "host" if self.hosts and self._has_host(host_of(normal)) else None
 
     def match(self, url: str | None, sha256: str | None) -> Kind | None:
         """Return the kind of the entry that names a row, or None."""
         return self.match_url(url) or ("sha256" if sha256 in self.hashes else None)
 
-    def _has_host(self, place: str) -> bool:
-        host = re.sub(r":\d+$", "", place)
+    def _has_host(self, host: str) -> bool:
         if host in self.hosts:
             return True
         return any(host[i + 1 :] in self.hosts for i, character in enumerate(host) if character == ".")
@@ -111,43 +112,6 @@ def parse_takedown(lines: Iterable[str], name: str) -> TakedownList:
                 "correct or remove the line"
             )
     return TakedownList(frozenset(urls), frozenset(hosts), frozenset(hashes))
-
-
-def normal_url(url: str) -> str | None:
-    """Return the form in which URLs of the same resource are equal, None for a text that is no http(s) URL.
-
-    Left out are scheme, user, default port and fragment; the host is in lower case, and escapes are uniform.
-
-    >>> normal_url("HTTPS://Example.org:443/a%7eb.jpg#top")
-    '//example.org/a~b.jpg'
-    """
-    try:
-        parts = urlsplit(without_user(url.strip()))
-        host, port = normal_host(parts.hostname or "", any_name=True), parts.port
-    except ValueError:
-        return None
-    if parts.scheme.lower() not in PORTS or not host:
-        return None
-    place = host if port in (None, PORTS[parts.scheme.lower()]) else f"{host}:{port}"
-    path = quote(unquote_to_bytes(parts.path), safe=PATH_CHARACTERS) or "/"
-    return f"//{place}{path}{'?' + parts.query if parts.query else ''}"
-
-
-def normal_host(text: str, any_name: bool = False) -> str | None:
-    """Return a host name in lower case and in ASCII, without its last dot; None for other text.
-
-    Unless `any_name`, it must be an address, or a name with a dot.
-    """
-    with suppress(ValueError):
-        address = ipaddress.ip_address(text.strip("[]"))
-        return f"[{address}]" if address.version == 6 else str(address)
-    host = text.lower().rstrip(".")
-    if not host.isascii():
-        try:
-            host = host.encode("idna").decode()
-        except UnicodeError:
-            return host if any_name else None
-    return host if any_name or HOST.fullmatch(host) else None
 
 
 @cache

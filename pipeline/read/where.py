@@ -11,6 +11,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ Expression = Callable[[Mapping[str, Any]], Any]
 MAX_CHARACTERS: Final = 10_000
 MAX_DEPTH: Final = 50
 BIG: Final = 1 << 63
+INTEGER: Final = re.compile(r"\s*[+-]?\d{1,40}\s*", re.ASCII)
 NUMBER: Final = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 COMPARISONS: Final[dict[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
     ast.Lt: operator.lt,
@@ -153,15 +155,22 @@ def _plain(value: Any) -> Any:
             return str(value)
 
 
+def _held(text: str) -> float | int | None:
+    """Return the number that a text holds: integers exactly, as parquet has them; None if it holds none."""
+    with suppress(ValueError):
+        return int(text) if INTEGER.fullmatch(text) else float(text)
+    return None
+
+
 def _number(value: Any, text: str) -> float | int | None:
     """Return a number or the one that a text holds; None for an empty text. `text` is the expression of the value."""
     if isinstance(value, str):
         if not value.strip():
             return None
-        try:
-            value = float(value)
-        except ValueError:
-            raise WhereError(f"{text} is {value[:80]!r}, not a number") from None
+        held = _held(value)
+        if held is None:
+            raise WhereError(f"{text} is {value[:80]!r}, not a number")
+        value = held
     if not isinstance(value, int | float):
         raise WhereError(f"{text} is a {type(value).__name__}, not a number")
     if isinstance(value, int) and abs(value) >= BIG:
@@ -265,10 +274,7 @@ def _equal(a: Any, b: Any) -> bool:
         if isinstance(text, str) and isinstance(number, bool):
             return text.lower() == str(number).lower()
         if isinstance(text, str) and isinstance(number, int | float) and not isinstance(number, bool):
-            try:
-                return float(text) == number
-            except ValueError:
-                return False
+            return _held(text) == number
     return bool(a == b)
 
 

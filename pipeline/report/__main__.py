@@ -12,6 +12,7 @@ from common.text import one_line
 from pipeline.report.html import write_report
 from pipeline.report.stats import build_stats
 from pipeline.report.summary import summary_table
+from pipeline.write.pending import check_nothing_pending
 from pipeline.write.store import Store
 from schemas.files import REPORT_FILE, STATS_FILE
 
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("output", help="output folder or URL of the job")
     output = parser.parse_args().output
     set_up_logging()
+    check_nothing_pending(Store(output))
     stats = build_stats(output, truth=read_truth(output))
     write_report(output)
     print_text(f"{summary_table(stats)}\nreport: {output}/{REPORT_FILE}")

@@ -6,8 +6,7 @@ Memory does not grow with the number of shards, but for their indices and the si
 """
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
+from collections.abc import Collection
 from typing import Final, TypeVar
 
 from tqdm import tqdm
@@ -45,12 +44,11 @@ def collect(store: Store, only: Collection[int] | None = None, keeping: Keeping 
 
     hidden = not sys.stderr.isatty() or len(groups) < AT_A_TIME
     with tqdm(total=len(groups), desc="statistics", unit=" thousand shards", disable=hidden) as bar:
-        for numbers in in_batches(sorted(groups), AT_A_TIME):
-            for part in map_concurrently(read, numbers):
-                shards += part.shards
-                summary.merge(part.summary)
-                add_speeds(speeds, part.speeds)
-                bar.update()
+        for part in map_concurrently(read, sorted(groups), AT_A_TIME):
+            shards += part.shards
+            summary.merge(part.summary)
+            add_speeds(speeds, part.speeds)
+            bar.update()
     summary.totals.shrink()
     return Part(sorted(shards), summary, speeds)
 
@@ -72,10 +70,3 @@ def remove_stale(store: Store, rollups: Collection[str], numbers: Collection[int
     """Remove the rollups in which no shard is finished any more."""
     wanted = {ROLLUP_FILE.format(number).rpartition("/")[2] for number in numbers}
     store.remove_many(f"{ROLLUP_FOLDER}/{name}" for name in rollups if name not in wanted)
-
-
-def in_batches(items: Sequence[Item], size: int) -> Iterator[list[Item]]:
-    """Yield up to `size` items at a time."""
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from common.text import duration_text
 from schemas.attempts import attempt_of
 from schemas.stats import Statistics
 
@@ -35,8 +36,13 @@ def describe_run(stats: Statistics) -> Head:
 
 def progress_text(stats: Statistics) -> str:
     """Return how many shards are finished, for a job that is running or was stopped; "" if all are, or nobody knows."""
-    n, planned = sum(not attempt_of(index) for index in stats["shards"]), stats.get("planned", 0)
-    return f"{n:,} of {planned:,} shards finished" if n < planned else ""
+    planned = stats.get("planned", 0)
+    return f"{planned - left:,} of {planned:,} shards finished" if (left := count_unfinished(stats)) else ""
+
+
+def count_unfinished(stats: Statistics) -> int:
+    """Return the number of planned shards that are not finished; 0 if the plan is not known."""
+    return max(stats.get("planned", 0) - sum(not attempt_of(index) for index in stats["shards"]), 0)
 
 
 def finish_time(started: str, seconds: float) -> str:
@@ -46,18 +52,6 @@ def finish_time(started: str, seconds: float) -> str:
     except (ValueError, OverflowError):
         return ""
     return end.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def duration_text(seconds: float) -> str:
-    """Format a duration with its two largest units.
-
-    >>> duration_text(12.34), duration_text(187), duration_text(90000)
-    ('12.3 s', '3 min 7 s', '25 h 0 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def bytes_text(n: float) -> str:

@@ -13,12 +13,13 @@ from omegaconf import OmegaConf
 
 from common.errors import UserError
 from common.html import render_page
+from common.text import duration_text
 from pipeline.report.advice import Advice, find_advice
 from pipeline.report.cards import make_card
 from pipeline.report.charts import Chart, histogram_chart, number
 from pipeline.report.config import ReportConfig
 from pipeline.report.dropped import find_dropped
-from pipeline.report.head import bytes_text, describe_run, duration_text
+from pipeline.report.head import bytes_text, describe_run
 from pipeline.report.samples import Picture, Row, Thumbnail, pick_examples, pick_pictures
 from pipeline.report.shards import read_manifests, read_manifests_of
 from pipeline.report.trees import draw_tree, is_drawable

@@ -4,19 +4,21 @@ It tells which shards belong to the output, and not how to make them: neither th
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from common.errors import UserError
-from common.text import one_line
+from common.text import counted, one_line
 from pipeline.write.store import Store
 from schemas.files import COMMAND_FILE
-from schemas.job import CommandRecord
+from schemas.job import CommandRecord, LeftOut
 from schemas.rows import VERSION
 
 
-def write_command(store: Store, command: str, shards: Sequence[int]) -> None:
+def write_command(store: Store, command: str, shards: Sequence[int], left_out: Sequence[LeftOut] = ()) -> None:
     """Write the record. Raises UserError if the output cannot be written."""
     record: CommandRecord = {"schema": VERSION, "command": command, "shards": sorted(shards)}
+    if left_out:
+        record["left_out"] = list(left_out)
     store.write(COMMAND_FILE, json.dumps(record, sort_keys=True) + "\n")
 
 
@@ -32,6 +34,15 @@ def read_command(store: Store) -> CommandRecord | None:
             "command": str(value["command"]),
             "shards": [int(index) for index in value["shards"]],
         }
+        if "left_out" in value:
+            record["left_out"] = [
+                {
+                    "output": str(left["output"]),
+                    "shards": [int(index) for index in left["shards"]],
+                    "rows": None if left["rows"] is None else int(left["rows"]),
+                }
+                for left in value["left_out"]
+            ]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(
             f"{store.url(COMMAND_FILE)} is damaged ({one_line(error)}); run the command that made the output again, with "
@@ -40,14 +51,12 @@ def read_command(store: Store) -> CommandRecord | None:
     return record
 
 
-def check_complete(store: Store, finished: Collection[int]) -> None:
-    """Raise UserError if an output of a command lacks shards, whose rows would be lost without a word."""
-    record = read_command(store)
-    if record is None:
-        return
-    if missing := sorted(set(record["shards"]) - set(finished)):
-        raise UserError(
-            f"{store.root} lacks {len(missing)} of the {len(record['shards'])} shards of pipeline.{record['command']}, "
-            f"such as shard {missing[0]}; run that command again with the same arguments to finish the output, or remove "
-            f"{store.url(COMMAND_FILE)} to go on without their rows"
-        )
+def again(command: str) -> str:
+    """Return how to make the shards of an output again: by their command, or "" by the job."""
+    return f"pipeline.{command} again with the same arguments" if command else "the job again with the same settings"
+
+
+def describe_left_out(left: LeftOut) -> str:
+    """Return the number of shards and rows that a source lacked, with its name."""
+    rows = "" if left["rows"] is None else f" ({counted(left['rows'], 'row')})"
+    return f"{counted(len(left['shards']), 'shard')}{rows} of {left['output']}"

@@ -21,12 +21,17 @@ class RetryOptions:
     new_attempt: bool = False
 
     def __post_init__(self) -> None:
-        wrong = [reason for reason in self.reasons if reason not in ALLOWED and not STATUS.fullmatch(reason)]
+        wrong = [reason for reason in self.reasons if not is_reason(reason)]
         if wrong or not self.reasons:
             raise UserError(
                 f"reasons is {list(self.reasons)}; give HTTP statuses (429, 5xx) and drop reasons of the download: "
                 f"{', '.join(sorted(ALLOWED))}"
             )
+
+
+def is_reason(value: object) -> bool:
+    """Return True for a drop reason of the download that may pass, or an HTTP status."""
+    return isinstance(value, str) and (value in ALLOWED or STATUS.fullmatch(value) is not None)
 
 
 def is_retried(reasons: tuple[str, ...], stage: str | None, reason: str | None, detail: str | None) -> bool:

@@ -4,13 +4,14 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Final
 
-from tqdm import tqdm
-
+from common.config import runtime_keys
 from common.errors import UserError
+from common.progress import tracked
 from common.text import one_line
 from pipeline.config import PipelineConfig
-from pipeline.derive.settings import check_changes, read_config
+from pipeline.derive.settings import OF_ONE_RUN, check_keys, read_config
 from pipeline.derive.workers import map_shards
 from pipeline.lease import Lease
 from pipeline.paths import check_no_query, with_absolute_paths
@@ -34,6 +35,9 @@ from schemas.manifest import Manifest, Provenance
 
 logger = logging.getLogger("hypergrit")
 
+TAKEN: Final = {"download", *runtime_keys(PipelineConfig)} - {*OF_ONE_RUN, "dry_run_rows", "dry_run_seed"}
+"""Settings that may differ in an attempt."""
+
 Attempts = Sequence[Manifest]
 """The attempts at a shard, the job's first."""
 
@@ -42,9 +46,7 @@ def settings_of_attempt(store: Store, output: str, changes: Sequence[str]) -> tu
     """Return the settings of the job that wrote an output, and those of an attempt. Raises UserError."""
     old = dataclasses.replace(read_config(store), output=output)
     new = with_absolute_paths(dataclasses.replace(read_config(store, changes), output=output))
-    check_changes(old, new, ("download",), "retry")
-    if new.overwrite or new.dry_run:
-        raise UserError("overwrite and dry_run are settings of the job; leave them out")
+    check_keys(changes, TAKEN, "retry")
     if new.read.takedown is not None:
         read_takedown(new.read.takedown)
     return old, new
@@ -102,7 +104,8 @@ def count_in_shards(
     """Yield the index of each shard that may have rows to try again with their number, None if it cannot be read."""
     chosen = [attempts for attempts in groups if may_have_rows(attempts, reasons)]
     results = lease.guard(map_shards(partial(count_rows, config.output, reasons), chosen, config.ray))
-    for attempts, result in tqdm(results, "rows to try again", total=len(chosen), unit=" shards", disable=None):
+    shown = tracked(results, len(chosen), "rows to try again", quiet=config.quiet, most_s=config.log.interval_s)
+    for attempts, result in shown:
         index = attempts[0]["shard"]
         if isinstance(result, Exception):
             logger.warning("shard %d of %s cannot be read, and is left out: %s", index, store.root, one_line(result))

@@ -23,7 +23,8 @@ def clip_score(cosine: float) -> float:
 class ScoreConfig:
     """The CLIP model that compares boxes with phrases, and the thresholds that a box must reach."""
 
-    # miniature; a folder written by the trainer; a folder or hub name of transformers; open_clip:ARCHITECTURE/WEIGHTS
+    # miniature; a folder written by the trainer; a folder or hub name of transformers; the URL of a folder;
+    # open_clip:ARCHITECTURE/WEIGHTS
     scorer: str = "miniature"
     # device of the model: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")

@@ -16,6 +16,7 @@ from common.errors import UserError
 from common.files import check_folder_files
 from common.images import Image
 from common.weights import read_tensors
+from pipeline.model_cache import local_model
 from pipeline.model_folder import calibrated_threshold, read_model_config
 from pipeline.score.config import CLIP_SCORE_WEIGHT
 
@@ -72,8 +73,11 @@ def _in_batches(encode: Callable[[Any], Tensor], items: Iterable[Any], size: int
 
 
 def scorer_path(scorer: str) -> str:
-    """Return the path of the scorer's weights. Hub names and paths are returned unchanged."""
-    return str(MINIATURE) if scorer == "miniature" else scorer
+    """Return the path of the scorer's weights: of a URL, that of its copy. Other names are returned unchanged.
+
+    Raises UserError like `local_model`.
+    """
+    return str(MINIATURE) if scorer == "miniature" else local_model(scorer)
 
 
 def clip_score_threshold(scorer: str) -> float:

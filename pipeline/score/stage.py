@@ -92,16 +92,8 @@ def score_table(table: pa.Table, thresholds: Thresholds, cosines: Cosines, keep_
     """
     kept = kept_indices(table)
     rows: Rows = dict(zip(kept, table.select(COLUMNS).take(pa.array(kept, pa.int64())).to_pylist(), strict=True))
-    scores: dict[int, list[BoxScore]] = {
-        i: [measure_box(box, row["width"], row["height"], thresholds) for box in row["boxes"]]
-        for i, row in rows.items()
-    }
-    places = [
-        Place(i, b)
-        for i, row in rows.items()
-        for b, box in enumerate(row["boxes"])
-        if (has_crop(box, row["width"], row["height"]) if keep_all else not scores[i][b]["removed"])
-    ]
+    scores = {i: measure_row(row, thresholds) for i, row in rows.items()}
+    places = [Place(i, b) for i, row in rows.items() for b in compared_boxes(row, scores[i], keep_all)]
     for (i, b), cosine in zip(places, cosines.of_boxes(rows, places), strict=True):
         scores[i][b] = add_cosine(scores[i][b], cosine, thresholds)
     drops = {
@@ -113,6 +105,18 @@ def score_table(table: pa.Table, thresholds: Thresholds, cosines: Cosines, keep_
     similarity = dict(zip(compared, cosines.of_rows(rows, compared), strict=True))
     found = {i: {"box_scores": scores[i], "clip_similarity": similarity.get(i)} for i in rows}
     return drop_rows(add_columns(table, SCORED, found), "score", drops, heavy=() if keep_all else HEAVY)
+
+
+def measure_row(row: dict[str, Any], thresholds: Thresholds) -> list[BoxScore]:
+    """Measure the boxes of a row, and apply the filters that need no model."""
+    return [measure_box(box, row["width"], row["height"], thresholds) for box in row["boxes"]]
+
+
+def compared_boxes(row: dict[str, Any], scores: Sequence[BoxScore], keep_all: bool) -> list[int]:
+    """Return the boxes of a row that are compared with their phrases: those not removed, or all with a crop."""
+    if keep_all:
+        return [b for b, box in enumerate(row["boxes"]) if has_crop(box, row["width"], row["height"])]
+    return [b for b, score in enumerate(scores) if not score["removed"]]
 
 
 class ModelCosines:

@@ -17,11 +17,13 @@ from common.cli import EXIT_CODES, argument_parser, command, set_up_logging
 from common.config_help import print_text
 from common.errors import UserError
 from common.paths import absolute
+from common.progress import tracked
 from common.text import message
 from common.urls import check_no_user
 from pipeline.lease import hold_lease
+from pipeline.resume.command import again, describe_left_out
 from pipeline.verify.finding import Finding
-from pipeline.verify.output import Repeats, Sums, again, list_contents, requeue
+from pipeline.verify.output import Repeats, Sums, list_contents, requeue
 from pipeline.verify.pool import check_shards
 from pipeline.write.store import Store
 from pipeline.write.temporary import remove_abandoned_folders
@@ -71,15 +73,13 @@ def verify(output: str, n_processes: int, is_requeued: bool) -> int:
     list_contents(store)  # raises before the lease creates the folder of a mistyped path
     with hold_lease(store) if is_requeued else nullcontext() as lease:
         contents = list_contents(store)
-        with tqdm(total=len(contents.plans), unit=" shards", disable=not sys.stderr.isatty(), smoothing=0) as bar:
-            for finding in check_shards(output, contents.plans, n_processes):
-                bar.update()
-                sums.add(finding)
-                repeats.add(finding)
-                n_bytes, n_images = n_bytes + finding.n_bytes, n_images + finding.n_images
-                if finding.problems:
-                    broken.append(finding)
-                    bar.write(describe(finding), file=sys.stdout)
+        for finding in tracked(check_shards(output, contents.plans, n_processes), len(contents.plans), "checked"):
+            sums.add(finding)
+            repeats.add(finding)
+            n_bytes, n_images = n_bytes + finding.n_bytes, n_images + finding.n_images
+            if finding.problems:
+                broken.append(finding)
+                tqdm.write(describe(finding), file=sys.stdout)
         remove_abandoned_folders(tempfile.gettempdir())
         others = [*contents.problems, *filter(None, [repeats.problem(store), None if broken else sums.problem(store)])]
         for problem in others:
@@ -91,6 +91,8 @@ def verify(output: str, n_processes: int, is_requeued: bool) -> int:
         f"{len(contents.plans)} finished shards{unfinished}: {sums.rows['read']:,} rows read, {sums.rows['kept']:,} kept, "
         f"{n_bytes / 1e9:,.3f} GB with the right hashes, {n_images:,} images decoded"
     )
+    for left in contents.left_out:
+        print_text(message(f"{describe_left_out(left)} are left out, since they were not finished (incomplete=true)"))
     print_text(message(verdict(broken, len(others), is_requeued, contents.command)))
     return BROKEN if broken or others else 0
 

@@ -8,16 +8,18 @@ from dataclasses import dataclass, field
 from common.errors import UserError
 from pipeline.lease import Lease
 from pipeline.report.shards import check_finished
-from pipeline.resume.command import read_command
+from pipeline.resume.command import again, read_command
 from pipeline.resume.listing import list_output
 from pipeline.resume.record import read_record, recorded_plans
 from pipeline.verify.finding import Finding, Problem
 from pipeline.verify.keys import AllKeys, ShardKeys
 from pipeline.write.attempts import discard_attempts
 from pipeline.write.manifest import plan_json
+from pipeline.write.pending import takedown_record
 from pipeline.write.store import Store
 from schemas.attempts import attempt_of, later_attempts, shard_of
 from schemas.files import COMMAND_FILE, FILES, JOB_FILE, MANIFEST_FILE, STATS_FILE
+from schemas.job import LeftOut
 from schemas.manifest import PlanJson
 
 
@@ -26,13 +28,14 @@ class Contents:
     """The finished shards of an output, each with its plan if `_job.json` has it, and the problems of other files.
 
     A shard of pipeline.retry has the plan of the shard whose rows it tried again. `command` made the output from others;
-    "" for an output of the job, or of version 0.6 or earlier.
+    "" for an output of the job, or of version 0.6 or earlier. `left_out` are unfinished shards of its sources.
     """
 
     plans: dict[int, PlanJson | None]
     n_unfinished: int
     command: str
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Problem]
+    left_out: list[LeftOut] = field(default_factory=list)
 
 
 def list_contents(store: Store) -> Contents:
@@ -48,10 +51,13 @@ def list_contents(store: Store) -> Contents:
         problems.append(
             Problem(JOB_FILE, "damaged; remove it, and the job compares the manifests of the shards instead")
         )
-    command, shards = "", set[int]()
+    if record_file := takedown_record(store):
+        problems.append(Problem(record_file, "a takedown was interrupted, or still runs; run the same takedown again"))
+    command, shards, left_out = "", set[int](), list[LeftOut]()
     try:
         if made := read_command(store):
             command, shards = made["command"], set(made["shards"])
+            left_out = [] if planned else made.get("left_out", [])  # the job can make what refilter left out
     except UserError as error:
         problems.append(Problem(COMMAND_FILE, str(error)))
     if missing := sorted(shards - set(committed)):
@@ -60,12 +66,9 @@ def list_contents(store: Store) -> Contents:
                                   f"{again(command)}")
         )  # fmt: skip
     n_unfinished = len((planned.keys() | shards) - set(committed))
-    return Contents({index: planned.get(shard_of(index)) for index in committed}, n_unfinished, command, problems)
-
-
-def again(command: str) -> str:
-    """Return how to make broken shards again: by their command, or "" by the job."""
-    return f"pipeline.{command} again with the same arguments" if command else "the job again with the same settings"
+    return Contents(
+        {index: planned.get(shard_of(index)) for index in committed}, n_unfinished, command, problems, left_out
+    )
 
 
 class Sums:

@@ -51,10 +51,11 @@ def write_shard(
 ) -> Manifest:
     """Write the files of one shard and commit them with a manifest. Takes a SCORED table and returns the manifest.
 
-    The files (schemas.files.FILES) are written to `output`, a folder, a URL or a Store. The files of an earlier run are replaced; if
-    they have this plan, provenance and these formats and are intact, they are kept, and their manifest is returned.
-    A summary for the report is written before the manifest, which does not name it. `provenance` identifies the models
-    and settings that determine the content; `runtime` are settings that may differ
+    The files (schemas.files.FILES) are written to `output`, a folder, a URL or a Store. The files of an earlier run are
+    replaced; if they have this plan, provenance and these formats and are intact, they are kept, and their manifest is
+    returned. A summary for the report is written before the manifest, which does not name it.
+
+    `provenance` identifies the models and settings that determine the content; `runtime` are settings that may differ
     between the shards of an output, `origin` names the finished shards from which a command made this one, and `retry`
     is the attempt of pipeline.retry. `lease` is the token of the lease that the output must have (pipeline.lease); None:
     it is not checked.

@@ -128,9 +128,9 @@ class Store:
                 found = self.fs.ls(self.path(folder), detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return {}, []
-        names = ((item["name"].rstrip("/").rsplit("/", 1)[-1], item) for item in found)
-        files = {name: item["size"] for name, item in names if item["type"] == "file"}
-        return files, [item["name"].rstrip("/").rsplit("/", 1)[-1] for item in found if item["type"] == "directory"]
+        items = [(item["name"].rstrip("/").rsplit("/", 1)[-1], item) for item in found]
+        files = {name: item["size"] for name, item in items if item["type"] == "file"}
+        return files, [name for name, item in items if item["type"] == "directory"]
 
     def names(self, folder: str) -> list[str]:
         """Return the sorted names of the files in a folder; an empty list if it does not exist."""

@@ -47,8 +47,10 @@ def test_a_broken_pipe_of_another_file_is_a_bug() -> None:
         raising(BrokenPipeError())
 
 
-def test_sigterm_is_raised_in_the_command_and_the_handler_restored(capsys: pytest.CaptureFixture[str]) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+def test_sigterm_is_raised_in_the_command_and_another_one_changes_no_exit_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before, codes = signal.getsignal(signal.SIGTERM), list[int]()
 
     @command()
     def main() -> int:
@@ -58,7 +60,11 @@ def test_sigterm_is_raised_in_the_command_and_the_handler_restored(capsys: pytes
 
     assert main() == 143
     assert capsys.readouterr().err == "terminated\n"
-    assert signal.getsignal(signal.SIGTERM) == before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "_exit", codes.append)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert codes == [143]
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_a_handler_that_a_library_replaces_is_restored() -> None:

@@ -98,7 +98,7 @@ def test_job_files_build_the_model(model: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_job_files_are_the_base_and_the_overlay_of_the_models_settings() -> None:
-    overlays = {model: [Path(file).stem for file in job_files(model)] for model in MODELS}
+    overlays = {model: [Path(file).stem for file in job_files(model) if file.endswith(".yaml")] for model in MODELS}
     cones, boxes = ["base", "cones"], ["base", "boxes"]
     assert overlays == {
         "clip": ["base"],
@@ -107,7 +107,10 @@ def test_job_files_are_the_base_and_the_overlay_of_the_models_settings() -> None
         "phyclip": boxes,
         "poinclip": cones,
         "syntax_meru": cones,
+        "uncha": cones,
+        "argent": boxes,
     }
+    assert job_files("uncha")[-1] == "model.boxes_as_pairs=false"
 
 
 def test_table_shows_each_metric_beside_its_chance_level() -> None:

@@ -48,6 +48,8 @@ FLOORS: dict[str, list[set[str]]] = {
     "pipeline": [
         {
             "images",
+            "model_cache",
+            "model_files",
             "model_folder",
             "stored_images",
             "drawn",
@@ -61,6 +63,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"read", "summary"},
         {"download", "ground", "write"},
         {"score"},
+        {"batches"},
         {"report"},
         {"quality"},
         {"audit", "calibrate"},
@@ -75,7 +78,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"missing"},
         {"dry_run", "job"},
         {"derive"},
-        {"explore", "grit", "refilter", "merge", "reshard", "dedupe", "takedown", "decontaminate", "retry"},
+        {"explore", "fetch", "grit", "refilter", "merge", "reshard", "dedupe", "takedown", "decontaminate", "retry"},
         {"__init__"},
     ],
 }

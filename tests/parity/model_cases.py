@@ -16,12 +16,20 @@ from tests.parity import recipe
 from trainer.batch import Batch
 from trainer.checkpoints.released import FACTOR_SCALARS, from_released, to_released
 from trainer.encoders.config import ImageConfig, TextConfig
-from trainer.models.config import IMAGENET_STD, HyCoCLIPConfig, HyperbolicConfig, ModelConfig, PHyCLIPConfig
+from trainer.models.config import (
+    IMAGENET_STD,
+    HyCoCLIPConfig,
+    HyperbolicConfig,
+    ModelConfig,
+    PHyCLIPConfig,
+    UNCHAConfig,
+)
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
 from trainer.text.tokenizer import openai_tokenizer
 
 NAMES = {"CLIPBaseline": "clip", "MERU": "meru", "HyCoCLIP": "hycoclip", "PHyCLIP": "phyclip"}
+ALL_NAMES = NAMES | {"UNCHA": "uncha"}
 SIZES = {
     "vit_s16": {"image": ImageConfig(), "text": TextConfig(), "embed_dim": 512},
     "mini": {
@@ -44,6 +52,8 @@ def config_of(meta: dict[str, Any], size: dict[str, Any], kwargs: dict[str, Any]
     if meta["model"] == "MERU":
         return HyperbolicConfig(**common)
     common["use_boxes"] = kwargs["use_boxes"]
+    if meta["model"] == "UNCHA":
+        return UNCHAConfig(**common, pixel_mean=IMAGENET_STD)
     if meta["model"] == "HyCoCLIP":
         mean = IMAGENET_STD if meta["repo"] == "hycoclip" else ModelConfig.pixel_mean
         return HyCoCLIPConfig(**common, pixel_mean=mean)
@@ -54,7 +64,7 @@ def config_of(meta: dict[str, Any], size: dict[str, Any], kwargs: dict[str, Any]
 
 def build(meta: dict[str, Any], size: dict[str, Any], kwargs: dict[str, Any]) -> DualEncoder:
     """Model of the case, with random weights."""
-    return build_model(NAMES[meta["model"]], config_of(meta, size, kwargs))
+    return build_model(ALL_NAMES[meta["model"]], config_of(meta, size, kwargs))
 
 
 def fill(model: DualEncoder, meta: dict[str, Any]) -> None:
@@ -77,6 +87,7 @@ def batch_of(meta: dict[str, Any], dtype: torch.dtype) -> Batch:
         token_ids=tokens["whole"],
         box_images=images["box"] if boxes else None,
         box_token_ids=tokens["box"] if boxes else None,
+        box_owner=torch.tensor(meta["box_owner"]) if boxes and "box_owner" in meta else None,
     )
 
 
@@ -117,14 +128,14 @@ def head_inputs(case: str, seed: int) -> dict[str, np.ndarray]:
     return {name: (scale * row).astype(np.float32) for name, row in zip(names, rows, strict=True)}
 
 
-def head_model(meta: dict[str, Any], case: dict[str, Any]) -> DualEncoder:
-    """Model with the learned scalars of the case and minimal towers, which are not used."""
+def head_model(meta: dict[str, Any], case: dict[str, Any], **fields: Any) -> DualEncoder:
+    """Model with the learned scalars of the case, the settings `fields`, and minimal towers, which are not used."""
     tiny = {
         "image": ImageConfig(size_px=16, kwargs={"embed_dim": 4, "depth": 1, "num_heads": 1}),
         "text": TextConfig(vocab_size=2, context_length=2, width=4, layers=1, heads=1),
         "embed_dim": 512,
     }
-    model = build(meta, tiny, case["kwargs"])
+    model = build(meta, {**tiny, **fields}, case["kwargs"])
     state = to_released(model) | {name: torch.tensor(value) for name, value in case["scalars"].items()}
     model.load_state_dict(from_released(state))
     return model

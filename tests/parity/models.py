@@ -48,6 +48,8 @@ BUILT = tuple(f"built/{name}" for name in ("pixel_mean", "pixel_std", "pos_embed
 HEAD_TOLERANCES = {"plain": 2e-6, "clamp": 2e-5, "incone": 7e-5, "tiny": 2e-3, "identical": 1e-2, "micro": 6e-2}
 # In float64 the rounding errors of the reference are visible in cases with equal points.
 HEAD_TOLERANCES_FLOAT64 = {"identical": 1e-5, "micro": 1e-4, "tiny": 1e-6}
+# Parameters that the reference has but does not use: scalars of MERU; a temperature and a linear layer of width 512.
+UNUSED_PARAMETERS = {"PHyCLIP": 3, "UNCHA": 514}
 
 
 def compare_inputs(report: Report, meta: dict[str, Any]) -> None:
@@ -69,7 +71,7 @@ def compare_layout(report: Report, meta: dict[str, Any], table: Any) -> None:
     manifest = {key: (list(shape), dtype) for key, shape, dtype in meta["manifest"]}
     ours = {key: (list(value.shape), str(value.dtype).removeprefix("torch.")) for key, value in state.items()}
     report.check("state dict", manifest == ours, str(sorted(manifest.keys() ^ ours.keys())[:3]))
-    unused = 3 if meta["model"] == "PHyCLIP" else 0  # scalars of MERU, which the reference has but does not use
+    unused = UNUSED_PARAMETERS.get(meta["model"], 0)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad) + unused
     report.check("trainable parameters", trainable == meta["trainable"], str(trainable))
     total = sum(p.numel() for p in model.parameters()) + unused

@@ -3,15 +3,18 @@
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from common.errors import UserError
+from pipeline.batches.scored import Scored
 from pipeline.config import PipelineConfig
 from pipeline.faults.stage import Stage
 from pipeline.read.stage import planned_rows
@@ -19,7 +22,7 @@ from pipeline.read.types import ShardPlan
 from pipeline.run import Part, Steps
 from schemas.manifest import Manifest, Provenance
 from schemas.rows import BOUNDARIES
-from schemas.table import add_columns, kept_indices
+from schemas.table import add_columns, kept_indices, set_column, without_images
 
 
 class RustPanic(BaseException):
@@ -116,6 +119,37 @@ class LightSteps(PoisonedSteps):
 
     def make_inner(self, name: str) -> Stage:
         return partial(add_defaults, name)
+
+    def shared_batches(self) -> Any:
+        return LightBatches(self)
+
+
+class LightBatches:
+    """A group of shards whose `clip_similarity` tells which rows of the group have come; each waits for the next two."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps, self.keys = steps, sha256()
+        self.tables: deque[tuple[int, pa.Table]] = deque()
+
+    def add(self, number: int, table: pa.Table) -> Iterator[Scored]:
+        self.keys.update(repr(table["key"].to_pylist()).encode())
+        for name in ("ground", "score"):
+            table = self.steps.stage(name)(table)  # type: ignore[assignment]
+        self.tables.append((number, without_images(table)))
+        while len(self.tables) > 2:
+            yield self.scored()
+
+    def finish(self) -> Iterator[Scored]:
+        while self.tables:
+            yield self.scored()
+
+    def scored(self) -> Scored:
+        number, table = self.tables.popleft()
+        value = int(self.keys.hexdigest()[:4], 16) / 65536
+        values = pa.array([value if status == "kept" else None for status in table["status"].to_pylist()], pa.float32())
+        return Scored(number, set_column(table, "clip_similarity", values), {"ground": (0.0, 4), "score": (0.0, 4)})
+
+    def close(self) -> None: ...
 
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {

@@ -128,6 +128,7 @@ RUNTIME = {
     "ground.precision": "fp32",
     "ground.compile": "true",
     "ground.batch_size": "3",
+    "ground.batch_shards": "4",
     "score.device": "cuda:1",
 }
 """Runtime settings of the stages, each with a value other than its default."""

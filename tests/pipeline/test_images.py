@@ -1,6 +1,7 @@
 """Images: decoding of every format and mode, limits, resizing, crops, and the cache of decoded images."""
 
 import io
+from typing import Any
 
 import cv2
 import numpy as np
@@ -122,6 +123,39 @@ def test_a_large_jpeg_is_reduced_while_decoding_to_at_least_twice_the_target() -
     assert decoded.pixels.shape == (500, 700, 3)
     assert (decoded.original_width, decoded.original_height) == (1400, 1000)
     assert decode_reduced(data, ImageLimits(), 251).pixels.shape == (1000, 1400, 3)
+
+
+def test_an_orientation_that_pillow_cannot_read_is_not_applied() -> None:
+    exif = PIL.Image.Exif()
+    exif[ORIENTATION_TAG] = 6
+    data = encoded(gradient(), "JPEG", exif=exif)
+    damaged = data.replace(b"Exif\0\0MM", b"Exif\0\0\0\0")
+    assert decode(data).shape == (64, 48, 3)
+    assert decode(damaged).shape == (48, 64, 3)
+    assert decode_reduced(damaged, ImageLimits(), 10).pixels.shape == (24, 32, 3)
+
+
+def test_an_orientation_in_xmp_is_applied() -> None:
+    data = encoded(gradient(), "JPEG", xmp=b'<x:xmpmeta tiff:Orientation="6"/>')
+    assert decode(data).shape == (64, 48, 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"quality": 95, "subsampling": 0}, {"progressive": True}])
+def test_a_reduced_jpeg_has_the_pixels_of_pillow(options: dict[str, Any]) -> None:
+    noisy = np.random.default_rng(0).integers(0, 256, (403, 517, 3)).astype(np.uint8)
+    data = encoded(noisy, "JPEG", **options)
+    for reduction, short_side in ((2, 100), (4, 50), (8, 25)):
+        with PIL.Image.open(io.BytesIO(data)) as file:
+            file.draft("RGB", (517 // reduction, 403 // reduction))
+            np.testing.assert_array_equal(decode_reduced(data, ImageLimits(), short_side).pixels, np.asarray(file))
+
+
+@pytest.mark.parametrize("mode", ["none", "border", "keep_ratio"])
+@pytest.mark.parametrize("size", [(24, 24), (24, 40), (40, 24), (20, 24), (48, 64)])
+def test_images_that_keep_their_size_are_known_before_they_are_resized(mode: Any, size: tuple[int, int]) -> None:
+    for enlarge in (False, True):
+        config, image = ResizeConfig(mode=mode, size=24, enlarge=enlarge), gradient(*size)
+        assert images.keeps_size(size[1], size[0], config) == (images.resize_as(image, config).shape == image.shape)
 
 
 def test_keep_ratio_shrinks_the_shorter_side_to_size_and_enlarges_only_if_set() -> None:

@@ -237,7 +237,7 @@ def infer_config(state: Mapping[str, Tensor], name: str, source: Path) -> ModelC
         embed_dim = len(state["visual_proj.weight"])
     except KeyError as error:
         raise ValueError(
-            f"{source}: entry {error} is missing; give a checkpoint of CLIP, MERU, HyCoCLIP or PHyCLIP"
+            f"{source}: entry {error} is missing; give a checkpoint that the authors of one of the models released"
         ) from error
     tower = next((key for key, value in PAPER_VITS.items() if value["embed_dim"] == width), None)
     if tower is None:
@@ -248,9 +248,11 @@ def infer_config(state: Mapping[str, Tensor], name: str, source: Path) -> ModelC
         vocab_size=vocab_size, context_length=context_length, width=text_width, layers=layers, heads=text_width // 64
     )
     image = ImageConfig(name=tower, size_px=side * patch)
-    extra: dict[str, Any] = {}
-    if name == "phyclip":
+    config, extra = MODELS[name].config, dict[str, Any]()
+    if hasattr(config, "factor_dim"):
         if state.get("curv", torch.tensor(0.0)).ndim != 1:
-            raise ValueError(f"{source}: the file has no factors and is not a PHyCLIP model; try meru or hycoclip")
+            raise ValueError(
+                f"{source}: the file has no factors, so its model is not {name}; try a model without factors"
+            )
         extra["factor_dim"] = embed_dim // len(state["curv"])
-    return MODELS[name].config(image=image, text=text, embed_dim=embed_dim, **extra)
+    return config(image=image, text=text, embed_dim=embed_dim, **extra)

@@ -163,8 +163,13 @@ class BatchBuilder:
         return f"{self.segmenter.segment(sample.subreddit)} : {sample.caption}"
 
     def choose_boxes(self, boxes: Sequence[Box], generator: random.Random) -> Sequence[Box]:
-        """Return all boxes or a random one, as `data.boxes` selects."""
-        return boxes if self.config.boxes == "all" or not boxes else [generator.choice(boxes)]
+        """Return all boxes, `data.max_boxes` of them, or a random one, as `data.boxes` selects."""
+        if self.config.boxes == "random":
+            return [generator.choice(boxes)] if boxes else boxes
+        most = len(boxes) if self.config.max_boxes is None else self.config.max_boxes
+        if self.config.box_order == "first" or len(boxes) <= most:
+            return boxes[:most]
+        return [boxes[i] for i in sorted(generator.sample(range(len(boxes)), most))]
 
     def write_crops(
         self, sample: Sample, boxes: Sequence[Box], outs: Sequence[Image], generator: random.Random

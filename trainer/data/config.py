@@ -21,6 +21,11 @@ class DataConfig:
     layout: Literal["auto", "train", "hycoclip", "grit", "pairs"] = "auto"
     # boxes per sample for models that use boxes. random: one, drawn again in each epoch; all: every box
     boxes: Boxes = "random"
+    # with boxes=all, the largest number of boxes per sample; null: no limit
+    max_boxes: int | None = None
+    # boxes of a sample with more than max_boxes. first: those that come first in the shard; random: drawn again in each
+    # epoch, in the order of the shard
+    box_order: Literal["first", "random"] = "first"
     # random seed of the sample order, and of the choice of boxes and crops
     seed: int = 0
     # order of the samples of an epoch. blocks: batches as diverse as if drawn from the whole set, from blocks of up to
@@ -49,6 +54,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         check_range(self, "seed", "shuffle_buffer", "workers", least=0)
         check_range(self, "prefetch", least=1)
+        if self.max_boxes is not None:
+            check_range(self, "max_boxes", least=1)
         check_range(self, "subreddit_probability", "max_bad_share", least=0, most=1)
         for name, most in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
             low, high = getattr(self, name)

@@ -22,11 +22,13 @@ from common.remote import map_concurrently
 from trainer.data.headers import index_shard
 from trainer.data.index import Index, ShardIndex
 from trainer.data.index_files import read_index
-from trainer.data.listing import PART, ShardFacts, list_facts
+from trainer.data.listing import ShardFacts, list_facts
 from trainer.data.versions import ShardVersion, version_of
 
 logger = logging.getLogger(__name__)
 
+PART: Final = 4096
+"""Shards whose indexes are read together."""
 VERSION: Final = 3  # of the files in the index folder; rises with their format and with the checks of headers
 MAX_WITHOUT_POOL: Final = 8  # shards; up to this number, a pool of processes takes longer to start than it saves
 MAX_PROCESSES: Final = 64

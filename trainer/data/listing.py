@@ -13,7 +13,6 @@ from schemas.layout import ShardPath, split_path
 from schemas.manifest import FileFacts
 
 ETAGS: Final = ("ETag", "etag", "md5Hash")
-PART: Final = 4096  # shards whose manifests are read together
 TIMES: Final = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
@@ -66,8 +65,7 @@ def list_facts(urls: Sequence[str]) -> Iterator[ShardFacts]:
     listings = dict(zip(folders, map_concurrently(_list_folder, folders), strict=True))
     roots = list(dict.fromkeys(split_path(url).root for url in urls))
     manifests = dict(zip(roots, map_concurrently(_list_manifests, roots), strict=True))
-    for first in range(0, len(urls), PART):  # each request that waits takes memory
-        yield from map_concurrently(partial(_facts, listings=listings, manifests=manifests), urls[first : first + PART])
+    yield from map_concurrently(partial(_facts, listings=listings, manifests=manifests), urls)
 
 
 def _list_folder(folder: str) -> dict[str, Stored]:

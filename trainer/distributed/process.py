@@ -4,6 +4,7 @@ torchrun and Ray Train start the same training function in every process. Models
 exchange features through `trainer.distributed.gather` only.
 """
 
+import dataclasses
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from trainer.batch import Losses
 from trainer.distributed.config import ParallelConfig
 
 # FSDP searches the output of a model for tensors: their hooks announce the start of the backward pass.
-pytree.register_dataclass(Losses, field_names=["loss", "terms"])
+pytree.register_dataclass(Losses, field_names=[field.name for field in dataclasses.fields(Losses)])
 
 LOST_PROCESS_WORDS: Final = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "broken pipe")
 """Parts of the messages with which the backends report that another process is lost, in lower case."""

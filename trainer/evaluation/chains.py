@@ -60,7 +60,7 @@ def captions_on_path(
     weights = torch.linspace(0, 1, steps, device=device)[:, None]
     points = torch.lerp(root.to(features), features[chosen.to(device)][:, None], weights).flatten(0, 1)
     parts = [
-        model.scores(model.lift_text(part), candidates, ranking).argmax(1)
+        model.scores(model.lift_text(part), candidates, ranking, "text").argmax(1)
         for part in points.split(split(candidates, len(texts)))
     ]
     return torch.cat(parts).view(-1, steps).cpu()[position]

@@ -30,7 +30,7 @@ def choice_scores(
         rows = text_rows[start : start + BLOCK]
         features, column = texts[rows.flatten()].unique(dim=0, return_inverse=True)
         queries = model.lift_image(images[image_rows[start : start + BLOCK]].to(device))
-        scores = model.scores(queries, model.lift_text(features.to(device)), ranking)
+        scores = model.scores(queries, model.lift_text(features.to(device)), ranking, "image")
         parts.append(scores.gather(1, column.view(rows.shape).to(device)).cpu())
     return torch.cat(parts) if parts else torch.zeros(text_rows.shape)
 

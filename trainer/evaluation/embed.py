@@ -45,7 +45,7 @@ def embed_words(
 
 def device_of(model: DualEncoder) -> torch.device:
     """The device of a model's parameters."""
-    return model.logit_scale.device
+    return model.pixel_mean.device
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

@@ -10,9 +10,8 @@ Shapes: n items, u distinct ones, d width of the features, s side of the model's
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby, islice
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from common.images import ImageRejected
+from common.threads import map_in_threads
 from trainer.data.preprocess import to_pixels
 from trainer.distributed.gather import all_ranks, gather, rank, world_size
 from trainer.evaluation.cache import FeatureCache, content_key
@@ -170,17 +170,8 @@ class CachedEmbedder:
                     found.append(Prepared(number, key, square, ""))
             return found
 
-        for parts in self._map(prepare, by_file):
+        for parts in map_in_threads(prepare, by_file, self.workers, 8 * self.workers):
             yield from parts
-
-    def _map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        """`map` on a pool of threads, in order, with a bounded number of results ahead."""
-        with ThreadPoolExecutor(self.workers) as pool:
-            source = iter(items)
-            waiting = [pool.submit(function, item) for item in islice(source, 8 * self.workers)]
-            while waiting:
-                yield waiting.pop(0).result()
-                waiting += [pool.submit(function, item) for item in islice(source, 1)]
 
     def _cache(self, kind: str, width: int) -> FeatureCache:
         if kind not in self.caches:

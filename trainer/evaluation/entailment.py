@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from trainer.evaluation.analysis.order import average_precision, merge_ties, order_share, roc_auc
-from trainer.models.dual_encoder import DualEncoder, Entails
+from trainer.models.dual_encoder import DualEncoder
+from trainer.models.terms import Entails
 
 DRAWS: Final = 8
 """Mismatched pairs drawn for each true pair; fewer, but at least one, if the total would exceed `MAX_MISMATCHED`."""

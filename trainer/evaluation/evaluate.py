@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from trainer.batch import Side
 from trainer.evaluation.config import HeldOutConfig
 from trainer.evaluation.embed import device_of, embed_images, embed_words
 from trainer.evaluation.entailment import entailment_metrics
@@ -27,6 +28,8 @@ from trainer.models.dual_encoder import DualEncoder
 from trainer.text.tokenizer import Tokenizer
 
 RECALL_AT: Final = (1, 5, 10)
+DIRECTIONS: Final[dict[str, Side]] = {"text_to_image": "text", "image_to_text": "image"}
+"""Directions of retrieval, and the modality of their queries."""
 MAX_PARSED: Final = 1000
 """Maximum number of captions whose words are embedded."""
 
@@ -123,8 +126,10 @@ def pair_results(
 def retrieval_results(model: DualEncoder, image: Tensor, text: Tensor, config: HeldOutConfig) -> dict[str, float]:
     """Retrieval in both directions between lifted images and captions; only image i matches caption i."""
     results: dict[str, float] = {}
-    score, n = partial(model.scores, ranking=config.ranking), image.shape[-2]
-    for direction, queries, candidates in (("text_to_image", text, image), ("image_to_text", image, text)):
+    n, sides = image.shape[-2], {"text": (text, image), "image": (image, text)}
+    for direction, query in DIRECTIONS.items():
+        score = partial(model.scores, ranking=config.ranking, query=query)
+        queries, candidates = sides[query]
         found = recall_at(ranks_of_matches(score, queries, candidates), RECALL_AT)
         results |= {f"retrieval/{direction}/recall@{k}": share for k, share in found.items()}
         ones = torch.ones(n, dtype=torch.int64)

@@ -7,8 +7,8 @@ from trainer.evaluation.analysis.order import merge_ties
 from trainer.evaluation.chains import entailment_probability
 from trainer.evaluation.entailment import TIE, PairScores, align_pairs, draw_mismatched
 from trainer.evaluation.items import Items, mean_items, pair_items
-from trainer.models.dual_encoder import Entails
 from trainer.models.hyperbolic import Hyperbolic
+from trainer.models.terms import Entails
 
 
 def order_items(general: Tensor, specific: Tensor, owners: Tensor) -> Items:

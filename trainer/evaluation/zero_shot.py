@@ -29,4 +29,4 @@ def class_features(
 def predict(model: DualEncoder, image_features: Tensor, classes: Tensor, ranking: Ranking) -> Tensor:
     """The index [b] of the best class of each image, from features [b d] before the lift and lifted classes [*k c d]."""
     points = model.lift_image(image_features.to(classes.device))
-    return best_candidates(partial(model.scores, ranking=ranking), points, classes)
+    return best_candidates(partial(model.scores, ranking=ranking, query="image"), points, classes)

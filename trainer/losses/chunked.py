@@ -32,14 +32,19 @@ class LogSumExp(NamedTuple):
 
 
 def contrastive(
-    similarity: LazySimilarity, scale: Tensor, targets: Tensor, chunk: int, dtype: torch.dtype = torch.float32
+    similarity: LazySimilarity,
+    scale: Tensor,
+    targets: Tensor,
+    chunk: int,
+    dtype: torch.dtype = torch.float32,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Loss of queries against candidates: `functional.contrastive(scale * similarity, targets=targets)`.
+    """Loss of queries against candidates: `functional.contrastive(scale * similarity + bias, targets=targets)`.
 
-    A chunk has about `chunk` numbers (r n k), but at least `MIN_CHUNK_ROWS` rows. `dtype` is that of all operations
-    after the inner products.
+    `scale` is [], or [b] for one scale per query; `bias` [n] has no gradient. A chunk has about `chunk` numbers
+    (r n k), but at least `MIN_CHUNK_ROWS` rows. `dtype` is that of all operations after the inner products.
     """
-    return apply(similarity, scale, targets, chunk, dtype)
+    return apply(similarity, scale, targets, bias, chunk, dtype)
 
 
 def symmetric_contrastive(
@@ -50,13 +55,20 @@ def symmetric_contrastive(
     The sums over columns are complete only after the last chunk, so each chunk is computed twice. This costs less than
     computing the two directions one after the other.
     """
-    return apply(similarity, scale, None, chunk, dtype)
+    return apply(similarity, scale, None, None, chunk, dtype)
 
 
-def apply(similarity: LazySimilarity, scale: Tensor, targets: Tensor | None, chunk: int, dtype: torch.dtype) -> Tensor:
+def apply(
+    similarity: LazySimilarity,
+    scale: Tensor,
+    targets: Tensor | None,
+    bias: Tensor | None,
+    chunk: int,
+    dtype: torch.dtype,
+) -> Tensor:
     """Loss of `contrastive`, or without `targets` that of `symmetric_contrastive`."""
     inputs = (similarity.queries, similarity.candidates, similarity.curvature, scale)
-    loss: Tensor = ChunkedContrastive.apply(*inputs, targets, similarity, chunk, dtype)
+    loss: Tensor = ChunkedContrastive.apply(*inputs, targets, bias, similarity, chunk, dtype)
     return loss
 
 
@@ -74,6 +86,7 @@ class ChunkedContrastive(torch.autograd.Function):
         curvature: Tensor | None,
         scale: Tensor,
         targets: Tensor | None,
+        bias: Tensor | None,
         similarity: LazySimilarity,
         chunk: int,
         dtype: torch.dtype,
@@ -89,7 +102,7 @@ class ChunkedContrastive(torch.autograd.Function):
         if targets is None:
             loss, grad_scale = symmetric_loss(blocks, scale, chunks, needs_grad)
         else:
-            loss, grad_scale = one_way_loss(blocks, scale, targets, chunks, needs_grad)
+            loss, grad_scale = one_way_loss(blocks, scale, targets, bias, chunks, needs_grad)
         if needs_grad:
             ctx.save_for_backward(*blocks.gradients(), grad_scale)
             ctx.dtypes = [None if t is None else t.dtype for t in (queries, candidates, curvature, scale)]
@@ -99,23 +112,26 @@ class ChunkedContrastive(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_loss: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad_loss is None:
-            return (None,) * 8
+            return (None,) * 9
         grads = [
             None if saved is None else (grad_loss * saved).to(dtype)
             for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return (*grads, None, None, None, None)
+        return (*grads, None, None, None, None, None)
 
 
 def one_way_loss(
-    blocks: RowBlocks, scale: Tensor, targets: Tensor, chunks: list[slice], needs_grad: bool
+    blocks: RowBlocks, scale: Tensor, targets: Tensor, bias: Tensor | None, chunks: list[slice], needs_grad: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the loss and its gradient with respect to the scale. The other gradients accumulate in `blocks`."""
-    loss, grad_scale = torch.zeros_like(scale), torch.zeros_like(scale)
+    loss, grad_scale = scale.new_zeros(()), torch.zeros_like(scale)
     for rows in chunks:
         similarities = blocks.forward(rows)
         target_entries = (torch.arange(len(similarities), device=targets.device), targets[rows])
-        logits = scale * similarities
+        row_scale = scale if scale.ndim == 0 else scale[rows, None]
+        logits = row_scale * similarities
+        if bias is not None:
+            logits += bias
         # Subtract the maxima: the terms of the loss become far smaller than the logits, which reduces rounding errors.
         logits -= logits.amax(1, keepdim=True)
         target_logits = logits[target_entries]
@@ -125,8 +141,11 @@ def one_way_loss(
             grad_logits = logits.div_(sums[:, None])  # softmax of the row
             grad_logits[target_entries] -= 1
             grad_logits /= len(targets)
-            grad_scale += torch.dot(grad_logits.view(-1), similarities.view(-1))
-            blocks.backward(rows, grad_logits.mul_(scale))
+            if scale.ndim == 0:
+                grad_scale += torch.dot(grad_logits.view(-1), similarities.view(-1))
+            else:
+                grad_scale[rows] = torch.linalg.vecdot(grad_logits, similarities)
+            blocks.backward(rows, grad_logits.mul_(row_scale))
     return loss, grad_scale
 
 

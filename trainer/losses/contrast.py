@@ -9,7 +9,7 @@ All of them compute the same loss. Shapes: b queries of this rank, n candidates 
 points are [b d], or [k b d/k] in a product of k factors; [*k b d] stands for both.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final, Literal, NamedTuple, Protocol
@@ -53,17 +53,17 @@ class HasSimilarity(Protocol):
 
 
 class Implementation(NamedTuple):
-    """Losses of fixed queries and candidates, as functions of the scale []."""
+    """Losses of fixed queries and candidates, as functions of the scale."""
 
     one_way: Callable[[Tensor, Tensor], Tensor]
-    """Loss of queries against candidates; its second argument is the tensor of targets [b]."""
+    """Loss of queries against candidates, from the scale [], or [b] for chunked and plain, and the targets [b]."""
     symmetric: Callable[[Tensor], Tensor] | None
     """Mean of the losses in both directions, where query i matches candidate i. None: compute each with `one_way`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastiveLoss:
-    """Contrastive loss with the similarity of `model`. The logits are similarities of lifted points times a scale [].
+    """Contrastive loss with the similarity of `model`. The logits are similarities of lifted points times a scale.
 
     `kernel` and `chunk` are the settings loss_kernel and loss_chunk of `ModelConfig`.
     """
@@ -72,15 +72,28 @@ class ContrastiveLoss:
     kernel: LossKernel
     chunk: int | None
 
-    def one_way(self, queries: Tensor, candidates: Tensor, scale: Tensor, targets: Tensor | None = None) -> Tensor:
+    def one_way(
+        self,
+        queries: Tensor,
+        candidates: Tensor,
+        scale: Tensor,
+        targets: Tensor | None = None,
+        copies: Tensor | None = None,
+    ) -> Tensor:
         """Mean cross entropy of queries [*k b d] of this rank against candidates [*k n d] of all ranks.
 
-        `targets` [b] are the indices of the queries' candidates. By default each rank has b candidates, and query i of
-        this rank matches candidate i of this rank.
+        `scale` is [], or [b] for one scale per query. `targets` [b] are the indices of the queries' candidates. By
+        default each rank has b candidates, and query i of this rank matches candidate i of this rank. With `copies` [n],
+        the loss is that of candidates that are repeated so many times, 0 or more; all copies but one of a query's
+        candidate are negatives.
         """
         if targets is None:
             targets = torch.arange(queries.shape[-2], device=queries.device) + rank() * queries.shape[-2]
-        return self.implementation(queries, candidates).one_way(scale, targets)
+        if copies is None:
+            return self.implementation(queries, candidates, per_row=scale.ndim > 0).one_way(scale, targets)
+        log_copies = copies.log()
+        loss = self.implementation(queries, candidates, log_copies, per_row=True).one_way(scale, targets)
+        return loss + log_copies[targets].mean() if len(targets) else loss
 
     def symmetric(
         self,
@@ -90,51 +103,49 @@ class ContrastiveLoss:
         all_texts: Tensor,
         scale: Tensor,
         weights: tuple[float, float] = (1.0, 1.0),
+        targets: Tensor | None = None,
     ) -> Tensor:
         """Mean of the losses of images against texts and of texts against images, each times its weight.
 
         `image` and `text` [*k b d] are the points of this rank, `all_images` and `all_texts` [*k n d] those of all
-        ranks.
+        ranks. `targets` as in `one_way`.
         """
         is_plain = weights == (1.0, 1.0) and world_size() == 1
         if is_plain and (symmetric := self.implementation(all_images, all_texts).symmetric):
             return symmetric(scale)
-        return self.weighted(((image, all_texts), (text, all_images)), scale, weights)
-
-    def weighted(
-        self,
-        sides: Sequence[tuple[Tensor, Tensor]],
-        scale: Tensor,
-        weights: Sequence[float],
-        targets: Tensor | None = None,
-    ) -> Tensor:
-        """Mean of the losses `one_way` of pairs of queries and candidates, each times its weight.
-
-        Losses of weight 0 are not computed; without any, the result is 0.
-        """
-        terms = [
+        sides = ((image, all_texts), (text, all_images))
+        losses = [
             weight * self.one_way(queries, candidates, scale, targets)
             for (queries, candidates), weight in zip(sides, weights, strict=True)
             if weight
         ]
-        return torch.stack(terms).sum() / len(weights) if terms else 0 * scale
+        return torch.stack(losses).sum() / len(weights) if losses else 0 * scale
 
-    def implementation(self, queries: Tensor, candidates: Tensor) -> Implementation:
-        """Select the implementation for queries [*k b d] and candidates [*k n d]."""
+    def implementation(
+        self, queries: Tensor, candidates: Tensor, log_copies: Tensor | None = None, per_row: bool = False
+    ) -> Implementation:
+        """Select the implementation for queries [*k b d] and candidates [*k n d].
+
+        `log_copies` [n] are added to the logits of each query. With `per_row`, the scale may be [b], and PyTorch
+        replaces the kernels of Triton, which have neither.
+        """
         avoids_full_matrix = self.kernel == "triton" or self.chunk is not None
         has_queries = queries.shape[-2] > 0
         lazy = self.model.lazy_similarity(queries, candidates) if avoids_full_matrix and has_queries else None
-        if lazy is not None and self.kernel == "triton":
+        if lazy is not None and self.kernel == "triton" and not per_row:
             from trainer.losses import fused  # imported here, because Triton is not installed on every platform
 
             return Implementation(partial(fused.contrastive, lazy), partial(fused.symmetric_contrastive, lazy))
-        if lazy is not None and self.chunk is not None:
-            options: dict[str, Any] = {"chunk": self.chunk, "dtype": queries.dtype}
+        if lazy is not None:
+            chunk = chunk_size("auto", queries.device) if self.chunk is None else self.chunk
+            options: dict[str, Any] = {"chunk": chunk, "dtype": queries.dtype}
             return Implementation(
-                partial(chunked.contrastive, lazy, **options), partial(chunked.symmetric_contrastive, lazy, **options)
+                partial(chunked.contrastive, lazy, bias=log_copies, **options),
+                partial(chunked.symmetric_contrastive, lazy, **options),
             )
 
         def plain(scale: Tensor, targets: Tensor) -> Tensor:
-            return contrastive(scale * self.model.similarity(queries, candidates), targets=targets)
+            logits = (scale if scale.ndim == 0 else scale[:, None]) * self.model.similarity(queries, candidates)
+            return contrastive(logits if log_copies is None else logits + log_copies, targets=targets)
 
         return Implementation(plain, None)

@@ -44,15 +44,29 @@ def mean_over_pairs(energies: Tensor) -> Tensor:
     return energies.mean() if energies.numel() else energies.sum()
 
 
-def regularised_entailment(angle: Tensor, aperture: Tensor, reward: float) -> Tensor:
-    """Entailment loss with a reward for wide angles, which prevents the collapse of the angles. It may be negative.
+def huber_angle(angle: Tensor, weight: Tensor, delta: float) -> Tensor:
+    """Energies that pull points onto the rays of their apexes, in any shape. ARGENT has no apertures.
 
-        mean( max(0, exterior angle - half-aperture) - reward * exterior angle )      PoinCLIP eq. 9
+    h(weight * angle), h(x) = x^2 / 2 up to delta, then delta (x - delta / 2)      (arXiv 2603.23311)
+    """
+    scaled = weight * angle
+    return F.huber_loss(scaled, torch.zeros_like(scaled), reduction="none", delta=delta)
+
+
+def log_barrier(norms: Tensor) -> Tensor:
+    """Mean of |x|^2 - log |x| over norms [m], with its minimum at 1 / sqrt(2); ARGENT's regulariser."""
+    return mean_over_pairs(norms.square() - norms.log())
+
+
+def regularised_entailment(angle: Tensor, aperture: Tensor, reward: float, eta: float = 1.0) -> Tensor:
+    """Angles outside the cone less a reward for wide angles, which prevents the collapse of the angles. May be negative.
+
+        max(0, exterior angle - eta * half-aperture) - reward * exterior angle      PoinCLIP eq. 9, where eta is 1
 
     The derivative with respect to the angle is 1 - reward outside the cone and -reward inside, so for a reward below 1
     the minimum is at the boundary of the cone.
     """
-    return (angle_outside_cone(angle, aperture) - reward * angle).mean()
+    return angle_outside_cone(angle, aperture, eta) - reward * angle
 
 
 def entropy(points: Tensor, kind: Entropy = "abs") -> Tensor:

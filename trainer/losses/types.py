@@ -10,5 +10,7 @@ Order = Literal["entropy", "text"]
 """Apex of the entailment cone of a pair: the point of lower entropy, or the text."""
 Entropy = Literal["abs", "normalised", "softmax"]
 """Conversion of a point's coordinates to the probabilities of which the entropy is computed."""
+Calibration = Literal["released", "paper"]
+"""Formula of UNCHA's calibration of uncertainties; `trainer.losses.uncertainty.calibration` has both."""
 Reduction = Literal["mean", "sum"]
 """Reduction over the edges and words of a caption."""

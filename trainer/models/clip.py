@@ -3,9 +3,9 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.batch import Losses, Pairs
 from trainer.losses.similarity import LazySimilarity, cosine_similarity
-from trainer.models.dual_encoder import DualEncoder, at_least_float32
+from trainer.models.dual_encoder import PAIRS, DualEncoder, at_least_float32
+from trainer.models.terms import Term
 
 
 class CLIP(DualEncoder):
@@ -27,6 +27,5 @@ class CLIP(DualEncoder):
     def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity:
         return cosine_similarity(queries, candidates)
 
-    def losses(self, pairs: Pairs) -> Losses:
-        loss, _ = self.contrast_pairs(pairs)
-        return Losses(loss=loss, terms={"contrastive": loss.detach(), "logit_scale": self.logit_scale.exp().detach()})
+    def terms(self) -> list[Term]:
+        return [Term(name="contrastive", value=PAIRS)]

@@ -9,7 +9,7 @@ from common.config import check_positive, check_range, runtime
 from common.errors import UserError
 from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.geometry.types import EPS, Lift, Metric
-from trainer.losses.types import Entropy, Logits, LossKernel, Order, Reduction
+from trainer.losses.types import Calibration, Entropy, Logits, LossKernel, Order, Reduction
 from trainer.text.relations import RELATIONS
 
 Ranking = Literal["released", "metric"]
@@ -119,11 +119,44 @@ class HyCoCLIPConfig(HyperbolicConfig):
         check_range(self, "eta_inter", "eta_intra", least=0, below=math.inf)
         check_weights("contrast_terms", self.contrast_terms, CONTRAST_TERMS)
         check_weights("entail_terms", self.entail_terms, ENTAIL_TERMS)
-        if self.use_boxes and self.boxes_as_pairs:
-            raise UserError(
-                "use_boxes and boxes_as_pairs are both true, but a box is used either as a general concept of its image "
-                "or as an additional pair; set one to false"
-            )
+        check_boxes(self.use_boxes, self.boxes_as_pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UNCHAConfig(HyperbolicConfig):
+    """Settings of UNCHA. `temperature_init` is that of images with captions.
+
+    The released code uses up to five boxes of each sample: data.boxes=all data.max_boxes=5.
+    """
+
+    # also train on boxes and their phrases; false: on images and captions only
+    use_boxes: bool = True
+    # initial temperature of boxes with phrases; it is learned
+    temperature_box_init: float = 0.05
+    # initial temperature of boxes with captions and of phrases with images; it is learned
+    temperature_cross_init: float = 0.06
+    # factor on the half-apertures of cones across modalities: a caption entails its image, a phrase its box
+    eta_inter: float = 0.7
+    # factor on the half-apertures of cones within a modality: a box entails its image, a phrase its caption
+    eta_intra: float = 1.2
+    # share of the angle that is added to the energy of every pair, also inside its cone
+    leak: float = 0.1
+    # weight of the calibration of each modality within the entailment loss
+    calibration_weight: float = 10.0
+    # formula of the calibration. released: that of the code, half of the paper's; paper: residual exp(-u) + u
+    calibration: Calibration = "released"
+    # captions and images with which boxes and phrases are compared. repeated: one for each box of the batch, as in the
+    # released code, so that copies of a box's own caption are negatives; once: one for each sample
+    candidates: Literal["repeated", "once"] = "repeated"
+    # means over boxes. all: over those of all ranks, so that the number of ranks does not change the loss; rank: over
+    # those of each rank, then over ranks, as in the released code. A rank without boxes then adds 0
+    box_means: Literal["all", "rank"] = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "temperature_box_init", "temperature_cross_init")
+        check_range(self, "eta_inter", "eta_intra", "leak", "calibration_weight", least=0, below=math.inf)
+        check_boxes(self.use_boxes, self.boxes_as_pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +179,22 @@ class PHyCLIPConfig(HyCoCLIPConfig):
         check_distance(self)
         if self.embed_dim % self.factor_dim:
             raise UserError(f"embed_dim is {self.embed_dim}; give a multiple of factor_dim, {self.factor_dim}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ARGENTConfig(HyCoCLIPConfig):
+    """Settings of ARGENT. Its energies have no cones, so the factors eta have no effect."""
+
+    # angle in radians above which the energy of a pair grows linearly instead of quadratically
+    huber_delta: float = 1.0
+    # weight of the regulariser that keeps norms near 1/sqrt(2). The paper's value is not known to us; 0 is the default
+    # of the only public implementation
+    norm_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "huber_delta")
+        check_range(self, "norm_weight", least=0, below=math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +261,15 @@ def check_weights(key: str, weights: dict[str, float], names: Sequence[str], kin
     for name, weight in weights.items():
         if not 0 <= weight < math.inf:
             raise UserError(f"{key}.{name} is {weight}; give 0 or more")
+
+
+def check_boxes(use_boxes: bool, boxes_as_pairs: bool) -> None:
+    """Raise UserError if boxes are used in two ways."""
+    if use_boxes and boxes_as_pairs:
+        raise UserError(
+            "use_boxes and boxes_as_pairs are both true, but a box is used either as a general concept of its image "
+            "or as an additional pair; set one to false"
+        )
 
 
 def check_distance(config: HyperbolicConfig) -> None:

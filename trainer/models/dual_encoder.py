@@ -1,16 +1,8 @@
-"""The base class of all models: two towers, their projections to a joint width, and a temperature.
+"""The base class of all models: two towers, their projections to a joint width, and temperatures.
 
 A model projects the towers' outputs to features, lifts the features into its space, and compares lifted points by a
-similarity. Its losses are computed from the lifted points of a batch. To add a model, subclass `DualEncoder` or an
-existing model, add its settings to `trainer/models/config.py`, and register it in `trainer/models/registry.py`:
-
-- Implement `lift_image`, `lift_text`, `similarity` and `losses`. `contrast_pairs` computes the symmetric contrastive
-  loss.
-- Implement `lazy_similarity` for large batches, if a formula of `trainer/losses/similarity.py` fits.
-- If the model learns that general points entail specific ones, list the relations in `entailments` and implement
-  `energy`. The evaluation reports how well `margin` and `radius` tell true pairs from others.
-- Extend `needs` if the losses use boxes or parses, `clamp_parameters` if new parameters have a range, and `scores` if
-  the evaluation ranks by another number than the similarity.
+similarity. Its loss is a list of weighted terms over named streams of points (`trainer.models.terms`).
+docs/add_a_model.md shows how to add one.
 
 Shapes: b pairs and m boxes on this rank, n pairs on all ranks, d embedding width, l tokens. Lifted points are [b d], or
 [k b d/k] in a product of k factors; [*k b d] stands for both. Images are [b 3 h w].
@@ -18,48 +10,37 @@ Shapes: b pairs and m boxes on this rank, n pairs on all ranks, d embedding widt
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from trainer.batch import Batch, LiftedPairs, Losses, Pairs
+from trainer.batch import Batch, Losses, Pairs, Side, Stream
 from trainer.data.preprocess import to_pixels
-from trainer.distributed.gather import gather, rank
 from trainer.encoders.build import build_image_encoder, build_text_encoder
-from trainer.losses.contrast import ContrastiveLoss, chunk_size
 from trainer.losses.similarity import LazySimilarity
 from trainer.models.config import ModelConfig, Ranking
+from trainer.models.points import Points
+from trainer.models.terms import Contrast, Entails, Term, sum_terms
 from trainer.text.syntax import Syntax
 
-Part = Literal["image", "text", "box_image", "box_text", "child", "head", "word_alone", "word"]
-"""Name of a set of lifted points in `Entails`.
-
-Images, captions, boxes and their phrases; children and heads of the edges of dependency trees; words without and with
-their context.
-"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entails:
-    """An entailment relation that a model learns, such as: a caption (general) entails its image (specific).
-
-    A pair of points satisfies it if `DualEncoder.energy(general, specific, eta)` is 0.
-    """
-
-    name: str  # part of the names of loss terms and of evaluation metrics
-    general: Part
-    specific: Part
-    eta: float = 1.0  # factor on the half-apertures of cones
+PAIRS = Contrast(sides=(("image", "text"), ("text", "image")))
+"""The symmetric contrastive loss of images and captions (MERU, section 3.1)."""
 
 
 class DualEncoder(nn.Module, ABC):
-    """Two towers with projections and a temperature. Parameter names are those of the released checkpoints."""
+    """Two towers with projections and temperatures. Parameter names are those of the released checkpoints."""
 
     shares: ClassVar[frozenset[str]] = frozenset()
     """Names of the terms that are shares of pairs, not losses."""
+    temperatures: ClassVar[Mapping[str, str]] = MappingProxyType({"logit_scale": "temperature_init"})
+    """Parameters that are logarithms of inverse temperatures, and the settings with their initial temperatures."""
+    is_symmetric: ClassVar[bool] = True
+    """False if the similarity depends on which side is the query; see `directed_similarity`."""
 
+    logit_scale: nn.Parameter  # of models with a single temperature
     pixel_mean: Tensor
     pixel_std: Tensor
 
@@ -70,7 +51,8 @@ class DualEncoder(nn.Module, ABC):
         self.textual = build_text_encoder(config.text)
         self.visual_proj = projection(int(self.visual.num_features), config.embed_dim)  # type: ignore[arg-type]
         self.textual_proj = projection(self.textual.num_features, config.embed_dim)
-        self.logit_scale = nn.Parameter(torch.tensor(-math.log(config.temperature_init)))
+        for name, setting in self.temperatures.items():
+            self.register_parameter(name, nn.Parameter(torch.tensor(-math.log(getattr(config, setting)))))
         self.register_buffer("pixel_mean", torch.tensor(config.pixel_mean).view(3, 1, 1))
         self.register_buffer("pixel_std", torch.tensor(config.pixel_std).view(3, 1, 1))
         for tower in self.frozen_towers():
@@ -107,9 +89,13 @@ class DualEncoder(nn.Module, ABC):
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         """Similarities [b n] of lifted queries [*k b d] and candidates [*k n d]; larger means more similar.
 
-        It must be symmetric, because images and texts are both queries and candidates. The contrastive loss multiplies
-        it by the logit scale.
+        Images and texts are both queries and candidates, so it is symmetric, or `is_symmetric` is False and
+        `directed_similarity` is implemented too. The contrastive loss multiplies it by the inverse temperature.
         """
+
+    def directed_similarity(self, queries: Tensor, candidates: Tensor, query: Side) -> Tensor:
+        """Similarities [b n] of queries of the modality `query` with candidates of the other one."""
+        return self.similarity(queries, candidates)
 
     def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity | None:
         """Return the formula of `similarity`, for contrastive losses that never hold the full matrix.
@@ -119,22 +105,42 @@ class DualEncoder(nn.Module, ABC):
         """
         return None
 
-    def scores(self, queries: Tensor, candidates: Tensor, ranking: Ranking) -> Tensor:
+    def scores(self, queries: Tensor, candidates: Tensor, ranking: Ranking, query: Side = "image") -> Tensor:
         """Scores [b n] by which the evaluation ranks candidates; larger is better.
 
         "metric" is the similarity used in training; "released" is the score of the authors' evaluation code, which
-        differs for some models.
+        differs for some models. `query` is the modality of the queries.
         """
-        return self.similarity(queries, candidates)
+        return self.directed_similarity(queries, candidates, query)
+
+    @abstractmethod
+    def terms(self) -> Sequence[Term]:
+        """The terms of the loss, in the order in which they are computed and logged.
+
+        Terms whose names end in one of `trainer.metrics.writers.GEOMETRY`, such as "curvature", are logged under
+        "geometry/", all others under "loss/".
+        """
+
+    def group_weights(self) -> dict[str, float]:
+        """Weights of groups of terms, such as "entailment"; 1 if missing."""
+        return {}
+
+    def measures(self, points: Points) -> dict[str, Tensor]:
+        """Detached numbers to log beside the loss, by name: the scalars by default."""
+        return self.scalars()
+
+    def scalars(self) -> dict[str, Tensor]:
+        """The learned scalars to log, by name."""
+        return {name: self.scale(name).detach() for name in self.temperatures}
 
     def entailments(self) -> tuple[Entails, ...]:
-        """The entailment relations that the model learns."""
-        return ()
+        """The entailment relations that the model learns. By default, those among its terms."""
+        return tuple(term.value for term in self.terms() if isinstance(term.value, Entails))
 
-    def word_points(self, token_ids: Tensor, syntax: Syntax) -> dict[Part, Tensor]:
-        """Lifted words [* d] of captions [b l], by part, for each part of `entailments` that consists of words.
+    def word_points(self, token_ids: Tensor, syntax: Syntax) -> dict[str, Tensor]:
+        """Lifted words [* d] of captions [b l], by name, for each name in `entailments` that stands for words.
 
-        The evaluation calls it for models whose `needs` contain "parse". The points of the two parts of a relation
+        The evaluation calls it for models whose `needs` contain "parse". The points of the two sides of a relation
         match by index.
         """
         return {}
@@ -146,6 +152,13 @@ class DualEncoder(nn.Module, ABC):
         that of `Entails`. Raises NotImplementedError if the model has no `entailments`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no entailment energy")
+
+    def penalty(self, general: Tensor, specific: Tensor, entails: Entails) -> Tensor:
+        """Numbers [*k b] whose mean over the pairs of a relation is minimised. By default, the energy.
+
+        They differ from the energy if the loss also acts on pairs that satisfy the relation.
+        """
+        return self.energy(general, specific, entails.eta)
 
     def margin(self, general: Tensor, specific: Tensor) -> Tensor:
         """Margins [*k b] by which pairs of lifted points [*k b d] violate entailment; negative for points inside.
@@ -167,13 +180,21 @@ class DualEncoder(nn.Module, ABC):
         """Fields of a sample that the losses use in addition to image and caption: "boxes", "parse"."""
         return frozenset({"boxes"}) if self.config.boxes_as_pairs else frozenset()
 
-    @abstractmethod
-    def losses(self, pairs: Pairs) -> Losses:
-        """Loss of a batch, computed from its features, and detached terms to log, by name.
+    @property
+    def has_per_rank_means(self) -> bool:
+        """True if means over boxes weigh each rank the same, instead of each box."""
+        return False
 
-        Terms whose names end in one of `trainer.metrics.writers.GEOMETRY`, such as "curvature", are logged under
-        "geometry/", all others under "loss/".
+    def losses(self, pairs: Pairs) -> Losses:
+        """Loss of a batch, computed from its features, with its terms, energies and lifted points. Collective.
+
+        Terms of boxes are means over the boxes of all ranks; ranks may have different numbers of boxes. A rank without
+        boxes runs the same operations and adds 0, because each rank has to take part in each gather, in the forward
+        and in the backward pass. Raises ValueError if a stream is missing.
         """
+        lifts: dict[Side, Callable[[Tensor], Tensor]] = {"image": self.lift_image, "text": self.lift_text}
+        points = Points(pairs=pairs, lifts=lifts, per_rank=self.has_per_rank_means)
+        return sum_terms(self, points, self.terms(), self.group_weights())
 
     def image_features(self, images: Tensor) -> Tensor:
         """Projected features [b d] of images [b 3 h w], before the lift. Images are uint8, or float in [0, 1]."""
@@ -208,14 +229,15 @@ class DualEncoder(nn.Module, ABC):
 
         Raises ValueError if `boxes_as_pairs` is true and the batch does not have one box per pair.
         """
-        captions = self.caption_features(batch)
+        captions: dict[str, Any] = self.caption_features(batch)
+        captions |= {"syntax": batch.syntax, "more": {name: self.stream_features(s) for name, s in batch.more.items()}}
         if batch.box_images is None or batch.box_token_ids is None:
             if self.config.boxes_as_pairs:
                 raise ValueError(
                     "boxes_as_pairs needs boxes, but the batch has none; train on shards with boxes, or set "
                     "boxes_as_pairs=false"
                 )
-            return Pairs(image=self.image_features(batch.images), syntax=batch.syntax, **captions)
+            return Pairs(image=self.image_features(batch.images), **captions)
         images = self.image_features(torch.cat([batch.images, batch.box_images]))
         box_text = self.text_features(batch.box_token_ids)
         if self.config.boxes_as_pairs:
@@ -225,40 +247,29 @@ class DualEncoder(nn.Module, ABC):
                     f"{len(batch.images)} pairs; set data.boxes=random"
                 )
             captions["text"] = torch.cat([captions["text"], box_text])
-            return Pairs(image=images, syntax=batch.syntax, **captions)
+            return Pairs(image=images, **captions)
         image, box_image = images.split([len(batch.images), len(batch.box_images)])
-        boxes = {"box_image": box_image, "box_text": box_text, "box_owner": batch.box_owner}
-        return Pairs(image=image, syntax=batch.syntax, **captions, **boxes)
+        return Pairs(image=image, **captions, box_image=box_image, box_text=box_text, box_owner=batch.box_owner)
+
+    def stream_features(self, stream: Stream) -> Stream:
+        """Features of a stream of images or token ids."""
+        encode = self.image_features if stream.side == "image" else self.text_features
+        return stream._replace(rows=encode(stream.rows))
 
     def caption_features(self, batch: Batch) -> dict[str, Tensor]:
         """Features of the captions, by field of `Pairs`."""
         return {"text": self.text_features(batch.token_ids)}
 
-    def contrast_pairs(self, pairs: Pairs, weights: tuple[float, float] = (1.0, 1.0)) -> tuple[Tensor, LiftedPairs]:
-        """Symmetric contrastive loss of images and captions (MERU, section 3.1), and the lifted points.
-
-        `weights` are those of images against captions and of captions against images. The candidates are those of all
-        ranks. Features are gathered before the lift, so that the queries of this rank are rows of the candidates.
-        Lifting the features of the other ranks again costs little.
-        """
-        all_images, all_texts = self.lift_image(gather(pairs.image)), self.lift_text(gather(pairs.text))
-        image, text = rows_of_rank(all_images, len(pairs.image)), rows_of_rank(all_texts, len(pairs.text))
-        loss = self.contrastive_loss.symmetric(image, text, all_images, all_texts, self.logit_scale.exp(), weights)
-        return loss, LiftedPairs(image=image, text=text, all_images=all_images, all_texts=all_texts)
-
-    @property
-    def contrastive_loss(self) -> ContrastiveLoss:
-        """The contrastive loss, in the implementation that the settings select."""
-        return ContrastiveLoss(
-            model=self,
-            kernel=self.config.loss_kernel,
-            chunk=chunk_size(self.config.loss_chunk, self.logit_scale.device),
-        )
+    def scale(self, temperature: str) -> Tensor:
+        """The inverse [] of a temperature, named by its parameter."""
+        parameter: Tensor = getattr(self, temperature)
+        return parameter.exp()
 
     @torch.no_grad()
     def clamp_parameters(self) -> None:
         """Clamp the learned scalars to their ranges. The training loop calls it after each optimizer step."""
-        self.logit_scale.clamp_(max=math.log(self.config.max_logit_scale))
+        for name in self.temperatures:
+            self.get_parameter(name).clamp_(max=math.log(self.config.max_logit_scale))
 
 
 def projection(width: int, embed_dim: int) -> nn.Linear:
@@ -271,8 +282,3 @@ def projection(width: int, embed_dim: int) -> nn.Linear:
 def at_least_float32(features: Tensor) -> Tensor:
     """Convert half-precision features to float32; float64 is kept."""
     return features if features.dtype == torch.float64 else features.float()
-
-
-def rows_of_rank(gathered: Tensor, n_rows: int) -> Tensor:
-    """The rows [*k b d] of this rank among the gathered rows [*k n d]; each rank has `n_rows`."""
-    return gathered.narrow(-2, rank() * n_rows, n_rows)

@@ -73,4 +73,7 @@ class Hyperbolic(DualEncoder):
 
     def scalars(self) -> dict[str, Tensor]:
         """The learned scalars to log beside the losses."""
-        return {"logit_scale": self.logit_scale.exp().detach(), "curvature": self.curv.exp().detach()}
+        return super().scalars() | {"curvature": self.curv.exp().detach()}
+
+    def group_weights(self) -> dict[str, float]:
+        return {"entailment": self.config.entail_weight}

@@ -1,14 +1,15 @@
-"""MERU. Shapes: b pairs on this rank, n candidates, d embedding width; with k factors (PHyCLIP), points [k b d/k]."""
+"""MERU. Shapes: b queries, n candidates, d embedding width; with k factors (PHyCLIP), points are [k b d/k]."""
 
 import torch
 from torch import Tensor
 
-from trainer.batch import Losses, Pairs
 from trainer.geometry import lorentz
-from trainer.losses.functional import mean_over_pairs
 from trainer.losses.similarity import LazySimilarity, cosine_similarity, lorentz_similarity
-from trainer.models.dual_encoder import Entails, at_least_float32
+from trainer.models.dual_encoder import PAIRS, at_least_float32
 from trainer.models.hyperbolic import Hyperbolic
+from trainer.models.terms import Entails, Term
+
+TEXT_IMAGE = Entails(name="text_image", general="text", specific="image")
 
 
 class MERU(Hyperbolic):
@@ -43,18 +44,6 @@ class MERU(Hyperbolic):
         angle = lorentz.exterior_angle(general, specific, c, eps)
         return angle, lorentz.half_aperture(general, c, self.config.min_radius, eps)
 
-    def entailments(self) -> tuple[Entails, ...]:
-        return (Entails(name="text_image", general="text", specific="image"),)
-
-    def entailment_loss(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
-        """Mean energy of the pairs of points `general` and `specific` [*k b d]."""
-        return mean_over_pairs(self.energy(general, specific, eta))
-
-    def losses(self, pairs: Pairs) -> Losses:
+    def terms(self) -> list[Term]:
         """Contrastive loss + entail_weight * entailment loss of captions and images (sections 3.1 and 3.2)."""
-        contrastive, lifted = self.contrast_pairs(pairs)
-        entailment = self.entailment_loss(general=lifted.text, specific=lifted.image)
-        return Losses(
-            loss=contrastive + self.config.entail_weight * entailment,
-            terms={"contrastive": contrastive.detach(), "entailment": entailment.detach(), **self.scalars()},
-        )
+        return [Term(name="contrastive", value=PAIRS), Term(name="entailment", value=TEXT_IMAGE)]

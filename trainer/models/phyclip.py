@@ -4,6 +4,7 @@ import math
 
 from torch import Tensor, nn
 
+from trainer.batch import Side
 from trainer.geometry import lorentz, product
 from trainer.losses.similarity import LazySimilarity, lorentz_similarity
 from trainer.models.config import PHyCLIPConfig, Ranking
@@ -40,7 +41,7 @@ class PHyCLIP(HyCoCLIP):
     def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity:
         return lorentz_similarity(queries, candidates, self.curvature(), self.config.eps, self.config.metric)
 
-    def scores(self, queries: Tensor, candidates: Tensor, ranking: Ranking) -> Tensor:
+    def scores(self, queries: Tensor, candidates: Tensor, ranking: Ranking, query: Side = "image") -> Tensor:
         """Scores [b n]: the similarity, or the sum of Lorentzian inner products over the factors.
 
         The released evaluation ranks by the sum, which orders candidates differently than the distance of eq. 2.

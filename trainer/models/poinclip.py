@@ -3,13 +3,15 @@
 import torch
 from torch import Tensor
 
-from trainer.batch import Losses, Pairs
 from trainer.geometry import poincare
 from trainer.losses.functional import entropy, regularised_entailment
 from trainer.losses.similarity import LazySimilarity, poincare_similarity
 from trainer.models.config import PoinCLIPConfig
-from trainer.models.dual_encoder import Entails, at_least_float32
+from trainer.models.dual_encoder import PAIRS, at_least_float32
 from trainer.models.hyperbolic import Hyperbolic
+from trainer.models.meru import TEXT_IMAGE
+from trainer.models.points import Points
+from trainer.models.terms import Entails, Term
 
 
 class PoinCLIP(Hyperbolic):
@@ -30,20 +32,20 @@ class PoinCLIP(Hyperbolic):
     def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity:
         return poincare_similarity(queries, candidates, self.curv.exp(), self.config.eps)
 
-    def losses(self, pairs: Pairs) -> Losses:
-        """Contrastive loss + entail_weight * entailment loss (eq. 9)."""
-        contrastive, lifted = self.contrast_pairs(pairs)
-        image, text = lifted.image, lifted.text
-        entailment = regularised_entailment(*self.cone(text, image), self.config.entail_reward)
-        return Losses(
-            loss=contrastive + self.config.entail_weight * entailment,
-            terms={
-                "contrastive": contrastive.detach(),
-                "entailment": entailment.detach(),
-                "image_entails": self.is_swapped(text, image).float().mean(),
-                **self.scalars(),
-            },
-        )
+    def terms(self) -> list[Term]:
+        """Contrastive loss + entail_weight * entailment loss (eq. 9) of text and image.
+
+        The direction of the relation differs from pair to pair: `cone` selects the apex.
+        """
+        return [Term(name="contrastive", value=PAIRS), Term(name="entailment", value=TEXT_IMAGE)]
+
+    def penalty(self, general: Tensor, specific: Tensor, entails: Entails) -> Tensor:
+        """The rows of eq. 9, which rewards wide angles."""
+        return regularised_entailment(*self.cone(general, specific), self.config.entail_reward, entails.eta)
+
+    def measures(self, points: Points) -> dict[str, Tensor]:
+        swapped = self.is_swapped(*points.pair(TEXT_IMAGE.general, TEXT_IMAGE.specific))
+        return {"image_entails": swapped.float().mean(), **self.scalars()}
 
     @torch.no_grad()
     def is_swapped(self, general: Tensor, specific: Tensor) -> Tensor:
@@ -51,10 +53,6 @@ class PoinCLIP(Hyperbolic):
         if self.config.order == "text":
             return torch.zeros(general.shape[:-1], dtype=torch.bool, device=general.device)
         return entropy(specific, self.config.entropy) < entropy(general, self.config.entropy)
-
-    def entailments(self) -> tuple[Entails, ...]:
-        """One relation of text and image. Its direction differs from pair to pair: `cone` selects the apex."""
-        return (Entails(name="text_image", general="text", specific="image"),)
 
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
         """Exterior angles [b] and half-apertures [b]. The apex is the point of lower entropy, or `general` if equal."""

@@ -7,12 +7,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from trainer.models.config import (
+    ARGENTConfig,
     HyCoCLIPConfig,
     HyperbolicConfig,
     ModelConfig,
     PHyCLIPConfig,
     PoinCLIPConfig,
     SyntaxMERUConfig,
+    UNCHAConfig,
 )
 
 if TYPE_CHECKING:
@@ -25,6 +27,14 @@ class ModelEntry:
 
     config: type[ModelConfig]
     location: str  # MODULE:CLASS
+    printed_name: str = ""  # in tables; by default that of the class
+    has_paired_boxes: bool = False  # its papers also train it with boxes as additional pairs
+    is_experimental: bool = False  # its authors have published neither code nor numbers to compare with
+
+    @property
+    def title(self) -> str:
+        """The name of the model in tables."""
+        return self.printed_name or self.location.rpartition(":")[2]
 
     @property
     def model(self) -> "type[DualEncoder]":
@@ -34,17 +44,23 @@ class ModelEntry:
         return found
 
 
-MODELS: Final[Mapping[str, ModelEntry]] = MappingProxyType(
-    {
-        "clip": ModelEntry(ModelConfig, "trainer.models.clip:CLIP"),
-        "meru": ModelEntry(HyperbolicConfig, "trainer.models.meru:MERU"),
-        "hycoclip": ModelEntry(HyCoCLIPConfig, "trainer.models.hycoclip:HyCoCLIP"),
-        "phyclip": ModelEntry(PHyCLIPConfig, "trainer.models.phyclip:PHyCLIP"),
-        "poinclip": ModelEntry(PoinCLIPConfig, "trainer.models.poinclip:PoinCLIP"),
-        "syntax_meru": ModelEntry(SyntaxMERUConfig, "trainer.models.syntax_meru:SyntaxMERU"),
-    }
-)
+ENTRIES: Final[dict[str, ModelEntry]] = {
+    "clip": ModelEntry(ModelConfig, "trainer.models.clip:CLIP", has_paired_boxes=True),
+    "meru": ModelEntry(HyperbolicConfig, "trainer.models.meru:MERU", has_paired_boxes=True),
+    "hycoclip": ModelEntry(HyCoCLIPConfig, "trainer.models.hycoclip:HyCoCLIP"),
+    "phyclip": ModelEntry(PHyCLIPConfig, "trainer.models.phyclip:PHyCLIP"),
+    "poinclip": ModelEntry(PoinCLIPConfig, "trainer.models.poinclip:PoinCLIP"),
+    "syntax_meru": ModelEntry(SyntaxMERUConfig, "trainer.models.syntax_meru:SyntaxMERU", "Syntax-MERU"),
+    "uncha": ModelEntry(UNCHAConfig, "trainer.models.uncha:UNCHA"),
+    "argent": ModelEntry(ARGENTConfig, "trainer.models.argent:ARGENT", is_experimental=True),
+}
+"""The models, in the order of tables. No other module lists them."""
+
+MODELS: Final[Mapping[str, ModelEntry]] = MappingProxyType(ENTRIES)
 """Entry of each model by name, as in the setting `model_name`."""
+
+DEFAULT: Final = "hycoclip"
+"""Model that is trained if `model_name` is not given."""
 
 
 def build_model(name: str, config: ModelConfig | None = None) -> "DualEncoder":

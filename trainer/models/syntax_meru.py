@@ -3,39 +3,18 @@
 Shapes: b captions, l tokens, w words of the longest caption, d embedding width.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from trainer.batch import Batch, Losses, Pairs
+from trainer.batch import Batch
 from trainer.encoders.text import StateSource
 from trainer.losses.functional import mean_over_captions
 from trainer.models.config import SyntaxMERUConfig
-from trainer.models.dual_encoder import Entails, Part
 from trainer.models.meru import MERU
+from trainer.models.points import Points
+from trainer.models.terms import Entails, Term
+from trainer.models.words import lift_words, words_of
 from trainer.text.syntax import RELATIONS, Syntax, word_vectors, word_weights
-
-
-class Words(NamedTuple):
-    """Lifted words of captions. Points are valid where `is_word` is True, those of `head` where `is_child` is True.
-
-    All other points are finite but meaningless.
-    """
-
-    initial: Tensor  # [b w d] without context
-    contextual: Tensor  # [b w d] in the context of the caption
-    head: Tensor  # [b w d] contextual points of the words' heads
-    is_word: Tensor  # [b w] False for padding
-    is_child: Tensor  # [b w] True for words with an edge to a head
-
-
-class SyntaxLoss(NamedTuple):
-    """The two terms of eq. 3, and the share of edges that satisfy entailment; each []."""
-
-    edges: Tensor
-    words: Tensor
-    satisfied: Tensor
 
 
 class SyntaxMERU(MERU):
@@ -59,10 +38,7 @@ class SyntaxMERU(MERU):
         return super().needs | {"parse"}
 
     def caption_features(self, batch: Batch) -> dict[str, Tensor]:
-        """Features of captions and of their words, from one pass of the text tower.
-
-        Raises ValueError if the batch has no parses.
-        """
+        """Features of captions and of their words, from one pass of the text tower. Raises ValueError without parses."""
         if batch.syntax is None:
             raise ValueError(
                 "syntax_meru needs the parse of each caption, but the batch has none; use the train/ shards of the pipeline"
@@ -72,74 +48,47 @@ class SyntaxMERU(MERU):
     def word_features(self, token_ids: Tensor, syntax: Syntax) -> dict[str, Tensor]:
         """Features of captions [b d] and of their words [b w d], by field of `Pairs`, from token ids [b l]."""
         states = self.textual(token_ids, StateSource(kind=self.config.word_states, block=self.config.word_block))
+        weights = word_weights(syntax.word_of_token, syntax.head.shape[1], self.config.word_vector)
         return {
             "text": self.textual_proj(states.pooled),
-            "word_initial": self.project_words(states.initial, syntax),
-            "word_contextual": self.project_words(states.contextual, syntax),
+            "word_initial": self.textual_proj(word_vectors(states.initial, weights)),
+            "word_contextual": self.textual_proj(word_vectors(states.contextual, weights)),
         }
 
-    def project_words(self, states: Tensor, syntax: Syntax) -> Tensor:
-        """Features [b w d] of words, before the lift, from the states [b l *] of their tokens."""
-        weights = word_weights(syntax.word_of_token, syntax.head.shape[1], self.config.word_vector)
-        vectors: Tensor = self.textual_proj(word_vectors(states, weights))
-        return vectors
+    def terms(self) -> list[Term]:
+        """MERU's terms + syntax_weight * (edges + words)      the paper's eq. 1 to 3"""
+        edges, words = Term(name="syntax/edges", value=self.edge_loss), Term(name="syntax/words", value=self.word_loss)
+        return [*super().terms(), edges, words]
 
-    def losses(self, pairs: Pairs) -> Losses:
-        """MERU's loss + syntax_weight * (edges + words)      the paper's eq. 1 to 3"""
-        base = super().losses(pairs)
-        syntax = self.syntax_loss(pairs)
-        terms = {"syntax": syntax.edges + syntax.words, "syntax/edges": syntax.edges, "syntax/words": syntax.words}
-        return Losses(
-            loss=base.loss + self.config.syntax_weight * terms["syntax"],
-            terms=base.terms
-            | {name: term.detach() for name, term in terms.items()}
-            | {"syntax/satisfied": syntax.satisfied},
-        )
+    def group_weights(self) -> dict[str, float]:
+        return super().group_weights() | {"syntax": self.config.syntax_weight}
 
-    def syntax_loss(self, pairs: Pairs) -> SyntaxLoss:
-        """The terms of eq. 3, averaged over the captions of this rank.
+    def edge_energies(self, points: Points) -> Tensor:
+        """Energies [b w] of the words towards their heads."""
+        words = words_of(points, self.lift_text)
+        return points.once("edges", lambda: self.energy(general=words.contextual, specific=words.head))
 
-            edges:  max(0, ext(e_child, e_head) - aper(e_child)), contextual, times the relation's weight
-            words:  max(0, ext(e_initial, e_contextual) - aper(e_initial))
+    def edge_loss(self, points: Points) -> Tensor:
+        """Mean of max(0, ext(e_child, e_head) - aper(e_child)), contextual, times the relation's weight      eq. 3"""
+        assert points.pairs.syntax is not None
+        weighted = self.edge_energies(points) * self.relation_weights[points.pairs.syntax.relation]
+        return mean_over_captions(weighted, words_of(points, self.lift_text).is_child, self.config.syntax_reduction)
 
-        Words of other ranks are not needed: averaging the gradients over the ranks gives the gradients of the mean over
-        all captions.
+    def word_loss(self, points: Points) -> Tensor:
+        """Mean of max(0, ext(e_initial, e_contextual) - aper(e_initial))      eq. 3"""
+        words = words_of(points, self.lift_text)
+        energies = self.energy(general=words.initial, specific=words.contextual)
+        return mean_over_captions(energies, words.is_word, self.config.syntax_reduction)
 
-        Raises ValueError if the features of the words or the parses are missing.
-        """
-        if pairs.word_initial is None or pairs.word_contextual is None or pairs.syntax is None:
-            raise ValueError("syntax_meru needs the features of words and the parse of each caption; one is missing")
-        words = self.lift_words(pairs.word_initial, pairs.word_contextual, pairs.syntax.head)
-        edge_energy = self.energy(general=words.contextual, specific=words.head)
-        word_energy = self.energy(general=words.initial, specific=words.contextual)
-        reduction = self.config.syntax_reduction
-        satisfied = ((edge_energy == 0) & words.is_child).sum() / words.is_child.sum().clamp(min=1)
-        weighted = edge_energy * self.relation_weights[pairs.syntax.relation]
-        return SyntaxLoss(
-            edges=mean_over_captions(weighted, words.is_child, reduction),
-            words=mean_over_captions(word_energy, words.is_word, reduction),
-            satisfied=satisfied,
-        )
+    def measures(self, points: Points) -> dict[str, Tensor]:
+        """The scalars, and the share of edges that satisfy entailment."""
+        words, energies = words_of(points, self.lift_text), self.edge_energies(points)
+        satisfied = ((energies == 0) & words.is_child).sum() / words.is_child.sum().clamp(min=1)
+        return super().measures(points) | {"syntax/satisfied": satisfied}
 
-    def lift_words(self, initial: Tensor, contextual: Tensor, head: Tensor) -> Words:
-        """Lift features of words [b w d]. `head` [b w] is `Syntax.head`."""
-        initial, contextual = self.lift_text(initial), self.lift_text(contextual)
-        is_word = head >= 0
-        own_index = torch.arange(head.shape[1], device=head.device)
-        is_child = is_word & (head != own_index)
-        # A word without an edge is its own head: its energy is finite, and the mask excludes it from the sums.
-        indices = torch.where(is_child, head, own_index)[..., None].expand_as(contextual)
-        return Words(initial, contextual, contextual.gather(1, indices), is_word, is_child)
-
-    def word_points(self, token_ids: Tensor, syntax: Syntax) -> dict[Part, Tensor]:
+    def word_points(self, token_ids: Tensor, syntax: Syntax) -> dict[str, Tensor]:
         features = self.word_features(token_ids, syntax)
-        words = self.lift_words(features["word_initial"], features["word_contextual"], syntax.head)
-        return {
-            "child": words.contextual[words.is_child],
-            "head": words.head[words.is_child],
-            "word_alone": words.initial[words.is_word],
-            "word": words.contextual[words.is_word],
-        }
+        return lift_words(self.lift_text, features["word_initial"], features["word_contextual"], syntax.head).points()
 
     def entailments(self) -> tuple[Entails, ...]:
         return (

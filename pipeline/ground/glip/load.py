@@ -14,6 +14,7 @@ from common.weights import read_tensors, save_tensors
 from pipeline.ground.glip.config import CONFIGS, GlipConfig, from_dict, to_dict
 from pipeline.ground.glip.model import Glip
 from pipeline.ground.hub import fetch, list_files, parse_hub_name, weight_file
+from pipeline.model_cache import local_model
 
 WEIGHTS, CONFIG, VOCAB = "model.safetensors", "config.json", "vocab.txt"
 
@@ -78,13 +79,14 @@ def find_weights(name: str | Path) -> Path:
 
 
 def find_vocabulary(vocabulary: str | None, weights: Path) -> Path:
-    """Return the local path of a vocabulary: a file, a folder that contains vocab.txt, or a hub name.
+    """Return the local path of a vocabulary: a file, a folder that contains vocab.txt, a URL, or a hub name.
 
     Without `vocabulary`, it is the vocab.txt beside `weights`, the result of `find_weights`. Does not check the file;
     `Prompter` does.
     """
     if not vocabulary:
         return (weights if weights.is_dir() else weights.parent) / VOCAB
+    vocabulary = local_model(vocabulary)
     hub = parse_hub_name(vocabulary)
     path = fetch(hub, [hub.file or VOCAB]) / (hub.file or VOCAB) if hub else Path(vocabulary)
     return path / VOCAB if path.is_dir() else path

@@ -17,9 +17,11 @@ from pipeline.config import PipelineConfig
 from pipeline.images import encode_jpeg
 from pipeline.read.types import Piece, ShardPlan
 from pipeline.report.shards import read_images, read_manifests
+from pipeline.resume.record import make_record, write_record
 from pipeline.write.stage import write_shard
 from pipeline.write.store import Store
 from schemas.files import FILES
+from schemas.job import InputBatch, InputFile
 from schemas.rows import SCORED
 from tests.pipeline.resume.jobs import configure, provenance_of
 
@@ -71,6 +73,14 @@ def make_output(
         plan = ShardPlan(index, first, len(rows), (Piece("/pairs/0.parquet", first, len(rows), 99),))
         write_shard(table, plan, config.write, config.output, provenance_of(config, **packages))
     return config
+
+
+def record_job(config: PipelineConfig, n_rows: int) -> None:
+    """Write the `_job.json` of an output of `make_output` whose job has this number of rows."""
+    path, n_shards = "/pairs/0.parquet", -(-n_rows // config.rows_per_shard)
+    file: InputFile = {"path": path, "size": 99, "hash": f"sha256:{'0' * 64}", "cuts": [[0, 0, 1], [n_rows, 0, 1]]}
+    batch: InputBatch = {"first_shard": 0, "first_row": 0, "shards": n_shards, "rows": n_rows, "files": [file]}
+    write_record(Store(config.output), make_record(config, provenance_of(config), [batch]))
 
 
 def random_shards(seed: int, n_shards: int, rows_per_shard: int = 8) -> dict[int, list[Row]]:

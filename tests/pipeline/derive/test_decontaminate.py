@@ -107,7 +107,7 @@ def test_an_image_that_cannot_be_decoded_counts_with_its_hash(tmp_path: Path, ca
 def test_the_source_cannot_be_the_output(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "urls.txt").write_text("http://example.org/1.jpg\n")
     assert run(source, source, f"against={tmp_path / 'urls.txt'}") == 2
-    assert "is a source" in capsys.readouterr().err
+    assert "is the source" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,21 @@
 """Dedupe: over all shards the lowest key stays, and the ledger names it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import pyarrow as pa
 import pytest
 
 from common.images import STORED_IMAGE_LIMITS, decode
-from pipeline import dedupe, refilter
+from pipeline import dedupe, refilter, takedown
+from pipeline.derive import facts, output
 from pipeline.derive.phash import perceptual_hash
 from pipeline.images import encode_jpeg
+from pipeline.read.types import ShardPlan
+from pipeline.write.store import Store
 from tests.pipeline.derive.outputs import Row, kept, lost, make_output, picture, read_rows
 from tests.pipeline.jobs import hash_output
 
@@ -89,8 +94,6 @@ def test_a_stopped_run_is_completed_with_the_same_bytes(
 ) -> None:
     arguments = ("by=[url,bytes,picture]", "radius=4")
     assert run(source, tmp_path / "whole", *arguments) == 0
-    from pipeline.derive import facts, output
-
     calls: list[str] = []
 
     def stopping(name: str, function: Any, at: int) -> Any:
@@ -114,6 +117,38 @@ def test_a_stopped_run_is_completed_with_the_same_bytes(
     assert run(source, tmp_path / "new", "by=[url]") == 2
     assert run(source, tmp_path / "new", "by=[url]", "overwrite=true") == 0
     assert {reason for reason, _ in dropped(tmp_path / "new").values()} == {"same_url"}
+
+
+@pytest.mark.parametrize("moment", ["after_report", "before_last"])
+def test_a_takedown_removes_what_a_stopped_run_compared_and_warns_of_its_missing_shards(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moment: str
+) -> None:
+    new = tmp_path / "new"
+    write, remove = output.write_shard, Store.remove_many
+
+    def write_but_last(table: pa.Table, plan: ShardPlan, *rest: Any) -> Any:
+        if plan.index == 3 and moment == "before_last":
+            raise KeyboardInterrupt
+        return write(table, plan, *rest)
+
+    def stop_at_facts(store: Store, names: Iterable[str]) -> None:
+        found = list(names)
+        if any("_dedupe" in name for name in found):
+            raise KeyboardInterrupt
+        remove(store, found)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(output, "write_shard", write_but_last)
+        patch.setattr(Store, "remove_many", stop_at_facts)
+        assert run(source, new) == 130
+    assert list((new / "_dedupe").iterdir())
+    (tmp_path / "list.txt").write_text("example.org\n")
+    capsys.readouterr()
+    assert takedown.main([str(new), f"list={tmp_path / 'list.txt'}", *LOCAL]) == 0
+    assert not list((new / "_dedupe").iterdir())
+    warning = "1 shard is not finished, and pipeline.dedupe can still write rows"
+    assert (warning in capsys.readouterr().err) == (moment == "before_last")
+    assert run(source, new) == 0
 
 
 def test_facts_of_another_source_are_not_used(source: Path, tmp_path: Path) -> None:
@@ -180,3 +215,26 @@ def test_an_undecodable_stored_image_is_named(tmp_path: Path, capsys: pytest.Cap
         writer.write_table(broken)
     assert run(tmp_path / "a", tmp_path / "new", "by=[picture]", "radius=2") == 2
     assert "row 000000000000" in capsys.readouterr().err
+
+
+def test_too_little_memory_is_an_error_that_names_the_setting(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(source, tmp_path / "new", "by=[picture]", "radius=8", "memory_gb=0.001") == 2
+    error = capsys.readouterr().err
+    assert "cannot be compared with memory_gb=0.001 and the disk of TMPDIR (" in error
+    assert error.count("\n") == 1
+    assert run(source, tmp_path / "new", "by=[picture]", "radius=8") == 0
+
+
+def test_a_full_disk_is_an_error_that_names_tmpdir(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.derive import duplicates
+
+    def full(*_: Any) -> None:
+        raise duckdb.IOException("Could not write file: No space left on device")
+
+    monkeypatch.setattr(duplicates.Duplicates, "find", full)
+    assert run(source, tmp_path / "new") == 2
+    assert "No space left on device; give a larger memory_gb, or a TMPDIR with more space" in capsys.readouterr().err

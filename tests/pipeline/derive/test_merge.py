@@ -123,7 +123,7 @@ def test_each_difference_is_named_and_allowed_by_an_option(
         (["source={a}"], "output is not set"),
         (["source={a}", "source={a}/", "output=/tmp/x"], "given twice"),
         (["source={a}", "source=file://{a}", "output=/tmp/x"], "given twice"),
-        (["source={a}", "output={a}"], "is a source"),
+        (["source={a}", "output={a}"], "is the source"),
         (["source={a}", "output=/tmp/x", "output=/tmp/y"], "output is given 2 times"),
         (["source={a}/nothing", "output=/tmp/x"], "does not exist"),
         (["source=s3://me:secret@bucket/a", "output=/tmp/x"], "contains a user name or a password"),

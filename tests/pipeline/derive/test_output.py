@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +16,9 @@ import pytest
 
 from common.errors import UserError
 from common.processes import descendants, started_at
-from pipeline import reshard
+from pipeline import dedupe, merge, reshard
 from pipeline.derive import output
+from pipeline.derive.command import Run, derive_command
 from pipeline.derive.options import ReshardOptions
 from pipeline.derive.removal import remove_rows
 from pipeline.derive.reshard import plan_reshard
@@ -135,3 +138,38 @@ def test_a_shard_that_an_earlier_command_commits_meanwhile_is_replaced(
         output.commit(make_table, config, lease.token, wanted)
     manifest = json.loads((new / "_manifests" / "00000.json").read_bytes())
     assert manifest["origin"]["settings"]["seed"] == 2
+
+
+def test_lines_show_the_progress_where_there_is_no_terminal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    make_output(tmp_path / "a", random_shards(2, 2))
+    arguments = [f"source={tmp_path / 'a'}", "ray.runner=local", "ray.cpu_workers=1", "log.interval_s=0.001"]
+    assert merge.main([*arguments, f"output={tmp_path / 'b'}"]) == 0
+    assert "written: 2 of 2 shards" in caplog.text
+    assert dedupe.main([*arguments, f"output={tmp_path / 'c'}"]) == 0
+    assert "read to compare: 2 of 2 shards" in caplog.text
+    caplog.clear()
+    assert merge.main([*arguments, f"output={tmp_path / 'd'}", "quiet=true"]) == 0
+    assert "written" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], r"\d\d:\d\d:\d\d INFO working\n"),
+        (["log.format=json"], r"\{.*\"message\": \"working\"\}\n"),
+        (["quiet=true"], ""),
+        (["log.format=xml"], r"error: log.format=xml: .*\n"),
+    ],
+)
+def test_the_log_has_the_level_and_the_form_of_the_arguments(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str], expected: str
+) -> None:
+    def load() -> Run:
+        logging.getLogger("hypergrit").info("working")
+        return lambda _: 0
+
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
+    derive_command("usage", load)(options)
+    assert re.fullmatch(expected, capsys.readouterr().err)

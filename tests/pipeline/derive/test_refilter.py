@@ -142,7 +142,7 @@ def test_shards_of_another_command_are_not_discarded_without_overwrite(
         (["score.min_side_px=7"], "score.min_side_px from 8 to 7"),
         (["score.size_rule=released"], "score.size_rule from area to released"),
         (["score.keep_all=true"], "the source has no scores of removed boxes"),
-        (["ground.floor=0.3"], "refilter cannot change ground.floor from 0.1 to 0.3, which needs the job"),
+        (["ground.floor=0.3"], "refilter cannot change ground.floor, a setting of the job"),
         (["limit=3"], "refilter cannot change limit"),
         (["score.min_scor=0.9"], "score.min_scor"),
         (["score.min_score=high"], "score.min_score"),
@@ -170,7 +170,7 @@ def test_sources_without_rows_or_images_and_the_source_as_output_are_refused(
         assert run_refilter(source, tmp_path / "new") == 2
         assert message in capsys.readouterr().err
     assert run_refilter(loose, loose, "score.min_score=0.5") == 2
-    assert "is a source" in capsys.readouterr().err
+    assert "is the source" in capsys.readouterr().err
 
 
 def test_a_damaged_shard_fails_alone(loose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,21 +1,35 @@
 """Takedown: the rows that a list names leave all formats, and nothing else changes."""
 
+import itertools
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from common.errors import UserError
 from common.tar import iter_members, reader_of
-from pipeline import load_config, make_provenance, plan_shards, takedown
+from pipeline import load_config, make_provenance, merge, plan_shards, takedown
+from pipeline.compare.contents import read_contents
 from pipeline.derive import removal
+from pipeline.derive import takedown as module
 from pipeline.derive.settings import read_config
 from pipeline.derive.source import Source, read_table
+from pipeline.explore.index import open_output
+from pipeline.quality.boxes import read_rows
 from pipeline.read.takedown import parse_takedown, refuse
+from pipeline.report.__main__ import main as report_main
+from pipeline.retry.__main__ import main as retry_main
 from pipeline.run import Steps
 from pipeline.summary.summary import decompressed
+from pipeline.verify.__main__ import verify
+from pipeline.verify.output import list_contents
 from pipeline.write.manifest import plan_from_json
+from pipeline.write.pending import check_nothing_pending
 from pipeline.write.stage import write_shard
 from pipeline.write.staging import Staging
+from pipeline.write.store import Store
 from schemas.files import FILES, TAKEDOWN_FOLDER
 from schemas.layout import FLAT
 from tests.pipeline.derive.rows import manifests_of, rows_of, stats_of
@@ -169,12 +183,48 @@ def test_a_kill_between_two_files_loses_nothing(
             with pytest.raises(Killed):
                 run_takedown(output, path)
     assert list((output / TAKEDOWN_FOLDER).glob("*.json"))
-    other = write_list(tmp_path / "..", "http://example.com/never.jpg") if n == 3 else path
-    assert run_takedown(output, other) == 0  # finishes the shard whatever the list is
-    assert run_takedown(output, write_list(tmp_path, *entries_for(source))) == 0
+    assert run_takedown(output, path) == 0
     expected(source, tmp_path / "job", entries_for(source), ALL)
     assert hash_output(output) == hash_output(tmp_path / "job")
     assert not list((output / TAKEDOWN_FOLDER).glob("*"))
+
+
+@pytest.mark.parametrize("moment", ["before", "between", "report"])
+def test_until_a_killed_takedown_has_finished_all_other_commands_refuse_the_output(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moment: str
+) -> None:
+    output, path = tmp_path / "out", write_list(tmp_path, *entries_for(source))
+    shutil.copytree(source, output)
+    store, map_shards = Store(str(output)), module.map_shards
+
+    def killed(*arguments: Any) -> Iterator[Any]:
+        yield from itertools.islice(map_shards(*arguments), {"before": 0, "between": 1, "report": 3}[moment])
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "map_shards", killed)
+        with pytest.raises(Killed):
+            run_takedown(output, path)
+    assert not list((output / TAKEDOWN_FOLDER).glob("*.json"))
+    local = ("ray.runner=local", "ray.cpu_workers=1")
+    assert merge.main([f"source={output}", f"output={tmp_path / 'new'}", *local]) == 2
+    assert merge.main([f"source={source}", f"output={output}", "overwrite=true", *local]) == 2
+    assert retry_main([str(output), *local]) == 2
+    assert run_takedown(output, path, "dry_run=true") == 2
+    monkeypatch.setattr("sys.argv", ["report", str(output)])
+    assert report_main() == 2
+    assert capsys.readouterr().err.count("_takedown.json: pipeline.takedown was interrupted") == 5
+    for read in (read_contents, open_output, lambda name: next(read_rows(name))):
+        with pytest.raises(UserError, match="takedown was interrupted"):
+            read(str(output))
+    assert [problem.file for problem in list_contents(store).problems] == ["_takedown.json"]
+    assert run_takedown(output, write_list(tmp_path, "example.com")) == 2
+    assert "this list lacks 2 entries" in capsys.readouterr().err
+    assert run_takedown(output, write_list(tmp_path, *entries_for(source), "ab" * 32)) == 0
+    expected(source, tmp_path / "job", entries_for(source), ALL)
+    assert hash_output(output) == hash_output(tmp_path / "job")
+    assert stats_of(output)["rows"]["dropped"]["read"] == {"taken_down": 1}
+    check_nothing_pending(store)
 
 
 def test_the_job_refuses_the_rows_and_stops_at_an_interrupted_takedown(
@@ -202,7 +252,7 @@ def test_the_job_refuses_the_rows_and_stops_at_an_interrupted_takedown(
     (output / TAKEDOWN_FOLDER / "00000.json").write_text("{}")
     capsys.readouterr()
     assert run_job(tars, output) == 2
-    assert "pipeline.takedown was interrupted in 1 shards" in capsys.readouterr().err
+    assert "00000.json: pipeline.takedown was interrupted" in capsys.readouterr().err
     assert run_takedown(output, path) == 2
     assert "00000.json is damaged" in capsys.readouterr().err
     assert run_job(tars, tmp_path / "new", "read.takedown=/no/such/list") == 2
@@ -249,3 +299,7 @@ def test_a_damaged_shard_fails_alone_and_stays_as_it_is(source: Path, tmp_path: 
         row["key"] for row in rows_of(source) if row["sha256"] == entries_for(source)[1]
     ]
     assert not list((output / TAKEDOWN_FOLDER).glob("*"))
+    assert (output / "_takedown.json").exists()  # rows are left
+    assert verify(str(output), 1, is_requeued=True) == 1
+    assert run_takedown(output, write_list(tmp_path, *entries_for(source))) == 0
+    assert not (output / "_takedown.json").exists()

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 from common.image_process import isolated
-from common.images import ImageLimits, decode
+from common.images import ORIENTATION_TAG, ImageLimits, decode
 from pipeline.config import load_config
 from pipeline.download import stage
 from pipeline.download.config import DownloadConfig
 from pipeline.download.stage import Download
 from pipeline.faults.fault import TooManyFaultsError
-from pipeline.images import ResizeConfig
+from pipeline.images import ResizeConfig, encode_jpeg
 from pipeline.read.types import ShardPlan
 from pipeline.run import Notes, Steps, run_stages
 from schemas.rows import DOWNLOADED, READ
@@ -102,8 +102,31 @@ def test_a_row_with_image_bytes_is_verified_without_a_request() -> None:
     assert rows[1]["reason"] == "not_an_image"
 
 
-def test_a_plain_jpeg_that_needs_no_resizing_keeps_its_bytes(web: TinyWeb) -> None:
-    assert download(jpeg(0, 300, 400), resize=ResizeConfig(mode="none"))[0]["image"] == jpeg(0, 300, 400)
+def saved(image: PIL.Image.Image, format_: str, **options: Any) -> bytes:
+    out = io.BytesIO()
+    image.save(out, format_, **options)
+    return out.getvalue()
+
+
+def test_a_plain_jpeg_that_needs_no_resizing_keeps_its_bytes() -> None:
+    (row,) = download(jpeg(0, 300, 401), resize=ResizeConfig(mode="none"))
+    assert row["image"] == jpeg(0, 300, 401)
+    assert (row["width"], row["height"], row["original_width"], row["original_height"]) == (401, 300, 401, 300)
+
+
+def test_without_resizing_other_images_are_encoded_at_their_full_size() -> None:
+    pixels = PIL.Image.open(io.BytesIO(jpeg(0, 401, 300)))
+    exif = PIL.Image.Exif()
+    exif[ORIENTATION_TAG] = 6
+    images = [saved(pixels, "JPEG", exif=exif), saved(pixels.convert("L"), "JPEG"), saved(pixels, "PNG")]
+    rows = download(*images, resize=ResizeConfig(mode="none"))
+    assert [(row["width"], row["height"]) for row in rows] == [(401, 300), (300, 401), (300, 401)]
+    for row, image in zip(rows, images, strict=True):
+        assert row["image"] == encode_jpeg(decode(image))
+
+
+def test_without_resizing_a_truncated_jpeg_is_found() -> None:
+    assert download(jpeg(0, 300, 401)[:-2000], resize=ResizeConfig(mode="none"))[0]["reason"] == "undecodable"
 
 
 @pytest.mark.parametrize(

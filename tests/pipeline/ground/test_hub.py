@@ -1,5 +1,6 @@
 """Models by hub name, from a local cache in the layout of huggingface_hub, without a network."""
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from common.errors import UserError
 from pipeline.ground.glip.load import load_glip, save_glip
 from pipeline.ground.glip.predict import GlipGrounder
 from pipeline.ground.hf_grounders import Owlv2
-from pipeline.ground.hub import HubName, parse_hub_name
+from pipeline.ground.hub import HubName, file_hash, parse_hub_name
 from pipeline.ground.load import load_grounder, score_threshold
 from tests.pipeline.ground.glip.tiny import TINY, tiny_model, write_vocab
 from tests.pipeline.ground.test_hf import tiny_owlv2
@@ -66,6 +67,20 @@ def test_one_of_several_weight_files_is_named_after_the_commit(snapshot: Path) -
         load_grounder(NAME, "cpu", 0.0, "caption")
     with pytest.raises(UserError, match=r"holds no c\.pth"):
         load_grounder(f"{NAME}/c.pth", "cpu", 0.0, "caption")
+
+
+def test_damaged_weight_file_of_the_cache_is_refused(snapshot: Path) -> None:
+    blobs = snapshot.parents[1] / "blobs"
+    blobs.mkdir()
+    save_released(blobs / "draft")
+    content = (blobs / "draft").read_bytes()
+    blob = (blobs / "draft").rename(blobs / hashlib.sha256(content).hexdigest())
+    (snapshot / "glip.pth").symlink_to(blob)
+    assert load_glip(NAME, TINY).config == TINY
+    blob.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    file_hash.cache_clear()
+    with pytest.raises(UserError, match=r"is damaged: its SHA-256 is not its name; delete it"):
+        load_glip(NAME, TINY)
 
 
 def test_vocabulary_can_be_in_another_repository(snapshot: Path, tmp_path: Path) -> None:

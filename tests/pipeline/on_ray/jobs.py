@@ -4,7 +4,7 @@ import hashlib
 import os
 import pickle
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from pipeline.write.tar import TarWriter
 from pipeline.write.temporary import SUFFIX
 from tests.pipeline.poison import Poison, light_steps
 
+TITLES = ("ray::run_step", "ray::ModelWorker", "ray::rescue_step")
+
 
 def make_tar(folder: Path, n_rows: int) -> Path:
     """A folder with a tar of small images with captions."""
@@ -39,10 +41,11 @@ def make_job(tar: Path, output: Path, *arguments: str) -> PipelineConfig:
     return load_config([f"input={tar}", f"output={output}", "rows_per_shard=4", "formats=[arrow]", *arguments])
 
 
-def make_driver(config: PipelineConfig, *poisons: Poison) -> Driver:
-    """A driver of the job with light steps."""
+def make_driver(config: PipelineConfig, *poisons: Poison, only: Collection[int] | None = None) -> Driver:
+    """A driver of the job with light steps, for the shards `only`."""
     plans = plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
-    return Driver(plans, config, pickle.dumps(light_steps(config, *poisons)))
+    chosen = [plan for plan in plans if only is None or plan.index in only]
+    return Driver(chosen, config, pickle.dumps(light_steps(config, *poisons)), mates=plans)
 
 
 def digests(output: Path) -> dict[str, str]:
@@ -66,22 +69,22 @@ def cluster_of(*nodes: dict[str, Any]) -> Iterator[Cluster]:
         cluster.shutdown()
 
 
-def workers() -> list[int]:
-    """The process ids of Ray's workers below this process that run a step or hold a model."""
+def workers(titles: str | tuple[str, ...] = TITLES) -> list[int]:
+    """The process ids of Ray's workers below this process that run a step or hold a model, or have other `titles`."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
             title = "".join(process.cmdline()[:1])
         except psutil.Error:
             continue
-        if title.startswith(("ray::run_step", "ray::ModelWorker", "ray::rescue_step")):
+        if title.startswith(titles):
             found.append(process.pid)
     return found
 
 
-def kill_worker(number: int) -> bool:
+def kill_worker(number: int, titles: str | tuple[str, ...] = TITLES) -> bool:
     """Kill one of the workers; return False without workers."""
-    pids = sorted(workers())
+    pids = sorted(workers(titles))
     if pids:
         os.kill(pids[number % len(pids)], signal.SIGKILL)
     return bool(pids)

@@ -4,7 +4,6 @@ import logging
 import os
 import pickle
 import time
-from collections import deque
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import ray
 
 from common.errors import UserError
 from pipeline.config import load_config
@@ -20,6 +20,8 @@ from pipeline.on_ray.cluster import Cluster
 from pipeline.on_ray.driver import Driver
 from pipeline.on_ray.health import NODE_LABEL, Health
 from pipeline.on_ray.models import MAX_FAILED_STARTS, Model, Models
+from pipeline.on_ray.upkeep import Upkeep
+from pipeline.on_ray.work import Work
 from pipeline.provenance import make_provenance
 from pipeline.read.plan import plan_shards
 from pipeline.read.types import ShardPlan
@@ -69,10 +71,10 @@ def test_a_request_whose_allowed_nodes_have_gone_is_made_again(
 ) -> None:
     monkeypatch.setattr(cluster, "poll", lambda now=False: True)
     monkeypatch.setattr(cluster, "warn", lambda requests: None)
-    driver = object.__new__(Driver)
-    driver.cluster, driver.progressed = cluster, time.monotonic()
-    driver.settling, driver.waiting = deque(), {"write": deque()}  # type: ignore[assignment]
-    driver.models = SimpleNamespace(starting={}, ready=[], idle=list)  # type: ignore[assignment]
+    work = Work([], [], 1)
+    models: Any = SimpleNamespace(starting={}, ready=[], idle=list)
+    failures: Any = SimpleNamespace(settle=lambda: None)
+    upkeep = Upkeep(work, models, cluster, failures)
     stopped: list[str] = []
 
     def add(name: str, refused: list[str]) -> None:
@@ -80,19 +82,40 @@ def test_a_request_whose_allowed_nodes_have_gone_is_made_again(
             stream=name, node="", model=None, refused=refused, resources=CPU, deadline=float("inf"),
             shard=SimpleNamespace(step="write"), stop=lambda: stopped.append(name),
         )  # fmt: skip
-        driver.running[name] = call  # type: ignore[assignment]
+        work.running[name] = call  # type: ignore[assignment]
 
-    driver.running = {}
     add("on b or c", ["a"])
     add("on c", ["a", "b"])
     add("anywhere", [])
     del cluster._nodes["c"]
-    for attribute in ("settle", "release_unusable"):
-        setattr(driver.models, attribute, lambda cluster: None)
-    driver._look_after_the_cluster()
+    models.settle = models.withdraw_refused = lambda cluster: None
+    models.idle_unusable = lambda cluster: []
+    upkeep.look()
     assert stopped == ["on c"]
-    assert list(driver.running) == ["on b or c", "anywhere"]
-    assert len(driver.waiting["write"]) == 1
+    assert list(work.running) == ["on b or c", "anywhere"]
+    assert len(work.tasks["write"]) == 1
+
+
+def test_a_request_for_a_model_worker_whose_allowed_nodes_have_gone_is_withdrawn(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "kill", lambda actor: killed.append(actor))
+    killed: list[str] = []
+    models = Models(
+        b"", load_config([f"input={tmp_path}", f"output={tmp_path / 'out'}", "ray.gpus_per_model_worker=0"])
+    )
+    models.starting = {
+        "on b or c": Model("on b or c", refused=["a"]),
+        "on c": Model("on c", refused=["a", "b"]),
+        "loads on c": Model("loads on c", node="c", refused=["a", "b"]),
+        "anywhere": Model("anywhere"),
+    }
+    models.withdraw_refused(cluster)
+    assert killed == []
+    del cluster._nodes["c"]
+    models.withdraw_refused(cluster)
+    assert killed == ["on c"]
+    assert list(models.starting) == ["on b or c", "loads on c", "anywhere"]
 
 
 def test_a_call_is_placed_on_other_nodes_unless_none_can_run_it(cluster: Cluster) -> None:

@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common.errors import UserError
 from pipeline import ReadConfig, plan_shards, read_shard
-from pipeline.read.takedown import normal_url, parse_takedown, read_takedown
+from pipeline.download.urls import parse_url
+from pipeline.read.takedown import parse_takedown, read_takedown
+from pipeline.read.url_keys import normal_url
 
 HASH = "ab" * 32
 
@@ -31,7 +35,19 @@ HASH = "ab" * 32
         ("::1", "http://[0:0::1]:8080/1.jpg", "host"),
         ("example.org", "not a URL", None),
         ("example.org", "http://[broken/1.jpg", None),
-        ("example.org", "http://example.org:99999/1.jpg", None),
+        ("example.org", "http://img.example.org:99999/1.jpg", "host"),
+        ("http://example.org:99999/b/../ä.jpg", "https://ann:pw@Example.org.:99999/%C3%A4.jpg#x", "url"),
+        ("http://xn--strae-oqa.de/a.jpg", "http://straße.de/a.jpg", "url"),
+        ("straße.de", "http://xn--strae-oqa.de/a.jpg", "host"),
+        ("strasse.de", "http://straße.de/a.jpg", None),
+        ("http://xn--3xa.example/a.jpg", "http://ς.example/a.jpg", "url"),
+        ("http://example.org/a.jpg", "http://example.org/b/../a.jpg", "url"),
+        ("http://example.org/a.jpg", "http://example.org/./a.jpg", "url"),
+        ("http://example.org/?q=%C3%A4", "http://example.org/?q=ä", "url"),
+        ("http://example.org/?x=A", "http://example.org/?x=%41", "url"),
+        ("bücher.example", "http://img_1.BÜCHER.EXAMPLE/b.jpg", "host"),
+        ("http://img_1.bücher.example/a.jpg", "http://IMG_1.bücher.example/a.jpg", "url"),
+        ("http://example.org/a%2Fb", "http://example.org/a/b", None),
     ],
 )
 def test_an_entry_names_all_spellings_of_a_url_and_no_other(entry: str, url: str, kind: str | None) -> None:
@@ -90,3 +106,35 @@ def test_the_form_of_a_url_is_its_own_form() -> None:
         normal = normal_url(url)
         assert normal is not None
         assert normal_url(f"http:{normal}") == normal
+
+
+HOSTS = [
+    ("h.org", "H.org", "xn--h.org"),
+    ("straße.de", "xn--strae-oqa.de", "strasse.de"),
+    ("ς.example", "xn--3xa.example", "σ.example"),
+    ("bücher.de", "BÜCHER.de", "bu\u0308cher.de", "xn--bcher-kva.de", "bücher。de"),
+    ("[::1]", "[0:0::1]", "[::2]"),
+]
+"""Spellings of a host, and names that look alike."""
+PART = st.lists(
+    st.sampled_from([*"aA~/.+ä;=&?% ", "/./", "/../", "%41", "%61", "%7e", "%7E", "%2F", "%2f", "%C3%A4", "%e4"]),
+    max_size=4,
+).map("".join)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    hosts=st.sampled_from(HOSTS).flatmap(lambda names: st.tuples(*[st.sampled_from(names)] * 2)),
+    parts=st.tuples(PART, PART, st.sampled_from(["", ":81"]), st.sampled_from(["", "#x"])),
+    others=st.tuples(PART, PART, st.sampled_from(["", ":081"]), st.just("")),
+    changed=st.tuples(*[st.booleans()] * 4),
+)
+def test_two_urls_have_one_key_exactly_if_they_are_one_to_the_downloader(
+    hosts: tuple[str, str], parts: tuple[str, ...], others: tuple[str, ...], changed: tuple[bool, ...]
+) -> None:
+    mixed = tuple(new if is_new else old for old, new, is_new in zip(parts, others, changed, strict=True))
+    first, second = (
+        f"http://{host}{port}/{path}?{query}{fragment}"
+        for host, (path, query, port, fragment) in zip(hosts, (parts, mixed), strict=True)
+    )
+    assert (normal_url(first) == normal_url(second)) == (parse_url(first) == parse_url(second))

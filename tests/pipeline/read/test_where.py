@@ -191,6 +191,17 @@ def test_long_numbers_in_texts_are_compared_exactly() -> None:
     parse_where("c == d or c < d")(record)
 
 
+@pytest.mark.parametrize("value", ["9007199254740993", 9007199254740993])
+def test_texts_and_integers_select_the_same_rows(value: str | int) -> None:
+    for right, wrong in (
+        ("== 9007199254740993", "== 9007199254740992"),
+        ("in [9007199254740993]", "< 9007199254740993"),
+    ):
+        assert parse_where(f"id {right}")({"id": value})
+        assert not parse_where(f"id {wrong}")({"id": value})
+    assert parse_where("id == '9007199254740993'")({"id": value})
+
+
 @pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.jsonl", "a.json"])
 def test_other_rows_are_dropped_as_not_selected_and_keep_their_columns(tmp_path: Path, name: str) -> None:
     rows = [{"url": f"http://a/{i}", "caption": "x", "pwatermark": i / 10, "similarity": 0.4} for i in range(10)]

@@ -160,7 +160,8 @@ def test_a_failed_shard_is_tried_again_by_the_same_command(
         ("score.min_score=0.9", "retry cannot change score.min_score"),
         ("reasons=[duplicate]", "give HTTP statuses (429, 5xx) and drop reasons of the download"),
         ("reasons=[5x]", "reasons is ['5x']"),
-        ("overwrite=true", "overwrite and dry_run are settings of the job"),
+        ("reasons=[[timeout]]", "reasons is "),
+        ("overwrite=true", "retry cannot change overwrite, a setting of the job"),
     ],
 )
 def test_other_settings_are_refused(output: Path, capsys: pytest.CaptureFixture[str], argument: str, text: str) -> None:

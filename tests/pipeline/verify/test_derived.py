@@ -44,7 +44,7 @@ def test_a_lost_shard_is_missed_by_verify_and_by_other_commands(
     arguments = [f"source={output}", f"output={tmp_path / 'new'}", "by=[url]", *LOCAL]
     assert dedupe.main(arguments) == 2
     error = capsys.readouterr().err
-    assert f"lacks 1 of the {n_shards} shards of pipeline.reshard, such as shard 1" in error
+    assert f"lacks 1 of its {n_shards} shards, such as shard 1; run pipeline.reshard again" in error
     (output / "_command.json").write_text("[]")
     assert verify(monkeypatch, output) == 1
     assert "_command.json is damaged" in capsys.readouterr().out

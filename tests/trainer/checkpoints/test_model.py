@@ -67,8 +67,22 @@ def test_a_released_file_that_is_written_can_be_read(tmp_path: Path) -> None:
     assert read_weights(tmp_path / "hycoclip.pth").keys() == model.state_dict().keys()
 
 
+def test_a_released_file_of_uncha_is_read_and_written_with_the_entries_that_its_loss_does_not_use(
+    tmp_path: Path,
+) -> None:
+    model = small_model("uncha", seed=1)
+    state = to_released(model)
+    assert {"logit_scale", "textual.min_radius_head.0.weight", "textual.min_radius_head.0.bias"} <= state.keys()
+    write_released(tmp_path / "uncha.pth", model)
+    other = small_model("uncha", seed=2)
+    load_state(other, read_weights(tmp_path / "uncha.pth"), tmp_path)
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in other.state_dict().items())
+    with pytest.raises(ValueError, match="does not fit a meru model"):
+        load_state(small_model("meru"), read_weights(tmp_path / "uncha.pth"), tmp_path)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["meru", "phyclip"])
+@pytest.mark.parametrize("name", ["meru", "phyclip", "uncha"])
 def test_sizes_of_a_released_model_are_inferred_from_its_shapes(tmp_path: Path, name: str) -> None:
     from trainer.models.registry import MODELS, build_model
 

@@ -6,10 +6,11 @@ import fsspec
 import pytest
 import webdataset
 
+from common import remote
 from common.errors import UserError
 from common.shards import list_shards
 from tests.trainer.data.samples import train_files, write_shards, write_tar
-from trainer.data import indexing, listing
+from trainer.data import indexing
 from trainer.data.headers import index_shard, sample_members
 from trainer.data.index import Index
 from trainer.data.indexing import build_index
@@ -116,7 +117,7 @@ def test_index_is_the_same_from_one_process_and_from_several_and_in_parts(
     assert single.fingerprint == parallel.fingerprint
     assert [single.byte_range(n) for n in range(20)] == [parallel.byte_range(n) for n in range(20)]
     monkeypatch.setattr(indexing, "PART", 4)
-    monkeypatch.setattr(listing, "PART", 2)
+    monkeypatch.setattr(remote, "WAITING", 2)
     assert [build_index(urls).byte_range(n) for n in range(20)] == [single.byte_range(n) for n in range(20)]
 
 

@@ -20,6 +20,7 @@ from tests.trainer.data.samples import (
     write_shards,
     write_tar,
 )
+from trainer.batch import Batch
 from trainer.text.syntax import Syntax
 
 
@@ -128,6 +129,30 @@ def test_all_boxes_are_returned_with_their_owners(tmp_path: Path) -> None:
     assert batch.box_images is not None
     assert batch.box_owner.tolist() == [0, 1, 1, 2, 2, 2]
     assert len(batch.box_images) == 6
+
+
+def owners_and_phrases(batch: Batch) -> list[tuple[int, tuple[int, ...]]]:
+    assert batch.box_owner is not None
+    assert batch.box_token_ids is not None
+    return [
+        (o, tuple(i for i in ids if i))
+        for o, ids in zip(batch.box_owner.tolist(), batch.box_token_ids.tolist(), strict=True)
+    ]
+
+
+def test_max_boxes_keeps_the_first_boxes_of_a_sample_or_random_ones_in_their_order(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", [(f"{n}", train_files(n, n_boxes=n)) for n in (1, 6)])
+    common: dict[str, Any] = {"batch": 2, "boxes": "all", "order": "window", "shuffle_buffer": 0}
+    (every,) = take(small_loader(tmp_path, **common), 1)
+    rows = owners_and_phrases(every)
+    assert [owner for owner, _ in rows] == [0] + [1] * 6
+    (first,) = take(small_loader(tmp_path, max_boxes=2, **common), 1)
+    assert owners_and_phrases(first) == rows[:3]
+    drawn = take(small_loader(tmp_path, max_boxes=2, box_order="random", **common), 6)
+    kept = [owners_and_phrases(batch) for batch in drawn]
+    assert all(found[0] == rows[0] and len(found) == 3 for found in kept)
+    assert all(found == [row for row in rows if row in found] for found in kept)
+    assert len({tuple(found) for found in kept}) > 1
 
 
 def test_batch_has_no_boxes_and_parse_unless_needed(shards: Path) -> None:

@@ -57,6 +57,8 @@ def one_rank(rank: int, name: str, fields: dict[str, Any], owners: Owners, folde
         ("phyclip", {"box_candidates": "paper"}, ([], [0, 1, 1, 3])),
         ("hycoclip", {"loss_chunk": None}, ([0, 2], [])),
         ("hycoclip", {"box_candidates": "paper"}, ([], [])),
+        ("uncha", {}, SEVERAL_BOXES),
+        ("uncha", {"loss_chunk": None}, ([0, 2], [])),
     ],
 )
 def test_two_ranks_compute_the_gradients_of_one_on_the_full_batch(

@@ -8,7 +8,7 @@ import torch
 from tests.trainer.small import NAMES, small_model
 from trainer.evaluation.entailment import draw_mismatched, entailment_metrics, mean_margin
 from trainer.models.clip import CLIP
-from trainer.models.dual_encoder import Entails
+from trainer.models.terms import Entails
 
 DIRECTIONS = (0.0, math.pi / 2, math.pi, 3 * math.pi / 2)
 PERFECT = {"text_image/order": 1.0, "text_image/auc": 1.0, "text_image/ap": 1.0, "text_image/chance": 0.5}

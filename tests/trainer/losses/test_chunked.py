@@ -104,6 +104,23 @@ def test_symmetric_loss_and_gradients_match_the_mean_of_two_plain_losses(space: 
     torch.testing.assert_close(gradients(loss, ours), gradients(expected, plain))
 
 
+@pytest.mark.parametrize("rows", [1, 5, B])
+@pytest.mark.parametrize("space", ["cosine", "lorentz", "factors l2"])
+def test_each_query_may_have_a_scale_and_each_candidate_a_weight(space: str, rows: int) -> None:
+    x, y, _, curvature, targets = draw(space, B, N)
+    scales = torch.linspace(3, 12, B, dtype=torch.float64)
+    bias = torch.arange(N, dtype=torch.float64).log()  # the first candidate has weight 0
+    targets = targets.clamp(min=1)
+    plain, ours = with_grad(x, y, scales, curvature), with_grad(x, y, scales, curvature)
+    logits = plain[2][:, None] * full_similarity(space, plain[0], plain[1], plain[3]) + bias
+    expected = contrastive(logits, targets=targets)
+    similarity_of = lazy_similarity(space, ours[0], ours[1], ours[3])
+    chunk = rows * N * (K if "factors" in space else 1)
+    loss = chunked.contrastive(similarity_of, ours[2], targets, chunk, torch.float64, bias=bias)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradients(loss, ours), gradients(expected, plain))
+
+
 @pytest.mark.parametrize("space", SPACES)
 def test_gradients_match_finite_differences(space: str) -> None:
     x, y, scale, curvature, targets = draw(space, 4, 6)

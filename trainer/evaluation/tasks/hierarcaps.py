@@ -153,7 +153,9 @@ def caption_scores(model: DualEncoder, images: Tensor, texts: Tensor, ranking: R
     """Scores [n t] of captions for images, from features [n d] and [t d]."""
     device = device_of(model)
     candidates = model.lift_text(texts.to(device))
-    parts = [model.scores(model.lift_image(part.to(device)), candidates, ranking).cpu() for part in images.split(64)]
+    parts = [
+        model.scores(model.lift_image(part.to(device)), candidates, ranking, "image").cpu() for part in images.split(64)
+    ]
     return torch.cat(parts)
 
 

@@ -23,9 +23,9 @@ from trainer.evaluation.relation_items import order_items, relation_items
 from trainer.evaluation.shard_points import HELD_OUT, embed_shards
 from trainer.evaluation.tasks.base import Embedder, Figure, Task, TaskOptions, TaskResult
 from trainer.evaluation.tasks.norms import space_of_points
-from trainer.models.dual_encoder import Entails
 from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.poinclip import PoinCLIP
+from trainer.models.terms import Entails
 
 RELATIONS: Final = (
     Entails(name="text_image", general="text", specific="image"),

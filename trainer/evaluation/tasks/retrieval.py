@@ -157,10 +157,10 @@ def evaluate_set(embedder: Embedder, root: Path, key: str, data: CaptionedImages
     with torch.no_grad():
         image = model.lift_image(found.features[keep_image].to(device))
         text = model.lift_text(embedder.texts(captions).to(device))
-    score = partial(model.scores, ranking=options.ranking)
+    by_text, by_image = (partial(model.scores, ranking=options.ranking, query=side) for side in ("text", "image"))
     ranks = {
-        "text_to_image": pessimistic_ranks(score, text, image, text_ids, image_ids),
-        "image_to_text": pessimistic_ranks(score, image, text, image_ids, text_ids),
+        "text_to_image": pessimistic_ranks(by_text, text, image, text_ids, image_ids),
+        "image_to_text": pessimistic_ranks(by_image, image, text, image_ids, text_ids),
     }
     n_own = torch.bincount(text_ids, minlength=len(data.images))[image_ids]
     relevant = {"text_to_image": torch.ones(len(text_ids), dtype=torch.int64), "image_to_text": n_own}
@@ -184,7 +184,7 @@ def evaluate_set(embedder: Embedder, root: Path, key: str, data: CaptionedImages
         skipped={why: n for why, n in skipped.items() if n},
         details={
             "median_rank": {name: int(values[values >= 0].median()) + 1 for name, values in ranks.items()},
-            "nearest captions": examples(score, image, text, image_ids, text_ids, paths, captions),
+            "nearest captions": examples(by_image, image, text, image_ids, text_ids, paths, captions),
         },
         figures=[
             Figure(

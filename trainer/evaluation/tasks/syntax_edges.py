@@ -32,11 +32,12 @@ from trainer.evaluation.tasks.base import (
 )
 from trainer.evaluation.tasks.order import roc_figure
 from trainer.models.config import SyntaxMERUConfig
-from trainer.models.dual_encoder import DualEncoder, Entails
+from trainer.models.dual_encoder import DualEncoder
 from trainer.models.meru import MERU
 from trainer.models.phyclip import PHyCLIP
-from trainer.models.registry import build_model, model_name
+from trainer.models.registry import model_name
 from trainer.models.syntax_meru import SyntaxMERU
+from trainer.models.terms import Entails
 from trainer.text.relations import RELATIONS
 from trainer.text.syntax import Word, align, collate_trees
 from trainer.text.tokenizer import Tokenizer, pad
@@ -64,8 +65,7 @@ def with_words(model: DualEncoder) -> SyntaxMERU:
         for field in dataclasses.fields(model.config)
         if field.name in names
     }
-    converted = build_model("syntax_meru", SyntaxMERUConfig(**settings))
-    assert isinstance(converted, SyntaxMERU)
+    converted = SyntaxMERU(SyntaxMERUConfig(**settings))
     converted.load_state_dict(model.state_dict())
     return converted.to(device_of(model)).eval()
 

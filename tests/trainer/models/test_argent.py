@@ -1,0 +1,57 @@
+"""ARGENT: against numbers of a third party's implementation, and its energy."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.parity import argent as parity
+from tests.parity.cases import Cases
+from tests.trainer.small import small_batch, small_model
+from trainer.config import help_text
+from trainer.losses.functional import huber_angle, log_barrier
+from trainer.models.argent import ARGENT
+
+FILE = Path(__file__).parents[2] / "parity" / "data" / "argent.npz"
+
+
+def test_energies_and_regulariser_match_the_third_partys_and_an_altered_number_fails() -> None:
+    with np.load(FILE) as file:
+        table = Cases({key: file[key] for key in file.files})
+    meta = json.loads(str(table["meta_json"]))
+    meta["head"] = {name: meta["head"][name] for name in ("plain", "ragged", "plain@delta0.3")}
+    table["meta_json"] = np.array(json.dumps(meta))
+    assert parity.compare(table).failed() == []
+    altered = meta["head"]["ragged"]["out_float64"]
+    altered["norm_regularization_loss"] *= 1.001
+    table["meta_json"] = np.array(json.dumps(meta))
+    assert parity.compare(table).failed() == ["ragged terms"]
+
+
+def test_a_wide_angle_grows_linearly_and_the_regulariser_is_smallest_at_its_norm() -> None:
+    angle = torch.tensor([0.5, 2.0])
+    assert huber_angle(angle, torch.ones(2), 1.0).tolist() == pytest.approx([0.125, 1.5])
+    assert huber_angle(angle, torch.tensor([1.0, 0.25]), 1.0).tolist() == pytest.approx([0.125, 0.125])
+    norms = torch.tensor([0.5**0.5])
+    assert log_barrier(norms) < min(log_barrier(norms * 1.05), log_barrier(norms / 1.05))
+
+
+def test_equal_points_within_a_modality_have_no_energy() -> None:
+    model = small_model("argent")
+    assert isinstance(model, ARGENT)
+    points = model.lift_text(torch.randn(3, 16, generator=torch.Generator().manual_seed(0)))
+    relations = {entails.name: entails for entails in model.entailments()}
+    assert (model.penalty(points, points, relations["cross_text"]) < 1e-6).all()
+    assert (model.penalty(points, points, relations["text_image"]) > 0.5).all()
+
+
+def test_the_weight_of_the_regulariser_changes_the_loss_by_it() -> None:
+    batch = small_batch()
+    plain, weighted = small_model("argent")(batch), small_model("argent", norm_weight=0.5)(batch)
+    torch.testing.assert_close(weighted.loss, plain.loss + 0.5 * plain.terms["norms"])
+
+
+def test_help_names_it_as_experimental() -> None:
+    assert any("Experimental" in line and "argent" in line for line in help_text("usage").splitlines())

@@ -1,0 +1,74 @@
+"""Losses as terms over named streams: roles of asymmetric similarities, streams of one's own, missing streams."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.small import small_batch, small_model
+from trainer.batch import Side, Stream
+from trainer.evaluation.config import HeldOutConfig
+from trainer.evaluation.evaluate import retrieval_results
+from trainer.losses.functional import contrastive
+from trainer.models.clip import CLIP
+from trainer.models.dual_encoder import PAIRS
+from trainer.models.terms import Contrast, Term
+
+
+class Directed(CLIP):
+    """A text is similar to images, and an image to the opposite texts."""
+
+    is_symmetric = False
+
+    def directed_similarity(self, queries: Tensor, candidates: Tensor, query: Side) -> Tensor:
+        return queries @ candidates.T * (1.0 if query == "text" else -1.0)
+
+
+class Quadruplets(CLIP):
+    """A third stream of texts, one or more for each pair, which are compared with the images."""
+
+    def terms(self) -> list[Term]:
+        others = Contrast(sides=(("unsafe", "image"),), weights=(1.0,))
+        return [Term(name="contrastive", value=PAIRS), Term(name="others", value=others, weight=0.5)]
+
+
+def test_each_direction_of_an_asymmetric_similarity_has_its_own_logits() -> None:
+    model, batch = Directed(small_model("clip").config), small_batch()
+    losses = model(batch)
+    logits = model.scale("logit_scale") * losses.points["text"] @ losses.points["image"].T
+    expected = (contrastive(logits) + contrastive(-logits.T)) / 2
+    torch.testing.assert_close(losses.loss, expected)
+
+
+def test_retrieval_tells_an_asymmetric_similarity_which_side_is_the_query() -> None:
+    model, points = Directed(small_model("clip").config), torch.eye(16)[:12]
+    found = retrieval_results(model, points, points, HeldOutConfig())
+    assert found["retrieval/text_to_image/recall@1"] == 1.0
+    assert found["retrieval/image_to_text/recall@10"] < 1.0
+
+
+def test_a_stream_of_its_own_is_encoded_lifted_and_compared_with_its_owners() -> None:
+    batch, owner = small_batch(4), torch.tensor([0, 0, 2])
+    ids = small_batch(3, seed=1).token_ids
+    model = Quadruplets(small_model("clip").config)
+    losses = model(dataclasses.replace(batch, more={"unsafe": Stream(ids, "text", owner)}))
+    logits = model.scale("logit_scale") * model.encode_text(ids) @ model.encode_image(batch.images).T
+    torch.testing.assert_close(losses.terms["others"], 0.5 * contrastive(logits, targets=owner).detach())
+    torch.testing.assert_close(losses.loss.detach(), losses.terms["contrastive"] + losses.terms["others"])
+    assert losses.points["unsafe"].shape == (3, 16)
+
+
+def test_a_stream_that_is_missing_is_an_error_that_names_it() -> None:
+    with pytest.raises(ValueError, match="the loss needs the stream unsafe"):
+        Quadruplets(small_model("clip").config)(small_batch(4))
+
+
+def test_pairs_have_no_single_match_among_boxes() -> None:
+    class WrongWay(CLIP):
+        def terms(self) -> list[Term]:
+            return [Term(name="contrastive", value=Contrast(sides=(("image", "box_text"),), weights=(1.0,)))]
+
+    batch = dataclasses.replace(small_batch(8), box_owner=torch.tensor([0, 0, 1, 2, 3, 4, 5, 6]))
+    with pytest.raises(ValueError, match="exchange the two"):
+        WrongWay(small_model("clip").config)(batch)

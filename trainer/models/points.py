@@ -1,0 +1,121 @@
+"""Lifted points of a batch, by stream.
+
+Shapes: m rows of a stream on this rank, n rows on all ranks, d embedding width. Lifted points are [*k m d], as in
+`trainer.models.dual_encoder`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from trainer.batch import Pairs, Side, Stream
+from trainer.distributed.gather import counts_of_ranks, gather, rank, world_size
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class Points:
+    """Points of the streams of `pairs`, each lifted when it is first used.
+
+    Methods that need other ranks are collective: all ranks have to call them in the same order. `per_rank` makes each
+    rank weigh the same in means over rows, however many rows it has; otherwise each row weighs the same.
+    """
+
+    pairs: Pairs
+    lifts: Mapping[Side, Callable[[Tensor], Tensor]]
+    per_rank: bool = False
+    cache: dict[Any, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.streams = self.pairs.streams
+
+    def stream(self, name: str) -> Stream:
+        """The features of a stream. Raises ValueError if the batch lacks it."""
+        if name not in self.streams:
+            fix = "train on shards with boxes, or set use_boxes=false" if name.startswith("box_") else "check the data"
+            raise ValueError(f"the loss needs the stream {name}, but the batch has none; {fix}")
+        return self.streams[name]
+
+    def once(self, key: Any, compute: Callable[[], T]) -> T:
+        """The result of `compute`, which is called for the first `key` only."""
+        if key not in self.cache:
+            self.cache[key] = compute()
+        found: T = self.cache[key]
+        return found
+
+    def of(self, name: str) -> Tensor:
+        """Points [*k m d] of this rank. They are rows of `all`, if that has been used before."""
+        stream = self.stream(name)
+
+        def lift() -> Tensor:
+            if ("all", name) in self.cache:
+                return self.all(name).narrow(-2, sum(self.counts(name)[: rank()]), len(stream.rows))
+            return self.lifts[stream.side](stream.rows)
+
+        return self.once(("of", name), lift)
+
+    def all(self, name: str) -> Tensor:
+        """Points [*k n d] of all ranks. Collective.
+
+        Features are gathered before the lift; lifting those of the other ranks again costs little.
+        """
+        stream = self.stream(name)
+        return self.once(("all", name), lambda: self.lifts[stream.side](gather(stream.rows, self.counts(name))))
+
+    def counts(self, name: str) -> list[int]:
+        """Number of rows of a stream on each rank. Collective for a stream with owners."""
+        rows, _, owner = self.stream(name)
+        if owner is None:
+            return [len(rows)] * world_size()
+        return self.once(("counts", id(owner)), lambda: counts_of_ranks(len(rows)))
+
+    def share(self, name: str) -> float:
+        """Weight of this rank's mean over the rows of a stream: with it, gradients averaged over the ranks are those of
+        the mean over the rows of all ranks. Collective for a stream with owners.
+        """
+        if self.per_rank:
+            return 1.0
+        counts = self.counts(name)
+        return len(self.stream(name).rows) * world_size() / max(sum(counts), 1)
+
+    def are_paired(self, first: str, second: str) -> bool:
+        """True if row i of one stream matches row i of the other: both have the same owners."""
+        return self.stream(first).owner is self.stream(second).owner
+
+    def targets(self, queries: str, candidates: str) -> Tensor:
+        """Indices [m] of the candidates of all ranks that match the queries of this rank. Collective.
+
+        Raises ValueError for candidates with owners that are not those of the queries.
+        """
+        rows, _, owner = self.stream(queries)
+        before = sum(self.counts(candidates)[: rank()])
+        if self.are_paired(queries, candidates):
+            return torch.arange(len(rows), device=rows.device) + before
+        if owner is None or self.stream(candidates).owner is not None:
+            raise ValueError(f"rows of {queries} have no single match among those of {candidates}; exchange the two")
+        return owner + before
+
+    def copies(self, queries: str, candidates: str) -> Tensor | None:
+        """Number [n] of queries of all ranks that each candidate matches; None if it is one for each. Collective."""
+        rows, _, owner = self.stream(queries)
+        if owner is None or self.are_paired(queries, candidates):
+            return None
+        own = torch.zeros(len(self.stream(candidates).rows), device=rows.device)
+        own.index_add_(0, owner, torch.ones_like(owner, dtype=own.dtype))
+        return gather(own[:, None].to(rows.dtype), self.counts(candidates))[:, 0]
+
+    def pair(self, general: str, specific: str) -> tuple[Tensor, Tensor]:
+        """Points of two streams, pair by pair: those without owners are repeated for each row that they own."""
+        first, second = self.of(general), self.of(specific)
+        if self.are_paired(general, specific):
+            return first, second
+        return self.repeated(general, specific, first), self.repeated(specific, general, second)
+
+    def repeated(self, name: str, other: str, points: Tensor) -> Tensor:
+        """The points of a stream without owners, one for each row of `other`; those of a stream with owners as they are."""
+        owner = self.stream(other).owner
+        return points if self.stream(name).owner is not None or owner is None else points.index_select(-2, owner)

@@ -1,0 +1,174 @@
+"""The loss of a model as a list of weighted terms over named streams.
+
+A term is a contrastive loss (`Contrast`), the mean energy of an entailment relation (`Entails`), or any function of the
+lifted points that returns a number. Terms belong to groups: the part of their name before "/". The loss is the sum over
+groups of the group's weight times the weighted sum of its terms.
+
+Shapes: m rows of a stream on this rank, k factors; [*k m] is [m], or [k m] in a product of factors.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.batch import Losses, Side
+from trainer.losses.contrast import ContrastiveLoss, HasSimilarity, chunk_size
+from trainer.losses.functional import mean_over_pairs
+from trainer.losses.similarity import LazySimilarity
+from trainer.models.config import ModelConfig
+from trainer.models.points import Points
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """Mean over `sides` of the contrastive loss of queries of this rank against candidates of all ranks.
+
+    A query matches the candidate in the same row, or the candidate that owns it. The logits are similarities times the
+    exponential of the parameter `temperature`.
+    """
+
+    sides: tuple[tuple[str, str], ...]  # streams of queries and of candidates
+    weights: tuple[float, ...] = (1.0, 1.0)  # of the sides; those of weight 0 are not computed
+    temperature: str = "logit_scale"
+    # factors [m] on the logits of each query, computed from the lifted queries
+    factors: Callable[[Tensor], Tensor] | None = None
+    # each candidate counts once for every query of the batch that it matches, and its copies are negatives
+    copies: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entails:
+    """An entailment relation that a model learns, such as: a caption (general) entails its image (specific).
+
+    `general` and `specific` are names of streams, or of `DualEncoder.word_points`.
+    """
+
+    name: str  # part of the names of loss terms and of evaluation metrics
+    general: str
+    specific: str
+    eta: float = 1.0  # factor on the half-apertures of cones
+    is_within: bool = False  # both sides are of one modality
+
+
+Value = Contrast | Entails | Callable[[Points], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """A term of the loss. Its name is that of its group, or GROUP/NAME to log it beside its group."""
+
+    name: str
+    value: Value
+    weight: float = 1.0
+
+
+class HasTerms(HasSimilarity, Protocol):
+    """Members of a model that the terms use; `trainer.models.dual_encoder.DualEncoder` documents the members."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    is_symmetric: ClassVar[bool]
+    pixel_mean: Tensor
+
+    def directed_similarity(self, queries: Tensor, candidates: Tensor, query: Side) -> Tensor: ...
+
+    def penalty(self, general: Tensor, specific: Tensor, entails: Entails) -> Tensor: ...
+
+    def scale(self, temperature: str) -> Tensor: ...
+
+    def measures(self, points: Points) -> dict[str, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Directed:
+    """The similarity of a model whose queries are of one modality."""
+
+    model: HasTerms
+    query: Side
+
+    def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        return self.model.directed_similarity(queries, candidates, self.query)
+
+    def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity | None:
+        return self.model.lazy_similarity(queries, candidates) if self.model.is_symmetric else None
+
+
+def sum_terms(model: HasTerms, points: Points, terms: Sequence[Term], weights: Mapping[str, float]) -> Losses:
+    """Compute the loss of a batch. Collective. `weights` are those of the groups; 1 if missing.
+
+    Terms are computed in their order. Logged are the groups' sums, and the values of the terms named GROUP/NAME.
+    """
+    values = [(term, value_of(model, points, term.value)) for term in terms]
+    groups: dict[str, list[Tensor]] = {}
+    for term, value in values:
+        groups.setdefault(term.name.partition("/")[0], []).append(term.weight * value)
+    sums = {name: torch.stack(parts).sum() for name, parts in groups.items()}
+    weighted = [weights.get(name, 1.0) * value for name, value in sums.items()]
+    loss = reduce(torch.add, weighted)
+    logged = {name: value.detach() for name, value in sums.items()} | model.measures(points)
+    logged |= {term.name: value.detach() for term, value in values if "/" in term.name}
+    found = [term.value for term in terms if isinstance(term.value, Entails)]
+    return Losses(
+        loss=loss,
+        terms=logged,
+        energies={entails.name: energies(model, points, entails).detach() for entails in found},
+        points={name: points.of(name).detach() for name in points.streams if ("of", name) in points.cache},
+    )
+
+
+def value_of(model: HasTerms, points: Points, value: Value) -> Tensor:
+    """The value [] of a term, without its weight. Collective."""
+    match value:
+        case Contrast():
+            return contrast(model, points, value)
+        case Entails():
+            owned = max((value.general, value.specific), key=lambda name: points.stream(name).owner is not None)
+            return points.share(owned) * mean_over_pairs(energies(model, points, value))
+        case _:
+            return value(points)
+
+
+def energies(model: HasTerms, points: Points, entails: Entails) -> Tensor:
+    """Energies [*k m] of the pairs of a relation, computed once."""
+
+    def compute() -> Tensor:
+        return model.penalty(*points.pair(entails.general, entails.specific), entails)
+
+    return points.once(("energies", entails), compute)
+
+
+def contrast(model: HasTerms, points: Points, term: Contrast) -> Tensor:
+    """Value [] of a contrastive term. Collective."""
+    queries, candidates = zip(*term.sides, strict=True)
+    is_reversible = queries == candidates[::-1] and model.is_symmetric and term.factors is None and not term.copies
+    if is_reversible:  # both directions share one matrix of similarities
+        everything, rows = [points.all(name) for name in queries], [points.of(name) for name in queries]
+    else:
+        rows, everything = [points.of(name) for name in queries], [points.all(name) for name in candidates]
+    share, targets = points.share(queries[0]), points.targets(queries[0], candidates[0])
+    scale = model.scale(term.temperature)
+    if is_reversible:
+        weights = (term.weights[0], term.weights[1])
+        loss = contrastive_loss(model, model).symmetric(
+            rows[0], rows[1], everything[0], everything[1], scale, weights, targets
+        )
+        return share * loss
+    copies = points.copies(queries[0], candidates[0]) if term.copies else None
+    losses = []
+    for name, query, candidate, weight in zip(queries, rows, everything, term.weights, strict=True):
+        if weight:
+            scales = scale if term.factors is None else scale * term.factors(query)
+            directed = contrastive_loss(Directed(model, points.stream(name).side), model)
+            losses.append(weight * directed.one_way(query, candidate, scales, targets, copies))
+    return share * (torch.stack(losses).sum() / len(term.weights) if losses else 0 * scale)
+
+
+def contrastive_loss(similarity: HasSimilarity, model: HasTerms) -> ContrastiveLoss:
+    """The contrastive loss by a similarity, in the implementation that the settings of the model select."""
+    chunk = chunk_size(model.config.loss_chunk, model.pixel_mean.device)
+    return ContrastiveLoss(model=similarity, kernel=model.config.loss_kernel, chunk=chunk)
