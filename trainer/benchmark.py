@@ -61,6 +61,7 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
         train_shards=config.train_shards,
         training=shards_state(config.train_shards),
         workers=config.workers,
+        figures=config.figures,
     )
     results: dict[str, dict[str, dict[str, Any]]] = {}
     models: dict[str, dict[str, str]] = {}

@@ -18,14 +18,19 @@ sizes:
 rows, for --rows:
 {chr(10).join(f"  {key:26} {variant.title}" for key, variant in VARIANTS.items())}
 
-outputs in out/paper/SIZE:
+outputs in --out:
   index.html, paper.md   tables beside those of the papers, verdicts on their claims, pictures
   paper.json             all numbers with their intervals
+  results/               metrics and held-out items of each row and seed
+
+outputs in --work:
   data/                  scenes, shards, and evaluation sets in the benchmarks' files
   runs/, evaluation/     trained models, and the results of trainer.evaluate
   logs/, state/          output and state of each step
 
 Repeat the command after an interruption: finished steps are kept, and a training resumes from its last checkpoint.
+A row and seed with a result is not trained again, so that a study can be made on several machines: copy the files in
+results/ to one folder, and run the command there.
 {EXIT_CODES}"""
 
 
@@ -42,20 +47,22 @@ def main() -> int:
     parser.add_argument("--rows", nargs="+", choices=tuple(VARIANTS), metavar="ROW", help="rows to train, not all")
     parser.add_argument("--seeds", type=int, help="number of seeds")
     parser.add_argument("--jobs", type=int, help="steps side by side; default: one per CPU core or GPU")
-    parser.add_argument("--out", type=Path, help="folder of the outputs; default: out/paper/SIZE")
+    parser.add_argument("--out", type=Path, help="folder of the page and the results; default: out/paper/SIZE")
+    parser.add_argument("--work", type=Path, help="folder of data, models and logs; default: out/paper/SIZE")
     options = parser.parse_args()
     for name in ("seeds", "jobs"):
         if (getattr(options, name) or 1) < 1:
             parser.error(f"--{name} is {getattr(options, name)}; give 1 or more")
     size = SIZES[options.size]
     size = replace(size, variants=tuple(options.rows or size.variants), seeds=options.seeds or size.seeds)
-    folder = (options.out or ROOT / "out" / "paper" / options.size).resolve()
-    from demo.paper.run import run_study, this_machine  # imports torch, which --help does not need
+    default = ROOT / "out" / "paper" / options.size
+    from demo.paper.run import Folders, run_study, this_machine  # imports torch, which --help does not need
 
+    folders = Folders(out=(options.out or default).resolve(), work=(options.work or default).resolve())
     machine = this_machine()
     slots = machine.slots(options.jobs)
     try:
-        page = run_study(options.size, size, folder, slots, machine.loader_workers(slots), report)
+        page = run_study(options.size, size, folders, slots, machine.loader_workers(slots), report)
     except (RuntimeError, OSError) as error:  # its message may end with lines of a log
         print(message_lines(f"error: {error}"), file=sys.stderr)
         return BUG

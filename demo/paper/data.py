@@ -16,18 +16,32 @@ from demo.world.scenes import HELD_OUT_SEEDS, SHARD_SEEDS
 FORMATS = "formats=[train,grit,arrow]"
 
 
-def make_data(folder: Path, size: Size) -> dict[str, Any]:
-    """Write what is missing, and replace what was written with other settings. Return the settings.
+def data_settings(size: Size) -> dict[str, Any]:
+    """The settings that all data of a study depend on."""
+    return shard_settings() | {
+        "rows": [size.train_rows, size.held_out_rows],
+        "pictures": size.pictures,
+        "captioned": size.captioned,
+        "pairs": size.pairs,
+    }
+
+
+def shard_settings() -> dict[str, Any]:
+    """The settings that training and held-out shards share."""
+    return {"job": (ROOT / JOB).read_text("utf-8"), "style": STYLE}
+
+
+def make_data(folder: Path, size: Size) -> None:
+    """Write what is missing, and replace what was written with other settings.
 
     Raises RuntimeError if the pipeline fails.
     """
-    record: dict[str, Any] = {"job": (ROOT / JOB).read_text("utf-8"), "style": STYLE}
     for name, n_rows, seeds in (
         ("train", size.train_rows, SHARD_SEEDS),
         ("held_out", size.held_out_rows, HELD_OUT_SEEDS),
     ):
         pairs, shards = folder / "pairs" / f"{name}.tar", folder / "shards" / name
-        settings = {**record, "rows": n_rows, "seed": seeds[0]}
+        settings = shard_settings() | {"rows": n_rows, "seed": seeds[0]}
         if not is_current(pairs, settings):
             shutil.rmtree(shards, ignore_errors=True)
             write_pairs(pairs, n_rows, seeds, (STYLE,))
@@ -35,10 +49,7 @@ def make_data(folder: Path, size: Size) -> dict[str, Any]:
         if not is_current(shards, settings):
             make_shards(pairs, shards, FORMATS, f"ray.runner={size.runner}")
             record_settings(shards, settings)
-    sets = folder / "sets"
-    record |= {"rows": [size.train_rows, size.held_out_rows]}
-    record |= {"pictures": size.pictures, "captioned": size.captioned, "pairs": size.pairs}
+    sets, record = folder / "sets", data_settings(size)
     if not is_current(sets, record):
         write_sets(sets, size, folder / "shards" / "held_out")
         record_settings(sets, record)
-    return record

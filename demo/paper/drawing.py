@@ -15,11 +15,10 @@ COLOR_OF: Final = {"shown": COLORS[2], "not shown": COLORS[5], "contradicted": C
 
 def draw_accuracy(rows: Mapping[str, Row], name: str, path: Path) -> None:
     """Draw the accuracy of each row, with a mark at chance level."""
-    task, _, metric = name.partition(":")
     bars = {}
     for row in rows.values():
         if values := row.metric(name):
-            bars[row.variant.title] = (estimate(values).mean, float(row.contents[0][task]["chance"][metric]))
+            bars[row.variant.title] = (estimate(values).mean, row.chance(name) or 0.0)
     draw_bars(bars, path)
 
 

@@ -10,9 +10,9 @@ from markupsafe import Markup
 
 from common.disk import atomic_write
 from common.html import render_page
-from common.json_file import write_object
+from common.json_file import read_object, write_object
 from demo.paper.drawing import draw_accuracy, draw_differences
-from demo.paper.plan import result_folder
+from demo.paper.plan import Run
 from demo.paper.results import VERDICTS, Judgement, Row
 from demo.paper.sizes import Size
 from demo.paper.tables import REFERENCE, Table
@@ -22,7 +22,7 @@ from trainer.evaluation.tables import escape, is_share, show
 from trainer.evaluation.tables import row as markdown_row
 
 FOLDER: Final = Path(__file__).resolve().parent
-PICTURES: Final = {"norms": None, "order": "roc", "factors": None, "traversal": None, "interpolation": None}
+PICTURES: Final = {"norms": None, "order": "roc", "factors": None}
 """Tasks whose figures are shown, of one figure only if it is named."""
 WALKS: Final = ("traversal", "interpolation")
 
@@ -64,7 +64,11 @@ def html(study: Study, folder: Path) -> str:
         counts=counts(study.judgements),
         claims=[(entry, shown(entry)) for entry in study.judgements],
         plots=[inline_file(path) for path in sorted((folder / "plots").glob("*.png"))],
-        models=[pictures(row, folder) for row in study.rows.values()],
+        models=[
+            (row.variant.title, Markup(path.read_text("utf-8")))
+            for row in study.rows.values()
+            if (path := pictures_path(folder / "results", row.variant.key)).is_file()
+        ],
     )
 
 
@@ -84,18 +88,26 @@ def shown(entry: Judgement) -> str:
     return f"{value} [{low}, {high}]{unit}"
 
 
-def pictures(row: Row, folder: Path) -> dict[str, Any]:
-    """Figures and walks of the first seed of a row."""
-    source, contents = result_folder(folder, row.variant, 0), row.contents[0]
+def pictures_path(results: Path, key: str) -> Path:
+    """The file with the pictures of a row, a part of the page."""
+    return results / f"{key}.html"
+
+
+def write_pictures(run: Run, sets: Path) -> None:
+    """Write the part of the page with figures and walks of an evaluated run. `sets` has the images of the walks."""
+    contents = {task: read_object(run.evaluated / f"{task}.json") for task in (*PICTURES, *WALKS)}
     figures = [
-        {"title": figure["title"], "source": inline_file(source / figure["file"])}
+        {"title": figure["title"], "source": inline_file(run.evaluated / figure["file"])}
         for task, only in PICTURES.items()
         for figure in contents[task].get("figures", ())
         if only is None or figure["file"] == f"{task}-{only}.png"
     ]
     walks = {task: contents[task].get("details", {}).get("pexels", []) for task in WALKS}
-    drawn = {task: Details(folder / "data" / "sets").draw(entries) for task, entries in walks.items() if entries}
-    return {"title": row.variant.title, "figures": figures, "walks": drawn}
+    drawn = {task: Details(sets).draw(entries) for task, entries in walks.items() if entries}
+    path = pictures_path(run.result.parent, run.variant.key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as draft:
+        draft.write_text(render_page(FOLDER, "pictures.html", figures=figures, walks=drawn), encoding="utf-8")
 
 
 def markdown(study: Study) -> str:
@@ -125,7 +137,7 @@ def as_json(study: Study) -> dict[str, Any]:
         "study": study.name,
         "size": asdict(study.size),
         "facts": dict(study.facts),
-        "rows": {key: {"title": row.variant.title, "seeds": len(row.contents)} for key, row in study.rows.items()},
+        "rows": {key: {"title": row.variant.title, "seeds": len(row.results)} for key, row in study.rows.items()},
         "tables": [
             {
                 "title": table.design.title,

@@ -1,17 +1,16 @@
-"""Results of the evaluations by variant and seed, and the verdicts on the claims."""
+"""Results of the runs by variant, and the verdicts on the claims."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from common.errors import UserError
-from common.json_file import read_object
 from demo.paper.claims import CHANCE, Claim
-from demo.paper.plan import TASKS, result_folder
+from demo.paper.plan import run_name
 from demo.paper.statistics import Interval, above, difference
+from demo.paper.store import Result, read_result
 from demo.paper.variants import Variant
-from trainer.evaluation.items import Items, read_items
+from trainer.evaluation.items import Items
 
 Verdict = Literal["shown", "not shown", "contradicted", "not measured"]
 VERDICTS: Final[tuple[Verdict, ...]] = ("shown", "not shown", "contradicted", "not measured")
@@ -19,43 +18,29 @@ VERDICTS: Final[tuple[Verdict, ...]] = ("shown", "not shown", "contradicted", "n
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The results of a variant: for each seed the content of TASK.json by task, and the items by TASK:METRIC."""
+    """The results of a variant, one per seed."""
 
     variant: Variant
-    contents: Sequence[Mapping[str, Mapping[str, Any]]]
-    items: Sequence[Mapping[str, Items]]
+    results: Sequence[Result]
 
     def metric(self, name: str) -> list[float]:
         """The values of a metric TASK:METRIC, one per seed; empty if the model has no such metric."""
-        task, _, metric = name.partition(":")
-        values = [content[task].get("metrics", {}).get(metric) for content in self.contents]
-        return [] if None in values else values
+        values = [result.metrics[name] for result in self.results if name in result.metrics]
+        return values if len(values) == len(self.results) else []
 
     def items_of(self, name: str) -> list[Items]:
         """The items of a metric, one per seed; empty if there are none."""
-        return [found[name] for found in self.items if name in found]
+        return [result.items[name] for result in self.results if name in result.items]
+
+    def chance(self, name: str) -> float | None:
+        """The chance level of a metric TASK:METRIC; None if it has none."""
+        return self.results[0].chance.get(name)
 
 
-def read_row(folder: Path, variant: Variant, n_seeds: int) -> Row:
+def read_row(results: Path, variant: Variant, n_seeds: int) -> Row:
     """Read the results of a variant. Raises UserError, naming the file, for one that is missing or damaged."""
-    contents: list[dict[str, dict[str, Any]]] = []
-    items: list[dict[str, Items]] = []
-    for seed in range(n_seeds):
-        results = result_folder(folder, variant, seed)
-        try:
-            contents.append({task: read_object(results / f"{task}.json") for task in TASKS})
-        except (OSError, ValueError) as error:
-            raise UserError(f"{results}: {error}; delete the folder and run again") from error
-        files = [(task, results / f"{task}.npz") for task in TASKS]
-        items.append(
-            {
-                f"{task}:{name}": found
-                for task, path in files
-                if path.is_file()
-                for name, found in read_items(path).items()
-            }
-        )
-    return Row(variant=variant, contents=contents, items=items)
+    paths = [results / f"{run_name(variant, seed)}.parquet" for seed in range(n_seeds)]
+    return Row(variant=variant, results=[read_result(path) for path in paths])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,8 +94,14 @@ class Running:
     start: float
 
 
-def run_steps(folder: Path, steps: Sequence[Step], slots: Slots, report: Callable[[str], None]) -> None:
-    """Run the steps that are not finished.
+def run_steps(
+    folder: Path,
+    steps: Sequence[Step],
+    slots: Slots,
+    report: Callable[[str], None],
+    finished: Callable[[Step], None] = lambda step: None,
+) -> None:
+    """Run the steps that are not finished, and call `finished` after each of them.
 
     Raises RuntimeError with the end of the log of a step that fails, after the others have stopped with a checkpoint.
     """
@@ -115,6 +121,7 @@ def run_steps(folder: Path, steps: Sequence[Step], slots: Slots, report: Callabl
                 running.remove(entry)
                 seconds = finish(folder, entry)
                 done[entry.step.name] = seconds
+                finished(entry.step)
                 left = time_left(steps, done, slots)
                 report(f"{len(done)} of {len(steps)}: {entry.step.name}, {seconds:.0f} s; about {left} left")
     finally:

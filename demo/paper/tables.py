@@ -137,8 +137,7 @@ def column_heading(name: str) -> str:
 def chance_cell(name: str, rows: Mapping[str, Row]) -> Cell:
     """The chance level of a metric TASK:METRIC; the evaluations of all rows have the same."""
     task, _, metric = name.partition(":")
-    levels = [row.contents[0][task].get("chance", {}).get(metric) for row in rows.values()]
-    found = next((level for level in levels if level is not None), None)
+    found = next((level for row in rows.values() if (level := row.chance(name)) is not None), None)
     return Cell(text=show(task, metric, found), estimate=None, interval=None)
 
 

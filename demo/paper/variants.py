@@ -21,6 +21,7 @@ class Variant:
     title: str
     has_boxes: bool
     overrides: tuple[str, ...] = ()
+    is_ablation: bool = False
 
     def arguments(self) -> list[str]:
         """The arguments of `trainer.train`."""
@@ -44,6 +45,7 @@ def variants_of(model: str) -> Iterator[Variant]:
             title=f"{name} without boxes",
             has_boxes=False,
             overrides=(*plain, "model.use_boxes=false"),
+            is_ablation=True,
         )
     if hasattr(entry.config, "entail_weight"):
         yield Variant(
@@ -52,6 +54,7 @@ def variants_of(model: str) -> Iterator[Variant]:
             title=f"{name} without entailment",
             has_boxes=uses_boxes,
             overrides=(*plain, "model.entail_weight=0"),
+            is_ablation=True,
         )
 
 

@@ -80,6 +80,8 @@ class BenchmarkConfig(TaskOptions):
     batch_size: int = 256
     # number of threads that read and decode images
     workers: int = 4
+    # draw the figures of the tasks
+    figures: bool = True
     # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = "auto"
     # time without an answer after which a process counts as lost, in seconds; for several processes under torchrun

@@ -64,6 +64,7 @@ class RunSettings:
     training: str = ""
     """State of the training shards, see `state.shards_state`."""
     workers: int = 4
+    figures: bool = True
 
 
 def run_task(task: Task, embedder: CachedEmbedder, label: str, settings: RunSettings) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def run_task(task: Task, embedder: CachedEmbedder, label: str, settings: RunSett
         "training": settings.training,
     }
     trace = path.with_name(f"{task.name}-error.txt")
-    finished = all_ranks(read_finished(path, identity, settings.data) if rank() == 0 else None)[0]
+    finished = all_ranks(read_finished(path, identity, settings) if rank() == 0 else None)[0]
     if finished is not None:
         logger.info("%s: %s is finished", label, task.name)
         return finished
@@ -103,7 +104,8 @@ def run_task(task: Task, embedder: CachedEmbedder, label: str, settings: RunSett
         if rank() == 0:
             content["images"] = images_state(embedder.seen, settings.data)
             content |= contamination(embedder, settings, trace)
-            content["figures"] = draw_figures(result, task.name, path.parent)
+            content["figures"] = draw_figures(result, task.name, path.parent) if settings.figures else []
+            content["is_drawn"] = settings.figures
         if "contamination_error" in content:
             logger.warning("%s: %s: %s", label, task.name, content["contamination_error"])
         for key, reason in missing_parts(content).items():
@@ -125,8 +127,12 @@ def explain(error: Exception, trace: Path) -> dict[str, str]:
     return {"error": text, "kind": "failed"}
 
 
-def read_finished(path: Path, identity: Mapping[str, Any], data: Path) -> dict[str, Any] | None:
-    """The content of a finished file of the same model, options, annotations and images; None without such a file."""
+def read_finished(path: Path, identity: Mapping[str, Any], settings: RunSettings) -> dict[str, Any] | None:
+    """The content of a finished file of the same model, options, annotations and images; None without such a file.
+
+    A file without figures is not finished if they are to be drawn.
+    """
+    data = settings.data
     try:
         content = read_object(path)
     except (OSError, ValueError):
@@ -140,6 +146,8 @@ def read_finished(path: Path, identity: Mapping[str, Any], data: Path) -> dict[s
     for name, value in content["checksums"].items():
         if not (data / name).exists() or checksum(data / name) != value:
             return None
+    if settings.figures and not content.get("is_drawn", True):
+        return None
     if any(not (path.parent / figure["file"]).is_file() for figure in content["figures"]):
         return None
     return content

@@ -12,9 +12,9 @@ import torch
 from common.errors import UserError
 from demo.paper.claims import Claim
 from demo.paper.page import Study, write_study
-from demo.paper.plan import TASKS, result_folder
 from demo.paper.results import Row, judge, read_row
 from demo.paper.sizes import SIZES
+from demo.paper.store import Result
 from demo.paper.tables import DESIGNS, build_table
 from demo.paper.variants import VARIANTS
 from trainer.evaluation.items import Items, mean_items
@@ -29,19 +29,16 @@ def row(key: str, shares: Mapping[str, float], n_seeds: int = 2) -> Row:
         {name: correct(share, seed=17 * seed + number) for number, (name, share) in enumerate(shares.items())}
         for seed in range(n_seeds)
     ]
-    contents = [
-        {
-            task: {
-                "metrics": {
-                    n.partition(":")[2]: found.metric() for n, found in part.items() if n.startswith(f"{task}:")
-                },
-                "chance": {"concepts/accuracy": 0.007},
-            }
-            for task in TASKS
-        }
+    results = [
+        Result(
+            metrics={name: found.metric() for name, found in part.items()},
+            chance={ACCURACY: 0.007},
+            items=part,
+            facts={},
+        )
         for part in items
     ]
-    return Row(variant=VARIANTS[key], contents=contents, items=items)
+    return Row(variant=VARIANTS[key], results=results)
 
 
 def correct(share: float, seed: int) -> Items:
@@ -132,7 +129,6 @@ def test_small_studies_make_no_claims_and_mark_no_differences(tmp_path: Path) ->
     assert page.count("data:image/png") == 1
 
 
-def test_missing_results_are_an_error_that_names_the_folder(tmp_path: Path) -> None:
-    variant = VARIANTS["clip"]
-    with pytest.raises(UserError, match=str(result_folder(tmp_path, variant, 0))):
-        read_row(tmp_path, variant, 1)
+def test_missing_results_are_an_error_that_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=str(tmp_path / "clip-0.parquet")):
+        read_row(tmp_path, VARIANTS["clip"], 1)

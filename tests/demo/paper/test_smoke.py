@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.paper.run import run_study
+from demo.paper.run import Folders, run_study
 from demo.paper.sizes import SIZES
 from demo.paper.steps import Slots
 
@@ -27,12 +27,13 @@ SIZE = replace(
 @pytest.mark.slow
 def test_a_study_runs_from_scenes_to_the_page_and_resumes(tmp_path: Path) -> None:
     lines: list[str] = []
-    page = run_study("smoke", SIZE, tmp_path, Slots(n_steps=2), 0, lines.append)
+    folders = Folders(out=tmp_path / "page", work=tmp_path)
+    page = run_study("smoke", SIZE, folders, Slots(n_steps=2), 0, lines.append)
     text = page.read_text("utf-8")
     assert "No claims" in text
-    assert text.count("data:image/png") > 10
+    assert text.count("data:image/png") == 4  # accuracy; norms, curves and factors of HyCoCLIP
     assert text.count("data:image/jpeg") > 4
-    content = json.loads((tmp_path / "paper.json").read_text("utf-8"))
+    content = json.loads((folders.out / "paper.json").read_text("utf-8"))
     empty = [table["title"] for table in content["tables"] if not all(table["rows"].get("HyCoCLIP", {}).values())]
     assert empty == []
     columns = [name for table in content["tables"] for name in table["rows"]["HyCoCLIP"]]
@@ -40,9 +41,11 @@ def test_a_study_runs_from_scenes_to_the_page_and_resumes(tmp_path: Path) -> Non
     assert len(list((tmp_path / "data" / "shards" / "train" / "grit").glob("*"))) > 0
 
     lines.clear()
-    run_study("smoke", replace(SIZE, has_claims=True), tmp_path, Slots(n_steps=2), 0, lines.append)
-    assert "4 of 4 steps are finished" in lines
-    claims = json.loads((tmp_path / "paper.json").read_text("utf-8"))["claims"]
+    elsewhere = Folders(out=folders.out, work=tmp_path / "elsewhere")  # as on another machine with the results alone
+    run_study("smoke", replace(SIZE, has_claims=True), elsewhere, Slots(n_steps=2), 0, lines.append)
+    assert lines == [f"2 of 2 results are in {folders.results}", "statistics"]
+    assert not elsewhere.work.exists()
+    claims = json.loads((folders.out / "paper.json").read_text("utf-8"))["claims"]
     measured = [claim for claim in claims if claim["verdict"] != "not measured"]
     assert {claim["first"] for claim in measured} == {"hycoclip"}
     assert len(measured) == 6

@@ -6,7 +6,7 @@ import pytest
 
 import demo.paper.variants as module
 from demo.paper.claims import claims
-from demo.paper.plan import TASKS, plan
+from demo.paper.plan import MEASURED, plan
 from demo.paper.sizes import SIZES
 from demo.paper.tables import DESIGNS, REFERENCE
 from demo.paper.variants import VARIANTS, variants_of
@@ -47,10 +47,10 @@ def test_the_trainer_accepts_the_settings_of_every_step(
     size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    steps = plan(tmp_path, SIZES[size], {}, workers=0)
+    runs = plan(tmp_path, tmp_path, SIZES[size], {}, workers=0)
     n_rows = len(SIZES[size].variants or VARIANTS)
-    assert len(steps) == 2 * n_rows * SIZES[size].seeds
-    trainings = [step for step in steps if step.kind == "train"]
+    assert len(runs) == n_rows * SIZES[size].seeds
+    trainings = [run.training for run in runs]
     for step in trainings[:n_rows]:
         config = load_config(list(step.command[3:]))
         assert config.optim.steps == SIZES[size].steps
@@ -61,9 +61,11 @@ def test_the_trainer_accepts_the_settings_of_every_step(
 
 def test_rows_without_entailment_have_no_entailment_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    for step in plan(tmp_path, SIZES["full"], {}, workers=0):
-        if step.kind == "train" and step.name.endswith("no-entailment-0"):
-            assert getattr(load_config(list(step.command[3:])).model, "entail_weight") == 0  # noqa: B009
+    runs = [run for run in plan(tmp_path, tmp_path, SIZES["full"], {}, workers=0) if run.seed == 0]
+    without = [run.training for run in runs if run.variant.key.endswith("no-entailment")]
+    assert len(without) == len(MODELS) - 1
+    for step in without:
+        assert getattr(load_config(list(step.command[3:])).model, "entail_weight") == 0  # noqa: B009
 
 
 def test_claims_name_rows_and_metrics_that_exist() -> None:
@@ -72,7 +74,7 @@ def test_claims_name_rows_and_metrics_that_exist() -> None:
     assert len({(claim.paper, claim.text) for claim in claims()}) == len(claims())
     for claim in claims():
         assert claim.metric in columns, claim
-        assert claim.metric.partition(":")[0] in TASKS
+        assert claim.metric.partition(":")[0] in MEASURED
         assert {claim.first, claim.second or claim.first} <= VARIANTS.keys(), claim
         assert claim.first != claim.second
         assert claim.paper in ("MERU", "HyCoCLIP", "PHyCLIP", "PoinCLIP", "Syntax-MERU")

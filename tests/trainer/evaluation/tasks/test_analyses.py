@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import PIL.Image
@@ -161,6 +162,21 @@ def test_the_runner_writes_the_items_of_the_metrics(tmp_path: Path, shards: Path
     assert {name: found.metric() for name, found in items.items()} == content["metrics"]
     boxes = items["cross_image/order"].units.tolist()
     assert len(boxes) > len(set(boxes))  # the boxes of one image are one unit
+
+
+def test_figures_are_drawn_on_request_also_after_a_run_without_them(tmp_path: Path, shards: Path) -> None:
+    embedder = small_embedder("meru", shards)
+    with_figures = RunSettings(data=shards, output=tmp_path, options=OPTIONS)
+    without = replace(with_figures, figures=False)
+    picture, content = tmp_path / "meru" / "norms-histogram.png", tmp_path / "meru" / "norms.json"
+    assert run_task(load_task("norms"), embedder, "meru", without)["figures"] == []
+    assert not picture.exists()
+    assert run_task(load_task("norms"), embedder, "meru", with_figures)["figures"]
+    assert picture.exists()
+    written = content.stat().st_mtime_ns
+    for settings in (with_figures, without):
+        run_task(load_task("norms"), embedder, "meru", settings)
+    assert content.stat().st_mtime_ns == written
 
 
 def test_norms_separate_groups_at_different_distances(shards: Path) -> None:
