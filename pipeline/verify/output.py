@@ -18,7 +18,7 @@ from pipeline.write.manifest import plan_json
 from pipeline.write.pending import takedown_record
 from pipeline.write.store import Store
 from schemas.attempts import attempt_of, later_attempts, shard_of
-from schemas.files import COMMAND_FILE, FILES, JOB_FILE, MANIFEST_FILE, STATS_FILE
+from schemas.files import COMMAND_FILE, FILES, JOB_FILE, STATS_FILE
 from schemas.job import LeftOut
 from schemas.manifest import PlanJson
 
@@ -92,7 +92,7 @@ class Sums:
         content = store.read(STATS_FILE)
         if content is None:
             return None
-        fix = f"write it again with `python -m pipeline.report {store.root}`"
+        fix = f"write it again with `python -m pipeline.report {store.url('').rstrip('/')}`"
         try:
             stats = json.loads(content)
             rows, shards = stats["rows"], set(stats["shards"])
@@ -129,16 +129,16 @@ class Repeats:
 
 
 def requeue(store: Store, findings: Sequence[Finding], lease: Lease) -> None:
-    """Let the next run of the job compute broken shards again, or restore their index if nothing else is broken.
+    """Let the next run compute broken shards again, or restore their index and summary if nothing else is broken.
 
-    Only the manifest (or the index) is removed: readers ignore a shard without one, and its files are replaced when the
+    Only the manifest (or index and summary) is removed: readers ignore a shard without one, and its files are replaced when the
     job commits it again. Later attempts of pipeline.retry at its rows are removed before it; the next run of
     pipeline.retry tries rows of a broken attempt again. Raises UserError if the lease is lost or a file cannot be removed.
     """
     lease.check()
     committed = list_output(store).committed()
-    broken = [finding.shard for finding in findings if finding.cause == store.file(MANIFEST_FILE, finding.shard)]
+    broken = [finding.shard for finding in findings if finding.is_computed_again]
     discard_attempts(
         store, {i for index in broken for i in later_attempts(index, committed)} | set(filter(attempt_of, broken))
     )
-    store.remove_many(finding.cause for finding in findings)
+    store.remove_many({file for finding in findings for file in finding.causes})
