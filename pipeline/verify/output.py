@@ -9,6 +9,7 @@ from common.errors import UserError
 from pipeline.lease import Lease
 from pipeline.report.shards import check_finished
 from pipeline.resume.command import again, read_command
+from pipeline.resume.complete import lacked_by_sources, missing_shards
 from pipeline.resume.listing import list_output
 from pipeline.resume.record import read_record, recorded_plans
 from pipeline.verify.finding import Finding, Problem
@@ -43,29 +44,28 @@ def list_contents(store: Store) -> Contents:
     committed = list_output(store).committed()
     check_finished(store, committed)
     problems: list[Problem] = []
-    planned: dict[int, PlanJson] = {}
+    made, job, planned = None, None, dict[int, PlanJson]()
     try:
         record = read_record(store)
         planned = {plan.index: plan_json(plan) for plan in recorded_plans(record)} if record else {}
+        job = record
     except UserError:
         problems.append(
             Problem(JOB_FILE, "damaged; remove it, and the job compares the manifests of the shards instead")
         )
     if record_file := takedown_record(store):
         problems.append(Problem(record_file, "a takedown was interrupted, or still runs; run the same takedown again"))
-    command, shards, left_out = "", set[int](), list[LeftOut]()
     try:
-        if made := read_command(store):
-            command, shards = made["command"], set(made["shards"])
-            left_out = [] if planned else made.get("left_out", [])  # the job can make what refilter left out
+        made = read_command(store)
     except UserError as error:
         problems.append(Problem(COMMAND_FILE, str(error)))
-    if missing := sorted(shards - set(committed)):
+    command = made["command"] if made else ""
+    if made and (missing := missing_shards(made, None, committed)):
         problems.append(
-            Problem(COMMAND_FILE, f"{len(missing)} of {len(shards)} shards are missing, such as shard {missing[0]}; run "
-                                  f"{again(command)}")
+            Problem(COMMAND_FILE, f"{len(missing)} of {len(made['shards'])} shards are missing, such as shard "
+                                  f"{next(iter(missing))}; run {again(command)}")
         )  # fmt: skip
-    n_unfinished = len((planned.keys() | shards) - set(committed))
+    n_unfinished, left_out = len(missing_shards(made, job, committed)), lacked_by_sources(made, job)
     return Contents(
         {index: planned.get(shard_of(index)) for index in committed}, n_unfinished, command, problems, left_out
     )
