@@ -11,9 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError
-
 from common.errors import UserError
 from common.files import file_hash
 
@@ -58,6 +55,9 @@ def fetch(name: HubName, patterns: list[str]) -> Path:
 
     Raises UserError if they are neither cached nor available from the hub, and if a weight file is damaged.
     """
+    from huggingface_hub import snapshot_download  # takes longer than all else that plans a job without such models
+    from huggingface_hub.errors import HfHubHTTPError
+
     try:
         folder = Path(snapshot_download(name.repository, revision=name.commit, allow_patterns=patterns))
     except (OSError, HfHubHTTPError) as error:
@@ -77,6 +77,8 @@ blob_hash = cache(file_hash)
 
 def list_files(name: HubName) -> list[str]:
     """Return the paths of the files of a repository, or of the cached ones if the hub cannot be reached."""
+    from huggingface_hub import HfApi
+
     try:
         return sorted(HfApi().list_repo_files(name.repository, revision=name.commit))
     except Exception:  # the type of network errors depends on the version of huggingface_hub
