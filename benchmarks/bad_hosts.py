@@ -109,32 +109,9 @@ def run_ours(urls: list[str], timeout_s: float, folder: Path) -> list[bool]:
 
 def run_img2dataset(urls: list[str], timeout_s: float, folder: Path) -> list[bool]:
     """Download with the shard loop of img2dataset and its defaults; return which rows succeeded."""
-    from img2dataset.downloader import Downloader
-    from img2dataset.resizer import Resizer
-    from img2dataset.writer import WebDatasetSampleWriter
+    from benchmarks.downloaders import img2dataset_shard
 
-    shard = folder / "shard.arrow"
-    table = pa.table({"url": urls, "caption": [f"{i}" for i in range(len(urls))]})
-    with pa.OSFile(str(shard), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
-    Downloader(
-        sample_writer_class=WebDatasetSampleWriter,
-        resizer=Resizer(image_size=256, resize_mode="keep_ratio", resize_only_if_bigger=True),
-        thread_count=CONNECTIONS,
-        save_caption=True,
-        extract_exif=True,
-        output_folder=str(folder),
-        column_list=["url", "caption"],
-        timeout=timeout_s,
-        number_sample_per_shard=len(urls),
-        oom_shard_count=5,
-        compute_hash="sha256",
-        verify_hash_type=None,
-        encode_format="jpg",
-        retries=0,
-        user_agent_token=None,
-        disallowed_header_directives=["noai", "noimageai", "noindex", "noimageindex"],
-    ).download_shard((0, str(shard)))
+    img2dataset_shard(urls, folder, CONNECTIONS, timeout_s)()
     written = pq.read_table(folder / "00000.parquet", columns=["url", "status"])
     kept = set(written.filter(pa.compute.equal(written["status"], "success"))["url"].to_pylist())
     return [url in kept for url in urls]

@@ -57,8 +57,10 @@ def build_ours(urls: list[str], folder: Path, is_resized: bool) -> Callable[[], 
     return run
 
 
-def build_img2dataset(urls: list[str], folder: Path, is_resized: bool) -> Callable[[], int]:
-    """Build img2dataset's shard loop; without resizing, images are decoded and keep their bytes."""
+def img2dataset_shard(
+    urls: list[str], folder: Path, n_threads: int, timeout_s: float, is_resized: bool = True
+) -> Callable[[], None]:
+    """Build a function that downloads the URLs as shard 0 with img2dataset's shard loop and its defaults."""
     os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # otherwise, importing albumentations checks for updates online
     from img2dataset.downloader import Downloader
     from img2dataset.resizer import Resizer
@@ -74,12 +76,12 @@ def build_img2dataset(urls: list[str], folder: Path, is_resized: bool) -> Callab
     downloader = Downloader(
         sample_writer_class=WebDatasetSampleWriter,
         resizer=resizer,
-        thread_count=CONCURRENCY,
+        thread_count=n_threads,
         save_caption=True,
         extract_exif=True,
         output_folder=str(folder),
         column_list=["url", "caption"],
-        timeout=10,
+        timeout=timeout_s,
         number_sample_per_shard=len(urls),
         oom_shard_count=5,
         compute_hash="sha256",
@@ -90,11 +92,21 @@ def build_img2dataset(urls: list[str], folder: Path, is_resized: bool) -> Callab
         disallowed_header_directives=["noai", "noimageai", "noindex", "noimageindex"],
     )
 
-    def run() -> int:
+    def download() -> None:
         # The shard loop deletes its input at the end, so the input is written for each run.
         with pa.OSFile(str(shard), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
         downloader.download_shard((0, str(shard)))
+
+    return download
+
+
+def build_img2dataset(urls: list[str], folder: Path, is_resized: bool) -> Callable[[], int]:
+    """Build img2dataset's shard loop; without resizing, images are decoded and keep their bytes."""
+    download = img2dataset_shard(urls, folder, CONCURRENCY, timeout_s=10, is_resized=is_resized)
+
+    def run() -> int:
+        download()
         stats: dict[str, int] = json.loads((folder / "00000_stats.json").read_text())
         return stats["successes"]
 

@@ -27,8 +27,8 @@ import spacy
 from benchmarks.phrases import CAPTIONS, RULES, without
 from demo.world.scenes import corpus
 from pipeline.parse.config import ParseConfig
+from pipeline.parse.package import spacy_package
 from pipeline.parse.parser import CaptionParser
-from pipeline.parse.spacy_model import spacy_package
 from pipeline.parse.stage import Parse
 from schemas.rows import CAPTIONED
 

@@ -1,5 +1,6 @@
-"""Checks of files that the user names, before they are opened."""
+"""Checks of files that the user names, before they are opened, and their hashes."""
 
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -23,6 +24,12 @@ def check_file(path: str | os.PathLike[str]) -> None:
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
         raise NotAFileError(f"{os.fspath(path)} is {KINDS.get(stat.S_IFMT(mode), 'no file')}; give a regular file")
+
+
+def file_hash(path: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 of a file, as `sha256sum` prints it. Raises OSError."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_broken_link(path: str) -> bool:

@@ -71,13 +71,22 @@ class JpegHeader(NamedTuple):
 
 
 def cost_of(data: bytes, max_pixels: int) -> Cost:
-    """Predict the cost of decoding `data` with up to `max_pixels` pixels.
+    """Predict the cost of decoding `data` with up to `max_pixels` pixels, like `cost_by_header`."""
+    return cost_by_header(data, jpeg_header(data), max_pixels)
+
+
+def jpeg_header(data: bytes) -> JpegHeader | None:
+    """Return the header of a JPEG, None if it is damaged and for other data. Raises CostlyImageError."""
+    return read_jpeg_header(data) if data.startswith(JPEG_START) else None
+
+
+def cost_by_header(data: bytes, header: JpegHeader | None, max_pixels: int) -> Cost:
+    """Predict the cost of decoding `data` with up to `max_pixels` pixels; `header` is its `jpeg_header`.
 
     The prediction is infinite for rare formats and for headers that cannot be read. Raises CostlyImageError for an
     image that is not worth trying.
     """
     if data.startswith(JPEG_START):
-        header = read_jpeg_header(data)
         return _limits(float("inf"), 0) if header is None else jpeg_cost(data, header, max_pixels)
     if data.startswith(b"BM") and int.from_bytes(data[30:34], "little") in BMP_RUN_LENGTH:
         return _limits(float("inf"), 0)  # Pillow decodes run lengths in Python

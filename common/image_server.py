@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 
 from common.image_codec import Image, ImageLimits, ImageRejected, decode_here, decode_jpeg_here
+from common.image_header import jpeg_header
 
 MEMORY_ERROR: Final = -4  # of OpenCV
 
@@ -79,7 +80,7 @@ def answer_to(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], Ima
             return {"shape": pixels.shape}, pixels
         max_pixels, min_side_px, max_aspect_ratio = request["limits"]
         limits = ImageLimits(max_pixels=max_pixels, min_side_px=min_side_px, max_aspect_ratio=max_aspect_ratio)
-        found = decode_here(data, limits, request["short_side"])
+        found = decode_here(data, jpeg_header(data), limits, request["short_side"])
     except ImageRejected as error:
         return {"reason": error.reason, "detail": error.detail}, nothing
     except (MemoryError, cv2.error, OSError) as error:

@@ -18,7 +18,7 @@ from common.image_codec import (
     decode_jpeg_here,
     to_pixels,
 )
-from common.image_header import CostlyImageError, JpegHeader, cost_of, jpeg_cost
+from common.image_header import CostlyImageError, JpegHeader, cost_by_header, jpeg_cost, jpeg_header
 from common.image_process import isolated
 
 __all__ = [
@@ -57,8 +57,13 @@ def decode_reduced(data: bytes, limits: ImageLimits, short_side: int | None) -> 
     libjpeg then skips the high frequencies of the DCT, which the final resize would remove anyway. Raises ImageRejected
     like `decode`.
     """
-    if not _is_isolated(data, limits):
-        return decode_here(data, limits, short_side)
+    try:
+        header = jpeg_header(data)
+        predicted_s = cost_by_header(data, header, limits.max_pixels).predicted_s
+    except CostlyImageError as error:
+        raise ImageRejected("too_costly", str(error)) from error
+    if predicted_s <= ISOLATED_S:
+        return decode_here(data, header, limits, short_side)
     return isolated().decode_reduced(data, limits, short_side)
 
 
@@ -71,11 +76,3 @@ def decode_jpeg(data: bytes, header: JpegHeader, flags: int, limits: ImageLimits
     if predicted_s <= ISOLATED_S:
         return decode_jpeg_here(data, flags)
     return isolated().decode_jpeg(data, flags, limits)
-
-
-def _is_isolated(data: bytes, limits: ImageLimits) -> bool:
-    """True if an image must be decoded in a child process. Raises ImageRejected if it must not be decoded at all."""
-    try:
-        return cost_of(data, limits.max_pixels).predicted_s > ISOLATED_S
-    except CostlyImageError as error:
-        raise ImageRejected("too_costly", str(error)) from error

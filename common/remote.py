@@ -13,6 +13,7 @@ from fsspec.utils import get_protocol
 
 from common.errors import UserError
 from common.files import check_file
+from common.header_cache import HeaderCache
 from common.text import one_line as one_line
 from common.threads import Item, Result, map_in_threads
 from common.time_limits import S3_TRIES, time_limits
@@ -48,11 +49,16 @@ def open_store(url: str, **options: Any) -> tuple[AbstractFileSystem, str]:
     return fs, str(path)
 
 
-def open_file(url: str) -> IO[bytes]:
-    """Open a file for reading. Raises UserError like `open_store`, and one of `store_errors` if opening fails."""
+def open_file(url: str, headers: bool = False) -> IO[bytes]:
+    """Open a file for reading. Raises UserError like `open_store`, and one of `store_errors` if opening fails.
+
+    `headers`: mostly headers are read, which may lie far apart; of a remote file, large contents are then left out.
+    """
     fs, path = open_store(url)
     if isinstance(fs, LocalFileSystem):
         check_file(path)
+    elif headers:
+        return cast(IO[bytes], fs.open(path, "rb", cache_type=HeaderCache.name))
     file = fs.open(path, "rb")
     return cast(IO[bytes], file if isinstance(fs, LocalFileSystem) else io.BufferedReader(file, BUFFER))
 

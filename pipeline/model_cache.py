@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from common.errors import UserError
+from common.files import file_hash
 from common.paths import LOCAL
 from common.remote import one_line, open_store, store_errors
 from common.urls import without_user
@@ -115,9 +116,3 @@ def _download(url: str, expected: str, path: Path) -> None:
         raise UserError(f"{url} cannot be fetched: {one_line(error)}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file, as `sha256sum` prints it."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

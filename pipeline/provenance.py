@@ -7,8 +7,8 @@ from common.version import hypergrit_version, package_version
 from pipeline.config import PipelineConfig, content_hash
 from pipeline.ground.load import grounder_path
 from pipeline.model_files import folder_hash
-from pipeline.parse.spacy_model import spacy_package
-from pipeline.score.scorers import scorer_path
+from pipeline.parse.package import spacy_package
+from pipeline.score.paths import scorer_path
 from pipeline.score.thresholds import resolve_thresholds
 from schemas.manifest import ModelIdentity, Provenance, ThresholdValues
 from schemas.rows import VERSION

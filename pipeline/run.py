@@ -156,7 +156,7 @@ class Steps:
 
             self.check_model("grounder", grounder_path(self.config.ground.grounder))
             return Ground(self.config.ground, decode=self.images)
-        from pipeline.score.scorers import scorer_path
+        from pipeline.score.paths import scorer_path
         from pipeline.score.stage import Score
         from pipeline.score.thresholds import resolve_thresholds
 

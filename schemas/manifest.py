@@ -113,7 +113,7 @@ class Origin(TypedDict):
     """The command that made a shard from finished shards, without running the job."""
 
     command: Annotated[str, "name of the command, such as refilter"]
-    sources: Annotated[list[SourceShard], "the shards whose rows were read"]
+    sources: Annotated[list[SourceShard], "the shards whose rows it holds"]
     settings: Annotated[dict[str, Any], "settings of the command that decide the content"]
 
 

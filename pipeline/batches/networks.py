@@ -1,13 +1,13 @@
 """The networks that answer the questions of rows: the grounder, and the two towers of CLIP."""
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from common.images import STORED_IMAGE_LIMITS, Image, decode
 from pipeline.batches.batcher import Batch
 from pipeline.ground.grounder import Grounder, Span
-from pipeline.score.scorers import Scorer
 
 Finished = list[tuple[Batch, list[Any]]]
 
@@ -62,34 +62,17 @@ class GroundNetwork:
         return finished
 
 
-class TextNetwork:
-    """The text tower of a scorer. Only texts of the same padded length share a batch."""
+class TowerNetwork:
+    """A tower of a scorer: texts, of which only those of the same padded length share a batch, or images and crops."""
 
     stage = "score"
 
-    def __init__(self, scorer: Scorer) -> None:
-        self.scorer, self.batch_size = scorer, scorer.batch_size
+    def __init__(self, embed: Callable[[list[Any]], Iterable[Any]], batch_size: int) -> None:
+        self.embed, self.batch_size = embed, batch_size
 
     def submit(self, batch: Batch) -> Finished:
-        """Embed texts."""
-        return [(batch, list(self.scorer.embed_texts([slot.item for slot in batch])))]
-
-    def drain(self) -> Finished:
-        """Return nothing, since no batch runs in the background."""
-        return []
-
-
-class ImageNetwork:
-    """The image tower of a scorer, for crops and whole images."""
-
-    stage = "score"
-
-    def __init__(self, scorer: Scorer) -> None:
-        self.scorer, self.batch_size = scorer, scorer.batch_size
-
-    def submit(self, batch: Batch) -> Finished:
-        """Embed images."""
-        return [(batch, list(self.scorer.embed_images(slot.item for slot in batch)))]
+        """Embed the items of a batch."""
+        return [(batch, list(self.embed([slot.item for slot in batch])))]
 
     def drain(self) -> Finished:
         """Return nothing, since no batch runs in the background."""

@@ -9,7 +9,7 @@ import torch
 
 from common.images import STORED_IMAGE_LIMITS, Image, decode
 from pipeline.batches.batcher import Ask, Asked
-from pipeline.batches.networks import GroundItem, GroundNetwork, ImageNetwork, TextNetwork
+from pipeline.batches.networks import GroundItem, GroundNetwork, TowerNetwork
 from pipeline.ground.boxes import Boxes, given_boxes
 from pipeline.ground.stage import Ground, RemovalReasons, spans_of
 from pipeline.ground.stage import Row as Columns
@@ -41,8 +41,8 @@ class Models:
     ground: Ground
     score: Score
     grounder: GroundNetwork
-    texts: TextNetwork
-    images: ImageNetwork
+    texts: TowerNetwork
+    images: TowerNetwork
 
     def infer(self, row: Columns, image: bytes) -> Steps:
         """Compute what the stages `ground` and `score` would for a row."""
@@ -76,7 +76,7 @@ class Models:
     def _cosines(
         self, images: list[Image], texts: list[str], pixels: Image
     ) -> Generator[Asked, list[Any], list[float]]:
-        length = self.texts.scorer.padded_length
+        length = self.score.scorer.padded_length
         asks = [Ask(self.texts, length(text), text, is_shared=True) for text in texts]
         answers = yield Asked([*asks, *(Ask(self.images, None, image) for image in images)], pixels.nbytes)
         found, n = [torch.stack(part) for part in (answers[: len(texts)], answers[len(texts) :])], len(texts)

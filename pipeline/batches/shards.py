@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from pipeline.batches.batcher import MAX_BYTES, Batcher, Row
-from pipeline.batches.networks import GroundNetwork, ImageNetwork, TextNetwork
+from pipeline.batches.networks import GroundNetwork, TowerNetwork
 from pipeline.batches.row import Inferred, Models
 from pipeline.batches.scored import Scored
 from pipeline.ground.stage import Ground, add_boxes, kept_rows
@@ -40,7 +40,8 @@ class SharedBatches:
 
     def __init__(self, ground: Ground, score: Score, max_bytes: int = MAX_BYTES) -> None:
         grounder = GroundNetwork(ground.grounder, ground.config.batch_size)
-        texts, images = TextNetwork(score.scorer), ImageNetwork(score.scorer)
+        scorer = score.scorer
+        texts, images = (TowerNetwork(embed, scorer.batch_size) for embed in (scorer.embed_texts, scorer.embed_images))
         self.models = Models(ground, score, grounder, texts, images)
         self.batcher = Batcher([grounder, texts, images], max_bytes)
         self._done: deque[Waiting] = deque()

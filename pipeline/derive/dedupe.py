@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 
 from common.errors import UserError
-from common.progress import tracked
 from common.remote import map_concurrently
 from common.text import counted
 from pipeline.config import PipelineConfig
@@ -22,6 +21,7 @@ from pipeline.derive.options import DedupeOptions
 from pipeline.derive.output import NewShard, write_output
 from pipeline.derive.settings import new_config, take_options, take_path
 from pipeline.derive.source import Source, read_table
+from pipeline.derive.workers import with_progress
 from pipeline.lease import Lease
 from pipeline.write.manifest import plan_from_json
 from pipeline.write.store import Store
@@ -82,9 +82,7 @@ def find_duplicates(
     sources = [shard.origin["sources"][0] for shard in shards]
     with_pictures = "picture" in options.criteria
     done = collect_facts(sources, with_pictures, config.output, config.ray)
-    for _ in tracked(
-        lease.guard(done), len(sources), "read to compare", quiet=config.quiet, most_s=config.log.interval_s
-    ):
+    for _ in with_progress(lease.guard(done), len(sources), "read to compare", config):
         pass
     with database(options.memory_gb, config.ray.cpu_workers) as duplicates:
         for source, facts in read_all(store, sources, with_pictures):

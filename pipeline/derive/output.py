@@ -12,11 +12,10 @@ import pyarrow as pa
 
 from common.config import RESOLVED_FILE, to_yaml
 from common.errors import UserError
-from common.progress import tracked
 from common.remote import map_concurrently
 from common.text import counted, one_line
 from pipeline.config import PipelineConfig, runtime_settings
-from pipeline.derive.workers import connected, map_shards
+from pipeline.derive.workers import connected, map_shards, with_progress
 from pipeline.job import remove_drafts, report
 from pipeline.lease import Lease, hold_lease
 from pipeline.paths import check_apart, check_writable
@@ -110,7 +109,7 @@ def make_shards(
     """Make and commit shards; return the number of those that failed, which have a record. Raises UserError of a shard."""
     n_failed = 0
     results = lease.guard(map_shards(partial(commit, make_table, config, lease.token), shards, config.ray))
-    for shard, result in tracked(results, len(shards), "written", quiet=config.quiet, most_s=config.log.interval_s):
+    for shard, result in with_progress(results, len(shards), "written", config):
         if isinstance(result, UserError):
             raise result
         if isinstance(result, Exception):

@@ -1,5 +1,7 @@
 """Divide the rows of an output into shards of equal numbers of samples, shuffled across shards."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -14,6 +16,7 @@ from pipeline.derive.shuffle import Group, Range, ReshardedShard, make_table, pe
 from pipeline.derive.source import Source
 from pipeline.read.types import ShardPlan
 from pipeline.write.attempts import group_attempts, n_left
+from schemas.manifest import Origin, SourceShard
 
 
 def reshard(arguments: Sequence[str]) -> int:
@@ -46,7 +49,7 @@ def make_groups(source: Source, options: ReshardOptions) -> list[Group]:
         later |= {shard: shards[i:] for i, shard in enumerate(shards, 1)}
     indices, size = list(source.manifests), 1
     if options.shuffle:
-        indices = [indices[i] for i in permutation(len(indices), options.seed, 0)]
+        indices = [indices[i] for i in permutation(len(indices), options.seed, 0).tolist()]
         size = options.mix_shards or len(indices)
     groups = list[Group]()
     for first in range(0, len(indices), size):
@@ -63,8 +66,9 @@ def plan_reshard(
 ) -> list[ReshardedShard]:
     """Return the new shards: each has the next `samples_per_shard` kept rows, and its share of the dropped rows.
 
-    Only manifests are read. Rows keep their keys. The plans end where those of the source end, so that they also bound
-    the keys of an output whose first shards are missing (`key_end`).
+    Only manifests are read. The origin of a shard names the sources whose rows it holds; a hash stands for the others
+    that were mixed with them, since these too decide which rows it has. Rows keep their keys. The plans end where those
+    of the source end, so that they also bound the keys of an output whose first shards are missing (`key_end`).
     """
     groups = make_groups(source, options)
     n_kept, n_dropped = sum(sum(group.kept) for group in groups), sum(sum(group.dropped) for group in groups)
@@ -75,9 +79,7 @@ def plan_reshard(
     dropped_starts = [0, *accumulate(sum(group.dropped) for group in groups)]
     settings: dict[str, Any] = {"samples_per_shard": options.samples_per_shard, "shuffle": options.shuffle}
     settings |= {"seed": options.seed, "mix_shards": options.mix_shards} if options.shuffle else {}
-    provenance = new_provenance(next(iter(source.manifests.values())), source, old, new)
-    shards = list[ReshardedShard]()
-    row = key_end(source) - n_kept - n_dropped
+    parts = list[tuple[Range, ...]]()
     first_group = 0
     for i in range(n_shards):
         ranges = list[Range]()
@@ -92,13 +94,38 @@ def plan_reshard(
                 ranges.append(Range(groups[g], kept, dropped))
             if kept_starts[g + 1] >= kept_cuts[i + 1] and dropped_starts[g + 1] >= dropped_cuts[i + 1]:
                 break
-        n_rows = sum(r.kept[1] - r.kept[0] + r.dropped[1] - r.dropped[0] for r in ranges)
-        sources = [shard for r in ranges for shard in r.group.sources]
+        parts.append(tuple(ranges))
+    provenance = new_provenance(next(iter(source.manifests.values())), source, old, new)
+    shards = list[ReshardedShard]()
+    row = key_end(source) - n_kept - n_dropped
+    for i, (part, sources) in enumerate(zip(parts, held_sources(groups, parts, settings), strict=True)):
+        n_rows = sum(r.kept[1] - r.kept[0] + r.dropped[1] - r.dropped[0] for r in part)
         plan = ShardPlan(i, row, n_rows, ())
-        origin = {"command": "reshard", "sources": sources, "settings": settings}
-        shards.append(ReshardedShard(plan, provenance, origin, tuple(ranges)))  # type: ignore[arg-type]
+        digests = json.dumps([r.group.digest for r in part])
+        mixed = {"manifests": hashlib.sha256(digests.encode()).hexdigest()}
+        origin: Origin = {"command": "reshard", "sources": sources, "settings": settings | mixed}
+        shards.append(ReshardedShard(plan, provenance, origin, part))
         row += n_rows
     return shards
+
+
+def held_sources(
+    groups: Sequence[Group], parts: Sequence[Sequence[Range]], settings: dict[str, Any]
+) -> list[list[SourceShard]]:
+    """Return the shards of the source whose rows each new shard holds; `parts` are the rows of the new shards.
+
+    The order of one group at a time is in memory.
+    """
+    found: list[list[SourceShard]] = [[] for _ in parts]
+    by_group: dict[int, list[tuple[int, Range]]] = {}
+    for i, ranges in enumerate(parts):
+        for part in ranges:
+            by_group.setdefault(part.group.number, []).append((i, part))
+    for group in groups:
+        orders = group.orders(settings)
+        for i, part in by_group.get(group.number, []):
+            found[i] += [group.sources[place] for place in part.shards(orders)]
+    return found
 
 
 def overlap(first: int, end: int, start: int, stop: int) -> tuple[int, int]:

@@ -22,7 +22,7 @@ Options = TypeVar("Options")
 RUNNING: Final = ("log", "quiet", "ray", "report")
 """Settings that every command takes: they do not decide the content."""
 OF_ONE_RUN: Final = ("overwrite", "dry_run")
-"""Settings that a saved configuration never passes on; version 0.8 could save a dry run."""
+"""Settings that a saved configuration never passes on; earlier versions could save a dry run."""
 
 
 def read_config(store: Store, changes: Sequence[str] = ()) -> PipelineConfig:

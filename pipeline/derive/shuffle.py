@@ -1,15 +1,22 @@
 """Rows of a new shard of reshard: which rows of the source they are, and reading them."""
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pipeline.derive.output import NewShard
 from pipeline.derive.pick import pick_rows
 from schemas.manifest import SourceShard
 from schemas.rows import SCORED
+
+Order = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,23 @@ class Group:
     dropped: list[int]
     later: list[tuple[int, ...]]
 
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the identities of its shards, on all of which the order of its rows depends."""
+        return hashlib.sha256(json.dumps(self.sources).encode()).hexdigest()
+
+    def orders(self, settings: dict[str, Any]) -> tuple[Order, Order]:
+        """Return the kept and the dropped rows of its shards, numbered one shard after the other, in their new order.
+
+        `settings` are those of the origin of a new shard.
+        """
+        counts = sum(self.kept), sum(self.dropped)
+        if not settings["shuffle"]:
+            return np.arange(counts[0]), np.arange(counts[1])
+        numbers = 2 * self.number + 1, 2 * self.number + 2  # 0 is the order of the shards
+        kept, dropped = (permutation(n, settings["seed"], number) for n, number in zip(counts, numbers, strict=True))
+        return kept, dropped
+
 
 @dataclass(frozen=True)
 class Range:
@@ -35,6 +59,22 @@ class Range:
     kept: tuple[int, int]
     dropped: tuple[int, int]
 
+    def shards(self, orders: tuple[Order, Order]) -> list[int]:
+        """Return the places in the group of the shards that have rows of the range. `orders` are those of the group."""
+        chosen = orders[0][slice(*self.kept)], orders[1][slice(*self.dropped)]
+        counts = self.group.kept, self.group.dropped
+        return np.union1d(*map(shard_of, chosen, counts)).tolist()
+
+    def places(self, orders: tuple[Order, Order]) -> Iterator[tuple[int, list[tuple[int, int]], list[tuple[int, int]]]]:
+        """Yield the place in the group of each shard that has rows of the range, with these kept and dropped rows.
+
+        A row is its place in the range and its number among those of the shard. `orders` are those of the group.
+        """
+        kept = in_shards(orders[0][slice(*self.kept)], self.group.kept)
+        dropped = in_shards(orders[1][slice(*self.dropped)], self.group.dropped)
+        for place in sorted(kept.keys() | dropped.keys()):
+            yield place, kept.get(place, []), dropped.get(place, [])
+
 
 @dataclass(frozen=True)
 class ReshardedShard(NewShard):
@@ -43,51 +83,49 @@ class ReshardedShard(NewShard):
     ranges: tuple[Range, ...]
 
 
-def permutation(n: int, *seed: int) -> list[int]:
+def permutation(n: int, *seed: int) -> Order:
     """Return a random order of n things, the same with every version of NumPy, which keeps the streams of PCG64."""
-    return np.argsort(np.random.PCG64(seed).random_raw(n), kind="stable").tolist() if n else []
+    return np.argsort(np.random.PCG64(seed).random_raw(n), kind="stable") if n else np.arange(0)
+
+
+def shard_of(rows: Order, counts: Sequence[int]) -> Order:
+    """Return the place of the shard that has each row; `rows` are numbered through all shards, which have `counts` rows."""
+    return np.searchsorted(np.cumsum(counts), rows, side="right")
+
+
+def in_shards(rows: Order, counts: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
+    """Return rows by the place of the shard that has them (`shard_of`), each with its place in `rows` and its number in it."""
+    shards = shard_of(rows, counts)
+    numbers = rows - (np.cumsum(counts) - counts)[shards]
+    found: dict[int, list[tuple[int, int]]] = {}
+    for i, (shard, number) in enumerate(zip(shards.tolist(), numbers.tolist(), strict=True)):
+        found.setdefault(shard, []).append((i, number))
+    return found
 
 
 def make_table(shard: NewShard) -> pa.Table:
     """Return the rows of a new shard: the kept rows in their new order, then the dropped rows."""
     assert isinstance(shard, ReshardedShard)
-    shuffle, seed = shard.origin["settings"]["shuffle"], shard.origin["settings"].get("seed", 0)
     kept, dropped = list[pa.Table](), list[pa.Table]()
     for part in shard.ranges:
-        numbers = (2 * part.group.number + 1, 2 * part.group.number + 2)  # 0 is the order of the shards
-        orders = [
-            permutation(sum(counts), seed, number) if shuffle else list(range(sum(counts)))
-            for counts, number in zip((part.group.kept, part.group.dropped), numbers, strict=True)
-        ]
-        found = read_range(part, *orders)
+        found = read_range(part, part.group.orders(shard.origin["settings"]))
         kept.append(found[0])
         dropped.append(found[1])
     return pa.concat_tables([*kept, *dropped]) if kept else SCORED.empty_table()
 
 
-def read_range(part: Range, kept_order: Sequence[int], dropped_order: Sequence[int]) -> tuple[pa.Table, pa.Table]:
+def read_range(part: Range, orders: tuple[Order, Order]) -> tuple[pa.Table, pa.Table]:
     """Return the kept and the dropped rows of a range, each in their order; one source shard is read at a time."""
-    group = part.group
-    wanted_kept = kept_order[part.kept[0] : part.kept[1]]
-    wanted_dropped = dropped_order[part.dropped[0] : part.dropped[1]]
     kept, dropped = list[pa.Table](), list[pa.Table]()
     kept_at, dropped_at = list[int](), list[int]()
-    kept_start = dropped_start = 0
-    shards = zip(group.sources, group.kept, group.dropped, group.later, strict=True)
-    for source, n_kept, n_dropped, later in shards:
-        mine = [(i, n - kept_start) for i, n in enumerate(wanted_kept) if kept_start <= n < kept_start + n_kept]
-        lost = [
-            (i, n - dropped_start)
-            for i, n in enumerate(wanted_dropped)
-            if dropped_start <= n < dropped_start + n_dropped
-        ]
-        if mine or lost:
-            table = pick_rows(source, [n for _, n in mine], [n for _, n in lost], later)
-            kept.append(table.slice(0, len(mine)))
-            dropped.append(table.slice(len(mine)))
-            kept_at += [i for i, _ in mine]
-            dropped_at += [i for i, _ in lost]
-        kept_start, dropped_start = kept_start + n_kept, dropped_start + n_dropped
+    for place, mine, lost in part.places(orders):
+        table = pick_rows(
+            part.group.sources[place], [n for _, n in mine], [n for _, n in lost], part.group.later[place]
+        )
+        kept.append(table.slice(0, len(mine)))
+        dropped.append(table.slice(len(mine)))
+        kept_at += [i for i, _ in mine]
+        dropped_at += [i for i, _ in lost]
     return in_order(kept, kept_at), in_order(dropped, dropped_at)
 
 

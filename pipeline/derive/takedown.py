@@ -2,13 +2,12 @@
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from common.cli import notify
 from common.config_help import print_text
 from common.errors import UserError
-from common.progress import tracked
 from common.text import counted, one_line
 from pipeline.config import PipelineConfig
 from pipeline.derive.attempts import find_in_attempts, without_rows
@@ -16,7 +15,7 @@ from pipeline.derive.options import TakedownOptions
 from pipeline.derive.removal import remove_rows
 from pipeline.derive.settings import RUNNING, check_keys, read_config, take_options, take_output, take_path
 from pipeline.derive.source import may_lack_queries
-from pipeline.derive.workers import map_shards
+from pipeline.derive.workers import map_shards, with_progress
 from pipeline.job import remove_drafts, report_shards
 from pipeline.lease import hold_lease
 from pipeline.paths import check_writable
@@ -67,15 +66,9 @@ def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> in
     check_finished(store, manifests)
     entries = entries.without_queries() if may_lack_queries(config, manifests) else entries
     groups = group_attempts(manifests)
-    results = map_shards(partial(find_in, store.root if store.is_local else config.output, entries), groups, config.ray)
-    found, n_failed = list[Found](), 0
-    shown = tracked(results, len(groups), "searched", quiet=config.quiet, most_s=config.log.interval_s)
-    for attempts, result in shown:
-        if isinstance(result, Exception):
-            n_failed += 1
-            log_failure(attempts[0], result)
-        else:
-            found.append(result)
+    step = partial(find_in, store.root if store.is_local else config.output, entries)
+    results = list(found_rows(map_shards(step, groups, config.ray), len(groups), config))
+    found = [result for result in results if result is not None]
     for shard in sorted(found, key=lambda shard: shard.shard):
         for line in shard.lines:
             print_text(line)
@@ -83,7 +76,7 @@ def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> in
     shards = f"{n_shards} of {counted(len(groups), 'shard')}"
     print_text(f"{counted(n_rows, 'row')} in {shards} would be taken down; nothing was changed")
     warn_unfinished(store)
-    return n_failed
+    return len(results) - len(found)
 
 
 def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> int:
@@ -108,11 +101,9 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         n_rows, n_shards, n_failed = 0, 0, 0
         groups = group_attempts(manifests)
         results = lease.guard(map_shards(partial(remove_in, config.output, entries, lease.token), groups, config.ray))
-        shown = tracked(results, len(groups), "searched", quiet=config.quiet, most_s=config.log.interval_s)
-        for attempts, result in shown:
-            if isinstance(result, Exception):
+        for result in found_rows(results, len(groups), config):
+            if result is None:
                 n_failed += 1
-                log_failure(attempts[0], result)
             else:
                 n_rows, n_shards = n_rows + len(result.lines), n_shards + bool(result.lines)
         lease.check()
@@ -138,11 +129,15 @@ def warn_unfinished(store: Store) -> None:
         )
 
 
-def log_failure(manifest: Manifest, error: Exception) -> None:
-    """Log the failure of a shard in one line."""
-    logger.warning(
-        "shard %d failed, the others go on: %s: %s", manifest["shard"], type(error).__name__, one_line(error)
-    )
+def found_rows(
+    results: Iterable[tuple[Sequence[Manifest], Found | Exception]], n_shards: int, config: PipelineConfig
+) -> Iterator[Found | None]:
+    """Yield the rows found in each shard, None for one that failed, after a line in the log."""
+    for attempts, result in with_progress(results, n_shards, "searched", config):
+        if isinstance(result, Exception):
+            shard, text = attempts[0]["shard"], one_line(result)
+            logger.warning("shard %d failed, the others go on: %s: %s", shard, type(result).__name__, text)
+        yield None if isinstance(result, Exception) else result
 
 
 def find_in(output: str, entries: TakedownList, attempts: Sequence[Manifest]) -> Found:

@@ -2,7 +2,7 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from common.errors import UserError
 from common.processes import end_with_parent
-from pipeline.config import RayConfig
+from common.progress import tracked
+from pipeline.config import PipelineConfig, RayConfig
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -51,6 +52,11 @@ def map_shards(
                 yield futures[future], future.result() if error is None else error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def with_progress(results: Iterable[Item], n_shards: int, text: str, config: PipelineConfig) -> Iterator[Item]:
+    """Yield one result for each shard, and show the progress as the settings of the log demand."""
+    return tracked(results, n_shards, text, quiet=config.quiet, most_s=config.log.interval_s)
 
 
 @contextmanager

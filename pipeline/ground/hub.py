@@ -4,7 +4,6 @@ A name must contain a commit, because the files of a branch can change. Download
 of a machine, and later loaded without a network.
 """
 
-import hashlib
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -12,10 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError
-
 from common.errors import UserError
+from common.files import file_hash
 
 HUB_NAME: Final = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>\w*)(/(?P<file>[\w./-]+))?)?")
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
@@ -58,6 +55,9 @@ def fetch(name: HubName, patterns: list[str]) -> Path:
 
     Raises UserError if they are neither cached nor available from the hub, and if a weight file is damaged.
     """
+    from huggingface_hub import snapshot_download  # takes longer than all else that plans a job without such models
+    from huggingface_hub.errors import HfHubHTTPError
+
     try:
         folder = Path(snapshot_download(name.repository, revision=name.commit, allow_patterns=patterns))
     except (OSError, HfHubHTTPError) as error:
@@ -66,20 +66,19 @@ def fetch(name: HubName, patterns: list[str]) -> Path:
     for path in folder.rglob("*"):
         if any(fnmatch(path.relative_to(folder).as_posix(), pattern) for pattern in patterns) and path.is_symlink():
             blob = path.resolve()
-            if SHA256.fullmatch(blob.name) and file_hash(str(blob)) != blob.name:
+            if SHA256.fullmatch(blob.name) and blob_hash(str(blob)) != blob.name:
                 raise UserError(f"{name}: {blob} is damaged: its SHA-256 is not its name; delete it to fetch it again")
     return folder
 
 
-@cache
-def file_hash(path: str) -> str:
-    """Return the SHA-256 of a file; the hub's cache gives large files, such as weights, theirs as name."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+blob_hash = cache(file_hash)
+"""SHA-256 of a file of the hub's cache, which gives large files, such as weights, theirs as name."""
 
 
 def list_files(name: HubName) -> list[str]:
     """Return the paths of the files of a repository, or of the cached ones if the hub cannot be reached."""
+    from huggingface_hub import HfApi
+
     try:
         return sorted(HfApi().list_repo_files(name.repository, revision=name.commit))
     except Exception:  # the type of network errors depends on the version of huggingface_hub

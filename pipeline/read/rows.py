@@ -64,7 +64,10 @@ def read_rows(
 
 @contextmanager
 def _opened(piece: Piece, config: ReadConfig) -> Iterator[IO[bytes] | None]:
-    """Open the file of a piece, and convert errors of reading it. Yields None for parquet, whose files stay open between pieces."""
+    """Open the file of a piece, and convert errors of reading it.
+
+    Yields None for parquet, whose files stay open between pieces.
+    """
     rows = f"rows {piece.first_row} to {piece.first_row + piece.n_rows - 1} of "
     if format_of(piece.path) == "parquet":
         with input_errors(piece.path, rows):

@@ -46,7 +46,7 @@ def scan_tar(path: str, size: int, config: ReadConfig, limit: int | None) -> Sca
         return Scan(starts)
     found, damage = array("q"), ""
     try:
-        with open_input(path) as file:
+        with open_input(path, headers=True) as file:
             for raw in tar_rows(file, 0, config):
                 found.append(raw.offset)
                 if limit is not None and len(found) > limit:

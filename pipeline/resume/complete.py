@@ -10,7 +10,7 @@ from pipeline.resume.command import again, describe_left_out, read_command
 from pipeline.resume.record import read_record, recorded_plans
 from pipeline.write.failed import read_failed
 from pipeline.write.store import Store
-from schemas.job import LeftOut
+from schemas.job import CommandRecord, JobRecord, LeftOut
 
 logger = logging.getLogger("hypergrit")
 
@@ -38,14 +38,30 @@ def find_unfinished(store: Store, finished: Collection[int]) -> Unfinished:
     Raises UserError if the record of one of them is damaged.
     """
     made, job = read_command(store), read_record(store)
-    shards: dict[int, int | None] = dict.fromkeys(sorted(set(made["shards"]) - set(finished))) if made else {}
+    shards = missing_shards(made, None, finished)
     command = made["command"] if made and (shards or job is None) else ""
     shards |= {failed["shard"]: failed["rows"] for failed in read_failed(store, but=finished)}
-    if job is not None:
-        shards |= {plan.index: plan.n_rows for plan in recorded_plans(job).without(finished)}
-    # A job can make what a source of refilter lacked: its plan tells what is missing now.
-    left_out = made.get("left_out", []) if made and job is None else []
-    return Unfinished(dict(sorted(shards.items())), command, left_out)
+    shards |= missing_shards(None, job, finished)
+    return Unfinished(dict(sorted(shards.items())), command, lacked_by_sources(made, job))
+
+
+def missing_shards(
+    made: CommandRecord | None, job: JobRecord | None, finished: Collection[int]
+) -> dict[int, int | None]:
+    """Return the shards that the records of command and job plan and that are not `finished`, with their rows if known.
+
+    Raises UserError if the record of the job is damaged.
+    """
+    shards: dict[int, int | None] = dict.fromkeys(sorted(set(made["shards"]) - set(finished))) if made else {}
+    return shards | ({plan.index: plan.n_rows for plan in recorded_plans(job).without(finished)} if job else {})
+
+
+def lacked_by_sources(made: CommandRecord | None, job: JobRecord | None) -> list[LeftOut]:
+    """Return the unfinished shards of the sources of a command that nothing can make any more.
+
+    A job can make what a source of refilter lacked: its plan tells what is missing now.
+    """
+    return made.get("left_out", []) if made and job is None else []
 
 
 def check_complete(store: Store, output: str, finished: Collection[int], incomplete: bool) -> list[LeftOut]:

@@ -8,11 +8,10 @@ from typing import Final
 
 from common.config import runtime_keys
 from common.errors import UserError
-from common.progress import tracked
 from common.text import one_line
 from pipeline.config import PipelineConfig
 from pipeline.derive.settings import OF_ONE_RUN, check_keys, read_config
-from pipeline.derive.workers import map_shards
+from pipeline.derive.workers import map_shards, with_progress
 from pipeline.lease import Lease
 from pipeline.paths import check_no_query, with_absolute_paths
 from pipeline.provenance import make_provenance
@@ -104,8 +103,7 @@ def count_in_shards(
     """Yield the index of each shard that may have rows to try again with their number, None if it cannot be read."""
     chosen = [attempts for attempts in groups if may_have_rows(attempts, reasons)]
     results = lease.guard(map_shards(partial(count_rows, config.output, reasons), chosen, config.ray))
-    shown = tracked(results, len(chosen), "rows to try again", quiet=config.quiet, most_s=config.log.interval_s)
-    for attempts, result in shown:
+    for attempts, result in with_progress(results, len(chosen), "rows to try again", config):
         index = attempts[0]["shard"]
         if isinstance(result, Exception):
             logger.warning("shard %d of %s cannot be read, and is left out: %s", index, store.root, one_line(result))

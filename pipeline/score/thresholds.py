@@ -5,7 +5,7 @@ from typing import Literal
 
 from pipeline.ground.load import score_threshold
 from pipeline.score.config import ScoreConfig
-from pipeline.score.scorers import clip_score_threshold
+from pipeline.score.paths import clip_score_threshold
 
 
 @dataclass(frozen=True, kw_only=True)

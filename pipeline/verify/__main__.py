@@ -2,7 +2,8 @@
 
 Of each shard: the manifest and its sums; sizes and SHA-256 of all files; schemas; the members of the tars against
 _index/; each stored image and box crop, which is decoded; the rows of arrow/, grit/ and train/ against each other and
-against the counts of the manifest. Of the output: keys in several shards, missing shards of a command, and stats.json.
+against the counts of the manifest; its summary, which the report adds up, against its rows. Of the output: keys in
+several shards, missing shards of a command, and stats.json.
 Nothing is written, unless --requeue is given.
 """
 
@@ -53,7 +54,7 @@ def main() -> int:
         "--requeue",
         action="store_true",
         help="remove the manifests of broken shards, so that the next run of the job computes these shards again; a "
-        "broken index alone is removed instead, and restored by that run",
+        "broken index or summary alone is removed instead, and restored by that run",
     )
     options = parser.parse_args()
     if options.processes < 1:

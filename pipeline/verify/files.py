@@ -1,9 +1,8 @@
 """Compare the files of a shard with the sizes and hashes of its manifest; copy remote ones to a local folder."""
 
-import hashlib
 import os
 
-from common.files import NotAFileError, check_file
+from common.files import NotAFileError, check_file, file_hash
 from common.text import one_line
 from pipeline.write.store import Store
 from schemas.manifest import FileFacts
@@ -23,8 +22,7 @@ def file_problem(store: Store, name: str, facts: FileFacts, folder: str) -> str:
     try:
         path = store.path(name) if store.is_local else copied(store, name, folder)
         check_file(path)  # a pipe would never end
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_hash(path)
     except FileNotFoundError:
         return "missing"
     except (NotAFileError, OSError) as error:

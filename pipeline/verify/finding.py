@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pipeline.verify.keys import ShardKeys
-from schemas.files import INDEX_FILE, MANIFEST_FILE
+from schemas.files import INDEX_FILE, MANIFEST_FILE, ROLLUP_FILE, SUMMARY_FILE, rollup_of
 from schemas.layout import FLAT, Layout
 from schemas.manifest import Counts
 
@@ -46,11 +46,22 @@ class Finding:
         return len(self.problems) >= MAX_PROBLEMS
 
     @property
-    def cause(self) -> str:
-        """The file whose removal lets the next run repair the shard: the index, or for other defects the manifest."""
-        index = self.layout.path(INDEX_FILE, self.shard)
-        is_alone = {problem.file for problem in self.problems} == {index}
-        return index if is_alone else self.layout.path(MANIFEST_FILE, self.shard)
+    def is_computed_again(self) -> bool:
+        """True if the next run has to compute the shard again: not its index alone or its summary alone is broken."""
+        repaired = {self.layout.path(INDEX_FILE, self.shard), self.layout.path(SUMMARY_FILE, self.shard)}
+        return not repaired.issuperset(problem.file for problem in self.problems)
+
+    @property
+    def causes(self) -> list[str]:
+        """The files whose removal lets the next run repair the shard: its manifest, or the index and the summary alone.
+
+        A rollup of summaries is removed with the summary.
+        """
+        if self.is_computed_again:
+            return [self.layout.path(MANIFEST_FILE, self.shard)]
+        files = sorted({problem.file for problem in self.problems})
+        rollup = ROLLUP_FILE.format(rollup_of(self.shard))
+        return [*files, rollup] if self.layout.path(SUMMARY_FILE, self.shard) in files else files
 
     def add(self, file: str, text: str) -> None:
         """Add a problem."""

@@ -9,6 +9,7 @@ from common.errors import UserError
 from pipeline.lease import Lease
 from pipeline.report.shards import check_finished
 from pipeline.resume.command import again, read_command
+from pipeline.resume.complete import lacked_by_sources, missing_shards
 from pipeline.resume.listing import list_output
 from pipeline.resume.record import read_record, recorded_plans
 from pipeline.verify.finding import Finding, Problem
@@ -18,7 +19,7 @@ from pipeline.write.manifest import plan_json
 from pipeline.write.pending import takedown_record
 from pipeline.write.store import Store
 from schemas.attempts import attempt_of, later_attempts, shard_of
-from schemas.files import COMMAND_FILE, FILES, JOB_FILE, MANIFEST_FILE, STATS_FILE
+from schemas.files import COMMAND_FILE, FILES, JOB_FILE, STATS_FILE
 from schemas.job import LeftOut
 from schemas.manifest import PlanJson
 
@@ -43,29 +44,28 @@ def list_contents(store: Store) -> Contents:
     committed = list_output(store).committed()
     check_finished(store, committed)
     problems: list[Problem] = []
-    planned: dict[int, PlanJson] = {}
+    made, job, planned = None, None, dict[int, PlanJson]()
     try:
         record = read_record(store)
         planned = {plan.index: plan_json(plan) for plan in recorded_plans(record)} if record else {}
+        job = record
     except UserError:
         problems.append(
             Problem(JOB_FILE, "damaged; remove it, and the job compares the manifests of the shards instead")
         )
     if record_file := takedown_record(store):
         problems.append(Problem(record_file, "a takedown was interrupted, or still runs; run the same takedown again"))
-    command, shards, left_out = "", set[int](), list[LeftOut]()
     try:
-        if made := read_command(store):
-            command, shards = made["command"], set(made["shards"])
-            left_out = [] if planned else made.get("left_out", [])  # the job can make what refilter left out
+        made = read_command(store)
     except UserError as error:
         problems.append(Problem(COMMAND_FILE, str(error)))
-    if missing := sorted(shards - set(committed)):
+    command = made["command"] if made else ""
+    if made and (missing := missing_shards(made, None, committed)):
         problems.append(
-            Problem(COMMAND_FILE, f"{len(missing)} of {len(shards)} shards are missing, such as shard {missing[0]}; run "
-                                  f"{again(command)}")
+            Problem(COMMAND_FILE, f"{len(missing)} of {len(made['shards'])} shards are missing, such as shard "
+                                  f"{next(iter(missing))}; run {again(command)}")
         )  # fmt: skip
-    n_unfinished = len((planned.keys() | shards) - set(committed))
+    n_unfinished, left_out = len(missing_shards(made, job, committed)), lacked_by_sources(made, job)
     return Contents(
         {index: planned.get(shard_of(index)) for index in committed}, n_unfinished, command, problems, left_out
     )
@@ -92,7 +92,7 @@ class Sums:
         content = store.read(STATS_FILE)
         if content is None:
             return None
-        fix = f"write it again with `python -m pipeline.report {store.root}`"
+        fix = f"write it again with `python -m pipeline.report {store.url('').rstrip('/')}`"
         try:
             stats = json.loads(content)
             rows, shards = stats["rows"], set(stats["shards"])
@@ -129,16 +129,16 @@ class Repeats:
 
 
 def requeue(store: Store, findings: Sequence[Finding], lease: Lease) -> None:
-    """Let the next run of the job compute broken shards again, or restore their index if nothing else is broken.
+    """Let the next run compute broken shards again, or restore their index and summary if nothing else is broken.
 
-    Only the manifest (or the index) is removed: readers ignore a shard without one, and its files are replaced when the
+    Only the manifest (or index and summary) is removed: readers ignore a shard without one, and its files are replaced when the
     job commits it again. Later attempts of pipeline.retry at its rows are removed before it; the next run of
     pipeline.retry tries rows of a broken attempt again. Raises UserError if the lease is lost or a file cannot be removed.
     """
     lease.check()
     committed = list_output(store).committed()
-    broken = [finding.shard for finding in findings if finding.cause == store.file(MANIFEST_FILE, finding.shard)]
+    broken = [finding.shard for finding in findings if finding.is_computed_again]
     discard_attempts(
         store, {i for index in broken for i in later_attempts(index, committed)} | set(filter(attempt_of, broken))
     )
-    store.remove_many(finding.cause for finding in findings)
+    store.remove_many({file for finding in findings for file in finding.causes})

@@ -1,4 +1,4 @@
-"""Check one shard: its manifest, its files, its index, and its rows in all formats side by side."""
+"""Check one shard: its manifest, its files, its index, its rows in all formats side by side, and its summary."""
 
 import os
 import tempfile
@@ -17,6 +17,7 @@ from pipeline.verify.files import file_problem
 from pipeline.verify.finding import Finding
 from pipeline.verify.manifest import DAMAGE, TARS, manifest_problems
 from pipeline.verify.streams import Row, Sample, arrow_rows, indexed_places, parquet_rows, read_samples, tar_places
+from pipeline.verify.summary import summary_problem
 from pipeline.verify.tally import Tally
 from pipeline.write.attempts import net_counts
 from pipeline.write.grit import similarity_column
@@ -65,8 +66,23 @@ class Checker:
                 else:
                     intact.add(file)
                     finding.n_bytes += facts["bytes"]
-            Content(self.store if self.store.is_local else Store(folder), manifest, intact, finding).check()
+            rows = self.store if self.store.is_local else Store(folder)
+            if rows is not self.store:
+                rows.record_layout(self.store.layout)
+            Content(rows, manifest, intact, finding).check()
+            if not finding.is_computed_again:
+                self.check_summary(rows, manifest, finding)
         return finding
+
+    def check_summary(self, rows: Store, manifest: Manifest, finding: Finding) -> None:
+        """Compare the summary of a shard with its rows, whose files are in `rows`."""
+        try:
+            problem = summary_problem(self.store, rows, manifest)
+        except UNREADABLE as error:
+            finding.add(self.store.file(MANIFEST_FILE, finding.shard), f"its rows cannot be counted: {one_line(error)}")
+            return
+        if problem is not None:
+            finding.add(*problem)
 
 
 class Content:

@@ -3,8 +3,8 @@
 The first exists from before the first change of the output until the report has been written, and holds digests of the
 entries of the list, so that the run is finished with all of them.
 
-A record of a shard exists from before the first file of its shard is replaced until the new manifest is written. It holds all that
-is needed to finish the removal after a kill, whatever has been replaced by then.
+A record of a shard exists from before the first file of its shard is replaced until the new manifest is written. It
+holds all that is needed to finish the removal after a kill, whatever has been replaced by then.
 """
 
 import json
@@ -37,7 +37,10 @@ def begin_takedown(store: Store, digests: Set[str]) -> None:
 
 
 def entries_left(store: Store) -> set[str]:
-    """Return the digests of the entries of an interrupted run, none without one. Raises UserError for a damaged record."""
+    """Return the digests of the entries of an interrupted run, none without one.
+
+    Raises UserError for a damaged record.
+    """
     content = store.read(TAKEDOWN_RUN_FILE)
     if content is None:
         return set()
@@ -94,7 +97,7 @@ def takedown_record(store: Store) -> str | None:
 
 
 def check_nothing_pending(store: Store) -> None:
-    """Raise UserError if a takedown has not finished: rows of its list are left, in shards, in the report or in both."""
+    """Raise UserError if a takedown has not finished: rows of its list are left, in shards or in the report."""
     if name := takedown_record(store):
         raise UserError(
             f"{store.url(name)}: pipeline.takedown was interrupted, or still runs; run the same takedown again first"

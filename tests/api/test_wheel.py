@@ -84,7 +84,7 @@ def test_the_pipeline_runs_with_the_wheel_from_another_folder(installed: Path, t
 import sys
 from pipeline.provenance import hypergrit_version
 from pipeline.ground.load import grounder_path
-from pipeline.score.scorers import scorer_path
+from pipeline.score.paths import scorer_path
 from pathlib import Path
 print(hypergrit_version(), Path(grounder_path("miniature")).is_dir(), Path(scorer_path("miniature")).is_dir())
 from pipeline.grit import main

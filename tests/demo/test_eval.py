@@ -15,7 +15,7 @@ from pipeline.ground.config import GroundConfig
 from pipeline.ground.grounder import Detection, Grounded, Span
 from pipeline.ground.load import score_threshold
 from pipeline.ground.stage import Ground
-from pipeline.score.scorers import clip_score_threshold
+from pipeline.score.paths import clip_score_threshold
 from schemas.rows import CAPTIONED, PARSED
 
 CHOSEN = OperatingPoint(min_score=0.42, min_cosine=0.3, precision=0.95, recall=0.9)

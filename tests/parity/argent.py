@@ -4,17 +4,15 @@ The reference numbers are those of a third party's implementation: the authors h
 nothing about the paper. Only float64 is compared. The exit code is 1 if a group exceeds its tolerance.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from tests.parity.cases import open_cases
-from tests.parity.report import Report
+from tests.parity.report import Report, arguments_of
 from tests.parity.uncha_cases import inputs, pairs_of
 from trainer.batch import Losses
 from trainer.encoders.config import ImageConfig, TextConfig
@@ -94,17 +92,11 @@ def compare(table: Any) -> Report:
 
 def main(given: Sequence[str]) -> int:
     """Compare the file, print the report and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    path = parser.parse_args(given).file
+    path, _ = arguments_of(given, __doc__)
     table, meta = open_cases(path, "file of ARGENT cases", (), ("model", "seed", "head"))
     if meta["model"] != "ARGENT":
         sys.exit(f"{path} is for model {meta['model']!r}; supported: ARGENT")
-    report = compare(table)
-    report.show()
-    failed = report.failed()
-    print(f"{len(report.rows) - len(failed)} of {len(report.rows)} groups within the tolerance")
-    return int(bool(failed))
+    return compare(table).conclude()
 
 
 if __name__ == "__main__":

@@ -4,13 +4,11 @@ The reference numbers were computed with the authors' released code. The file ho
 exit code is 1 if a group exceeds its tolerance.
 """
 
-import argparse
 import dataclasses
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ from common.text import one_line
 from tests.parity import metrics_hierarchy, metrics_paths
 from tests.parity.cases import open_cases
 from tests.parity.metrics_arrays import check_arrays
-from tests.parity.report import Report
+from tests.parity.report import Report, arguments_of
 from tests.trainer.small import small_model
 from trainer.evaluation.metrics import macro_accuracy
 from trainer.evaluation.ranking import pessimistic_ranks, recall_at
@@ -164,15 +162,9 @@ def compare(table: Any) -> Report:
 
 def main(given: Sequence[str]) -> int:
     """Compare the file, print the report and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    arguments = parser.parse_args(given)
-    table, _ = open_cases(arguments.file, "file of evaluation metrics", INPUTS, ("zs", "retrieval"))
-    report = compare(table)
-    report.show()
-    failed = report.failed()
-    print(f"{len(report.rows) - len(failed)} of {len(report.rows)} groups within the tolerance")
-    return int(bool(failed))
+    path, _ = arguments_of(given, __doc__)
+    table, _ = open_cases(path, "file of evaluation metrics", INPUTS, ("zs", "retrieval"))
+    return compare(table).conclude()
 
 
 if __name__ == "__main__":

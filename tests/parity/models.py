@@ -5,12 +5,10 @@ tolerances are the differences that the reference itself shows between float32 a
 group exceeds its tolerance.
 """
 
-import argparse
 import json
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +30,7 @@ from tests.parity.model_cases import (
 )
 from tests.parity.model_terms import compare_scalars, compare_terms, relative_error
 from tests.parity.model_trace import compare_trace
-from tests.parity.report import Report
+from tests.parity.report import Report, arguments_of
 from trainer.batch import Pairs
 from trainer.checkpoints.released import to_released
 from trainer.encoders.image import sincos_positions
@@ -225,19 +223,12 @@ def compare(table: Any, sizes: tuple[str, ...] | None = None) -> Report:
 
 def main(given: Sequence[str]) -> int:
     """Compare the file, print the report and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), help="default: all sizes in the file")
-    arguments = parser.parse_args(given)
-    cases = [f"{size}/whole/image" for size in arguments.sizes or ()]
-    table, meta = open_cases(arguments.file, "file of model cases", (*BUILT, *cases), META_KEYS)
+    path, sizes = arguments_of(given, __doc__, SIZES)
+    cases = [f"{size}/whole/image" for size in sizes]
+    table, meta = open_cases(path, "file of model cases", (*BUILT, *cases), META_KEYS)
     if meta["model"] not in NAMES:
-        sys.exit(f"{arguments.file} is for model {meta['model']!r}; supported: {', '.join(NAMES)}")
-    report = compare(table, tuple(arguments.sizes or ()))
-    report.show()
-    failed = report.failed()
-    print(f"{len(report.rows) - len(failed)} of {len(report.rows)} groups within the tolerance")
-    return int(bool(failed))
+        sys.exit(f"{path} is for model {meta['model']!r}; supported: {', '.join(NAMES)}")
+    return compare(table, sizes).conclude()
 
 
 if __name__ == "__main__":

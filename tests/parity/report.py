@@ -1,6 +1,9 @@
 """Report of a comparison: the worst error of each group of numbers, beside its tolerance."""
 
+import argparse
 import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,3 +45,20 @@ class Report:
         for group, (error, tolerance, where) in sorted(self.rows.items()):
             verdict = "ok" if error <= tolerance else "FAIL"
             print(f"{group:34} worst {error:.1e}  tolerance {tolerance:.0e}  {verdict}  {where}")
+
+    def conclude(self) -> int:
+        """Print the report and its last line; return the exit code of the command."""
+        self.show()
+        failed = self.failed()
+        print(f"{len(self.rows) - len(failed)} of {len(self.rows)} groups within the tolerance")
+        return int(bool(failed))
+
+
+def arguments_of(given: Sequence[str], text: str | None, sizes: Iterable[str] = ()) -> tuple[Path, tuple[str, ...]]:
+    """Return the file of cases and the chosen `sizes` of a command; () means all, and a command without sizes has none."""
+    parser = argparse.ArgumentParser(description=text)
+    parser.add_argument("file", type=Path)
+    if names := list(sizes):
+        parser.add_argument("--sizes", nargs="+", choices=names, help="default: all sizes in the file")
+    arguments = vars(parser.parse_args(given))
+    return arguments["file"], tuple(arguments.get("sizes") or ())

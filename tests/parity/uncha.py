@@ -5,12 +5,10 @@ tolerances are three times the differences that the reference itself shows betwe
 1 if a group exceeds its tolerance.
 """
 
-import argparse
 import json
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ from tests.parity.model_cases import batch_of, build, clip_tokenizer, fill, grad
 from tests.parity.model_terms import compare_scalars
 from tests.parity.model_trace import compare_trace
 from tests.parity.models import BUILT, META_KEYS, compare_inputs, compare_layout
-from tests.parity.report import Report
+from tests.parity.report import Report, arguments_of
 from tests.parity.uncha_cases import (
     FLOAT64,
     GAPS,
@@ -224,21 +222,14 @@ def compare(table: Any, sizes: tuple[str, ...] | None = None) -> Report:
 
 def main(given: Sequence[str]) -> int:
     """Compare the file, print the report and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), help="default: all sizes in the file")
-    arguments = parser.parse_args(given)
-    cases = [f"{size}/whole/image" for size in arguments.sizes or ()]
+    path, sizes = arguments_of(given, __doc__, SIZES)
+    cases = [f"{size}/whole/image" for size in sizes]
     table, meta = open_cases(
-        arguments.file, "file of UNCHA cases", (*BUILT, *cases), (*META_KEYS, "box_owner", "scalars_after_forward")
+        path, "file of UNCHA cases", (*BUILT, *cases), (*META_KEYS, "box_owner", "scalars_after_forward")
     )
     if meta["model"] != "UNCHA":
-        sys.exit(f"{arguments.file} is for model {meta['model']!r}; supported: UNCHA")
-    report = compare(table, tuple(arguments.sizes or ()))
-    report.show()
-    failed = report.failed()
-    print(f"{len(report.rows) - len(failed)} of {len(report.rows)} groups within the tolerance")
-    return int(bool(failed))
+        sys.exit(f"{path} is for model {meta['model']!r}; supported: UNCHA")
+    return compare(table, sizes).conclude()
 
 
 if __name__ == "__main__":

@@ -18,19 +18,12 @@ from typing import Final, NamedTuple
 import cv2
 import torch
 
+from common.image_codec import JPEG_END, REDUCTIONS
 from common.image_header import JPEG_START, SIMPLE_FRAMES, CostlyImageError, JpegHeader, read_jpeg_header
 from common.images import Image, ImageLimits, ImageRejected, check_header, decode, decode_jpeg
 from trainer.data.preprocess import resize_tensor
 
 WHITE: Final = 255
-# Reduction factor -> flags of cv2.imdecode. OpenCV names the flags for 1/2, 1/4 and 1/8 only for BGR.
-DECODE_FLAGS: Final = {
-    1: cv2.IMREAD_COLOR_RGB,
-    2: cv2.IMREAD_COLOR_RGB | 16,
-    4: cv2.IMREAD_COLOR_RGB | 32,
-    8: cv2.IMREAD_COLOR_RGB | 64,
-}
-JPEG_END: Final = b"\xff\xd9"
 MAX_DRAWS: Final = 10  # attempts to draw a region that fits the image, as in torchvision
 
 LIMITS: Final = ImageLimits(max_pixels=100_000_000, max_aspect_ratio=math.inf)
@@ -127,7 +120,7 @@ def overlap(start: int, length: int, content: int, size_px: int) -> Overlap | No
 def reduction_factor(crops: Sequence[Crop]) -> int:
     """Return the largest reduction, 8, 4 or 2, after which no crop has to be enlarged; 1 if all are too large."""
     factor = min(min(crop.source.width / crop.target.width, crop.source.height / crop.target.height) for crop in crops)
-    return next((step for step in (8, 4, 2) if factor >= step), 1)
+    return max((step for step in REDUCTIONS if factor >= step), default=1)
 
 
 def reduce_region(region: Region, factor: int) -> Region:
@@ -196,7 +189,7 @@ class EncodedImage:
         if self.header is None:
             assert self.pixels is not None, "decoded when it was read"
             return self.pixels
-        pixels = decode_jpeg(self.data, self.header, DECODE_FLAGS[factor], LIMITS)
+        pixels = decode_jpeg(self.data, self.header, REDUCTIONS[factor] | cv2.IMREAD_COLOR_RGB, LIMITS)
         if pixels.shape[:2] != (-(-self.height // factor), -(-self.width // factor)):
             raise ImageRejected("undecodable", "broken JPEG")
         return pixels

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from common.errors import UserError
-from common.files import check_file
+from common.files import check_file, file_hash
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -96,8 +96,7 @@ def checksum(path: Path) -> str:
         )
         return hashlib.sha256(repr(listing).encode()).hexdigest()
     check_file(path)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_hash(path)
 
 
 def checksums(root: Path, *paths: Path) -> dict[str, str]:

@@ -5,10 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pipeline import reshard
 from pipeline.derive import pick
+from pipeline.derive.options import ReshardOptions
+from pipeline.derive.reshard import plan_reshard
+from pipeline.derive.settings import new_config
+from pipeline.derive.source import Source
+from pipeline.report.shards import read_manifests
+from pipeline.write.manifest import manifest_hash
+from pipeline.write.store import Store
 from tests.pipeline.derive.outputs import kept, lost, make_output, multiset, picture, random_shards, read_rows
 from tests.pipeline.jobs import hash_output
 
@@ -55,6 +63,37 @@ def test_every_row_is_there_once_and_shards_have_equal_numbers_of_samples(
     plans = [manifest["plan"] for manifest in found]
     assert [plan["first_row"] + plan["n_rows"] for plan in plans[:-1]] == [plan["first_row"] for plan in plans[1:]]
     assert plans[-1]["first_row"] + plans[-1]["n_rows"] == 37  # one above the highest key of the source
+
+
+@pytest.mark.parametrize("options", [["mix_shards=null"], ["mix_shards=2"], ["shuffle=false"]], ids=" ".join)
+def test_a_manifest_names_the_shards_whose_rows_it_holds_and_no_others(
+    source: Path, tmp_path: Path, options: list[str]
+) -> None:
+    assert run(source, tmp_path / "new", "samples_per_shard=2", *options) == 0
+    hashes = {manifest["shard"]: manifest_hash(manifest) for manifest in read_manifests(Store(str(source)))}
+    found = manifests(tmp_path / "new")
+    for manifest in found:
+        name = next(name for name in manifest["files"] if name.startswith("arrow/"))
+        keys = pa.ipc.open_file(tmp_path / "new" / name).read_all()["key"].to_pylist()
+        held = {int(key) // 8: hashes[int(key) // 8] for key in keys}
+        assert len(manifest["origin"]["sources"]) == len(held)
+        assert {item["shard"]: item["manifest"] for item in manifest["origin"]["sources"]} == held
+    assert any(len(manifest["origin"]["sources"]) < len(hashes) for manifest in found)
+
+
+@pytest.mark.parametrize("changed", ["a shard that is mixed with it", "nothing"])
+def test_a_shard_is_made_again_if_another_one_changes_whose_rows_decide_its_own(source: Path, changed: str) -> None:
+    found = Source(str(source))
+    config, options = new_config(found.store, [], "/new", "reshard"), ReshardOptions(samples_per_shard=1, seed=3)
+    plans = plan_reshard(found, found.config, config, options)
+    if changed != "nothing":
+        found.manifests[0]["counts"]["kept"] -= 1
+    same = [
+        old.origin == new.origin
+        for old, new in zip(plans, plan_reshard(found, found.config, config, options), strict=False)
+    ]
+    assert same == [changed == "nothing"] * len(same)
+    assert any(0 not in {source["shard"] for source in plan.origin["sources"]} for plan in plans)
 
 
 def test_the_seed_decides_the_order(source: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from common.errors import UserError
 from pipeline.ground.glip.load import load_glip, save_glip
 from pipeline.ground.glip.predict import GlipGrounder
 from pipeline.ground.hf_grounders import Owlv2
-from pipeline.ground.hub import HubName, file_hash, parse_hub_name
+from pipeline.ground.hub import HubName, blob_hash, parse_hub_name
 from pipeline.ground.load import load_grounder, score_threshold
 from tests.pipeline.ground.glip.tiny import TINY, tiny_model, write_vocab
 from tests.pipeline.ground.test_hf import tiny_owlv2
@@ -78,7 +78,7 @@ def test_damaged_weight_file_of_the_cache_is_refused(snapshot: Path) -> None:
     (snapshot / "glip.pth").symlink_to(blob)
     assert load_glip(NAME, TINY).config == TINY
     blob.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    file_hash.cache_clear()
+    blob_hash.cache_clear()
     with pytest.raises(UserError, match=r"is damaged: its SHA-256 is not its name; delete it"):
         load_glip(NAME, TINY)
 

@@ -11,9 +11,9 @@ from demo.world.scenes import corpus
 from demo.world.vocabulary import CATEGORY_NOUNS, CONCEPTS
 from pipeline.parse.chunks import NounPhrase
 from pipeline.parse.config import ParseConfig
+from pipeline.parse.package import spacy_package
 from pipeline.parse.parser import CaptionParser
 from pipeline.parse.phrases import PhraseRules
-from pipeline.parse.spacy_model import spacy_package
 from pipeline.parse.stage import Parse
 from pipeline.parse.types import CaptionParse, Token
 from tests.pipeline.rows import table_after

@@ -10,8 +10,8 @@ from spacy.training import Example
 
 from pipeline.parse import spacy_model
 from pipeline.parse.config import ParseConfig
+from pipeline.parse.package import spacy_package
 from pipeline.parse.parser import CaptionParser
-from pipeline.parse.spacy_model import spacy_package
 
 pytest.importorskip("spacy_curated_transformers", reason="pip install 'spacy-curated-transformers<1'")
 

@@ -206,7 +206,7 @@ def test_errors_of_the_disk_are_not_damage(tmp_path: Path, monkeypatch: pytest.M
         def read(self, size: int | None = -1, /) -> bytes:
             raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("pipeline.read.formats.open_file", lambda path: Broken())
+    monkeypatch.setattr("pipeline.read.formats.open_file", lambda path, **_: Broken())
     with (
         pytest.raises(UserError, match="Input/output error") as found,
         open_input(str(tmp_path / "a.jsonl.zst")) as file,

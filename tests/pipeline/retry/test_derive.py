@@ -1,5 +1,6 @@
 """Commands that make outputs from one with shards of pipeline.retry, or change it: the sums agree, no row is there twice."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline import decontaminate, dedupe, merge, refilter, reshard, takedown
+from pipeline.summary.summary import compressed, decompressed
 from pipeline.verify.output import Repeats, Sums, list_contents
 from pipeline.verify.shard import Checker
 from pipeline.write.store import Store
@@ -141,6 +143,17 @@ def takedown_module() -> Any:
     from pipeline.derive import takedown as module
 
     return module
+
+
+def test_the_summary_of_an_attempt_is_compared_with_the_rows_of_all_attempts(retried: Path) -> None:
+    assert problems(retried) == []
+    name = next(Path(retried, "_summaries").glob(f"{FIRST}*")).name
+    path = retried / "_summaries" / name
+    value = json.loads(decompressed(path.read_bytes()))
+    value["rows"]["recovered"] += 1
+    path.write_bytes(compressed(json.dumps(value).encode()))
+    (found,) = problems(retried)
+    assert found.startswith(f"_summaries/{name}: rows.recovered is ")
 
 
 def problems(output: Path) -> list[str]:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor
 
 from common.errors import UserError
-from pipeline.score.scorers import MINIATURE, Scorer, clip_score_threshold, load_scorer
+from pipeline.score.paths import MINIATURE, clip_score_threshold
+from pipeline.score.scorers import Scorer, load_scorer
 from tests.pipeline.clip_tokenizer import small_clip_tokenizer
 
 TEXTS = ["a red dog", "a", "a very long phrase about a blue house near a tree"]

@@ -60,7 +60,7 @@ def test_a_damaged_file_is_named_and_no_other(
     (found,) = check(output).problems
     assert found.file == name
     assert text in found.text or "bytes, but" in found.text
-    assert check(output).cause == ("_index/00001.arrow" if name.startswith("_index") else "_manifests/00001.json")
+    assert check(output).causes == ["_index/00001.arrow" if name.startswith("_index") else "_manifests/00001.json"]
     assert problems(output, 2) == []
 
 
@@ -250,7 +250,7 @@ def test_an_index_with_another_offset_is_found_and_is_the_only_cause(output: Pat
     replace(output, FILES[4], arrow_bytes(pa.Table.from_pylist(rows, schema=INDEX)))
     (problem,) = problems(output)
     assert problem == "_index/00001.arrow: it does not name the members of train/; the first sample: 000000000012"
-    assert check(output).cause == FILES[4]
+    assert check(output).causes == [FILES[4]]
 
 
 @pytest.mark.parametrize("name", FILES)
