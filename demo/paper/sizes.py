@@ -65,8 +65,8 @@ SIZES: Final[dict[str, Size]] = {
     "small": Size(
         about="CLIP and MERU with boxes, HyCoCLIP with and without entailment, PHyCLIP; about 2 h on 2 cores",
         train_rows=9600,
-        held_out_rows=600,
-        steps=1350,
+        held_out_rows=400,
+        steps=600,
         batch_size=48,
         seeds=3,
         variants=COMPARED,
@@ -74,8 +74,8 @@ SIZES: Final[dict[str, Size]] = {
     "full": Size(
         about="all models and ablations with 6 seeds, about 12 h on 2 cores",
         train_rows=9600,
-        held_out_rows=1000,
-        steps=1350,
+        held_out_rows=400,
+        steps=600,
         batch_size=48,
         seeds=6,
     ),
