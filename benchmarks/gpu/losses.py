@@ -109,8 +109,7 @@ def measure_side(
     batch = len(features["image"])
     if side != "plain" and batch == min(TINY_BATCHES if is_tiny else session.options.batches):
         path = session.path(f"{name}_{side}.json.gz")
-        found["profile"] = trace(lambda: loss_and_gradients(model, features), 2, device, path)
-        path.unlink(missing_ok=True)  # the figures say enough about so few kernels
+        found["profile"] = trace(lambda: loss_and_gradients(model, features), 2, device, path, keep=False)
     return found
 
 

@@ -21,8 +21,8 @@ MINUTES = 9.0
 MAX_MESSAGE = 600
 
 
-class OutOfTime(BaseException):  # noqa: N818 (not an error; a BaseException, so that no `except Exception` swallows it)
-    """The script has run for `--minutes`."""
+class OutOfTime(BaseException):
+    """The script has run for `--minutes`. Not an Exception, so that no `except Exception` hides it."""
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:

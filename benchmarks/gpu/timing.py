@@ -3,6 +3,7 @@
 import resource
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ def time_calls(
             call()
             event.record()
         synchronize(device)
-        times = [a.elapsed_time(b) / 1e3 for a, b in zip(events, events[1:], strict=False)]
+        times = [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)]
     else:
         marks = [time.perf_counter()]
         for _ in range(n):

@@ -6,8 +6,10 @@
 import gzip
 import json
 import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -44,30 +46,37 @@ class Span(NamedTuple):
     thread: tuple[Any, Any]
 
 
-def trace(call: Callable[[], object], calls: int, device: torch.device, path: Path) -> dict[str, Any]:
-    """Record `calls` calls, save the trace (unless it is larger than 15 MiB) and return `figures` of it.
+def trace(
+    call: Callable[[], object], calls: int, device: torch.device, path: Path, *, keep: bool = True, host: bool = True
+) -> dict[str, Any]:
+    """Record `calls` calls and return `figures` of the trace, which stays at `path` with `keep`, up to 15 MiB.
 
-    `path` ends in .json.gz; chrome://tracing and ui.perfetto.dev show it.
+    `path` ends in .json.gz; chrome://tracing and ui.perfetto.dev show it. Without `host`, the operations of the host
+    are not recorded on a GPU, which slows the host less.
     """
     on_gpu = device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    activities = [ProfilerActivity.CUDA] if on_gpu else []
+    activities += [ProfilerActivity.CPU] if host or not on_gpu else []
     synchronize(device)
     with profile(activities=activities) as recorded:
+        start = time.perf_counter()
         for _ in range(calls):
             call()
         synchronize(device)
+        seconds = time.perf_counter() - start
     recorded.export_chrome_trace(str(path))
     with gzip.open(path, "rb") as file:
         events = json.load(file)["traceEvents"]
     found = figures(events, calls)
-    if path.stat().st_size > MAX_TRACE_BYTES:
-        found["trace"] = f"not kept: {path.stat().st_size >> 20} MiB"
+    found["busy_of_all"] = found.get("busy_share", 0.0) * found.get("ms", 0.0) * calls / 1e3 / seconds
+    found["trace_kb"] = path.stat().st_size >> 10
+    if not keep or path.stat().st_size > MAX_TRACE_BYTES:
         path.unlink()
     return found
 
 
 def figures(events: Iterable[dict[str, Any]], calls: int, top: int = 12) -> dict[str, Any]:
-    """Return the figures of the events of a trace, per call.
+    """Return the figures of the events of a trace, per call; `trace` adds `busy_of_all`, the share of all of its time.
 
     `busy_share` is the share of the time from the first kernel to the end of the last in which any kernel or copy runs.
     `gaps` are the longest pauses in between, with what the host did meanwhile. `waits` are the calls with which the host
@@ -85,7 +94,7 @@ def figures(events: Iterable[dict[str, Any]], calls: int, top: int = 12) -> dict
         return {"kernels": 0}
     merged = union(kernels)
     window = merged[-1][1] - merged[0][0]
-    pauses = [(end, start) for (_, end), (start, _) in zip(merged, merged[1:], strict=False)]
+    pauses = [(end, start) for (_, end), (start, _) in pairwise(merged)]
     pauses.sort(key=lambda pause: pause[0] - pause[1])
     seconds: Counter[str] = Counter()
     kinds: Counter[str] = Counter()

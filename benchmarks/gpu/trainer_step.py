@@ -14,7 +14,7 @@ the memory, from the peaks of the others. Without --shards, shards are drawn (be
   the checks.
 - pairs_per_s_with_loader, data_wait_share: steps with the loader; the share of time spent waiting for data.
 - profile: kernels by kind, gaps between kernels and what the host did meanwhile, calls with which the host waits; of a
-  few steps with the loader. The trace is OUT/trainer_step_MODEL_BATCH.json.gz.
+  few steps with the loader. OUT/trainer_step_MODEL_BATCH.json.gz is the trace of the first batch size.
 
 Aims: mfu >= 0.5 for HyCoCLIP at 768 and above, data_wait_share < 0.02, losses_share < 0.03.
 """
@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu import plots
-from benchmarks.gpu.data import SIDE_PX, n_cores, training_shards
+from benchmarks.gpu.data import n_cores, training_shards
 from benchmarks.gpu.session import Session, parser_of, run
 from benchmarks.gpu.timing import Timing, ceilings, peak_gib, reset_peak, synchronize, time_calls, utilisation
 from benchmarks.gpu.tracing import trace
@@ -172,7 +172,8 @@ def measure_ours(session: Session, config: TrainConfig, row: dict[str, Any], spe
         steps = 2 if is_tiny else int(min(200, max(10, LOADER_S / step.median)))
         row |= with_loader(trained, steps, warm_up=1 if is_tiny else 5)
         path = session.path(f"{config.model_name}_{config.batch_size}.json.gz")
-        row["profile"] = trace(steps_with_loader(trained), 2 if is_tiny else 3, device, path)
+        is_first = not any("profile" in done for done in session.rows if done.get("model") == config.model_name)
+        row["profile"] = trace(steps_with_loader(trained), 2 if is_tiny else 3, device, path, keep=is_first)
     finally:
         trained.loader.close()
 
