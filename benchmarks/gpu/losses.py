@@ -11,7 +11,7 @@ where the plain formula does not fit into memory.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,20 +27,20 @@ from trainer.batch import Pairs
 from trainer.models.meru import MERU
 
 WIDTH = 512
-TINY_BATCHES = (8, 24)
+BATCHES, TINY_BATCHES = (768, 16384), (8, 24)
 
 
 def main() -> None:
     """Run the command line."""
     parser = parser_of(__doc__)
     parser.add_argument("--models", nargs="+", choices=list(PLAIN_NUMBERS), default=["phyclip", "hycoclip", "meru"])
-    parser.add_argument("--batches", nargs="+", type=int, default=[768, 16384], help="numbers of pairs")
+    parser.add_argument("--batches", nargs="+", type=int, help="numbers of pairs; default: 768 16384")
     run("losses", parser.parse_args(), measure, draw)
 
 
 def measure(session: Session) -> None:
     """Measure each model, batch size and implementation."""
-    for batch in TINY_BATCHES if session.options.tiny else session.options.batches:
+    for batch in batches_of(session):
         for name in session.options.models:
             features = draw_features(name, batch, session.device)
             reference: list[Tensor] = []
@@ -49,6 +49,11 @@ def measure(session: Session) -> None:
             for side in sides(name, batch, session.device):
                 with session.measure(model=name, batch=batch, side=side) as row:
                     row |= measure_side(session, name, side, features, reference)
+
+
+def batches_of(session: Session) -> Sequence[int]:
+    """Return the numbers of pairs to measure."""
+    return session.options.batches or (TINY_BATCHES if session.options.tiny else BATCHES)
 
 
 def sides(name: str, batch: int, device: torch.device) -> Iterator[str]:
@@ -103,13 +108,15 @@ def measure_side(
     synchronize(device)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     reset_peak(device)
-    timing = time_calls(lambda: loss_and_gradients(model, features), device, seconds=0.05 if is_tiny else 3, warm_up=1)
+    timing = time_calls(lambda: loss_and_gradients(model, features), device, seconds=0 if is_tiny else 3)
     found |= {"ms": 1e3 * timing.median, "ms_low": 1e3 * timing.low, "ms_high": 1e3 * timing.high}
     found["peak_gib"] = peak_gib(device) - before / 2**30
     batch = len(features["image"])
-    if side != "plain" and batch == min(TINY_BATCHES if is_tiny else session.options.batches):
+    if side != "plain" and batch == min(batches_of(session)):
         path = session.path(f"{name}_{side}.json.gz")
-        found["profile"] = trace(lambda: loss_and_gradients(model, features), 2, device, path, keep=False)
+        found["profile"] = trace(
+            lambda: loss_and_gradients(model, features), 1 if is_tiny else 3, device, path, keep=False
+        )
     return found
 
 

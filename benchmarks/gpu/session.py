@@ -124,7 +124,7 @@ def run(
         raise OutOfTime
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(0.001, 60 * options.minutes))
+    timer_before = signal.setitimer(signal.ITIMER_REAL, max(0.001, 60 * options.minutes))
     try:
         measure(session)
         session.is_complete = True
@@ -133,6 +133,7 @@ def run(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *timer_before)
     session.save()
     try:
         draw(session)

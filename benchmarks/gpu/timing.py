@@ -27,21 +27,19 @@ class Timing(NamedTuple):
     calls: int
 
 
-def time_calls(
-    call: Callable[[], object], device: torch.device, *, seconds: float = 2.0, warm_up: int = WARM_UP
-) -> Timing:
-    """Time calls for about `seconds`, three at least. On a GPU they are queued one after the other, without waiting.
+def time_calls(call: Callable[[], object], device: torch.device, *, seconds: float = 2.0) -> Timing:
+    """Time calls for about `seconds`, three at least, or one if `seconds` is 0.
 
-    The time of a call then runs from the end of the one before on the device until its own, so it includes gaps in
-    which the device waits for the host.
+    On a GPU they are queued one after the other, without waiting. The time of a call then runs from the end of the one
+    before on the device until its own, so it includes gaps in which the device waits for the host.
     """
-    for _ in range(warm_up):
+    for _ in range(WARM_UP if seconds else 0):
         call()
     synchronize(device)
     start = time.perf_counter()
     call()
     synchronize(device)
-    n = int(min(MOST_CALLS, max(3, seconds / max(time.perf_counter() - start, 1e-6))))
+    n = int(min(MOST_CALLS, max(3, seconds / max(time.perf_counter() - start, 1e-6)))) if seconds else 1
     if device.type == "cuda":
         events = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
         events[0].record()
@@ -99,12 +97,13 @@ def large_product(device: torch.device, dtype: torch.dtype, n: int) -> tuple[Cal
 def ceilings(device: torch.device, *, tiny: bool) -> dict[str, Any]:
     """Measure what bounds every program: FLOP/s of large matrix products, and bytes/s of copies on the device."""
     found: dict[str, Any] = {}
+    seconds = 0.0 if tiny else 0.5
     for name in ("bf16", "fp32"):
         product, flops = large_product(device, torch_dtype(name), TINY_PRODUCT if tiny else PRODUCT)
-        found[f"{name}_product_tflop_s"] = flops / time_calls(product, device, seconds=0.5).median / 1e12
+        found[f"{name}_product_tflop_s"] = flops / time_calls(product, device, seconds=seconds).median / 1e12
     source = torch.randn((TINY_COPY_BYTES if tiny else COPY_BYTES) // 4, device=device)
     target = torch.empty_like(source)
-    copy = time_calls(lambda: target.copy_(source), device, seconds=0.5)
+    copy = time_calls(lambda: target.copy_(source), device, seconds=seconds)
     found["copy_tb_s"] = 2 * source.nbytes / copy.median / 1e12
     return found
 

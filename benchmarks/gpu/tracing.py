@@ -6,6 +6,7 @@
 import gzip
 import json
 import re
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -64,14 +65,14 @@ def trace(
             call()
         synchronize(device)
         seconds = time.perf_counter() - start
-    recorded.export_chrome_trace(str(path))
-    with gzip.open(path, "rb") as file:
-        events = json.load(file)["traceEvents"]
-    found = figures(events, calls)
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        recorded.export_chrome_trace(file.name)  # which would compress each line alone
+        data = Path(file.name).read_bytes()
+    found = figures(json.loads(data)["traceEvents"], calls)
     found["busy_of_all"] = found.get("busy_share", 0.0) * found.get("ms", 0.0) * calls / 1e3 / seconds
-    found["trace_kb"] = path.stat().st_size >> 10
-    if not keep or path.stat().st_size > MAX_TRACE_BYTES:
-        path.unlink()
+    packed = gzip.compress(data, 5) if keep else b""
+    if 0 < len(packed) <= MAX_TRACE_BYTES:
+        path.write_bytes(packed)
     return found
 
 

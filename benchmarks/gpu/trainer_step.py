@@ -90,12 +90,12 @@ def measure(session: Session) -> None:
         for given in options.batches or (TINY_BATCHES if options.tiny else BATCHES):
             for model in options.models:
                 size = largest_batch(session, model) if given == LARGEST else int(given)
+                config = config_of(session, model, size, shards, Path(folder, "run"))
                 for side in sides(session) if given != LARGEST else ["ours"]:
-                    config = config_of(session, model, size, shards, Path(folder, "run"))
                     measure_side(session, config, side, product)
                     if given == LARGEST and "memory" in session.rows[-1].get("error", ""):
-                        config = dataclasses.replace(config, batch_size=int(size * SMALLER) // 128 * 128)
-                        measure_side(session, config, side, product)
+                        smaller = dataclasses.replace(config, batch_size=int(size * SMALLER) // 128 * 128)
+                        measure_side(session, smaller, side, product)
 
 
 def sides(session: Session) -> list[str]:
@@ -161,7 +161,7 @@ def measure_ours(session: Session, config: TrainConfig, row: dict[str, Any], spe
         start = time.perf_counter()
         update(trained, batch)
         row["first_step_s"] = time.perf_counter() - start
-        seconds = 0.05 if is_tiny else 5.0
+        seconds = 0.0 if is_tiny else 5.0
         step = time_calls(lambda: start_step(trained, batch), device, seconds=seconds)
         row |= speed(flops, step)
         losses, towers = loss_call(trained, batch), lambda: backward(features(trained, batch))
@@ -169,11 +169,11 @@ def measure_ours(session: Session, config: TrainConfig, row: dict[str, Any], spe
         row["towers_ms"] = 1e3 * time_calls(towers, device, seconds=seconds / 4).median
         row["losses_share"], row["towers_share"] = (row[f"{part}_ms"] / row["step_ms"] for part in ("losses", "towers"))
         trained.optimizer.zero_grad(set_to_none=True)
-        steps = 2 if is_tiny else int(min(200, max(10, LOADER_S / step.median)))
+        steps = 1 if is_tiny else int(min(200, max(10, LOADER_S / step.median)))
         row |= with_loader(trained, steps, warm_up=1 if is_tiny else 5)
         path = session.path(f"{config.model_name}_{config.batch_size}.json.gz")
         is_first = not any("profile" in done for done in session.rows if done.get("model") == config.model_name)
-        row["profile"] = trace(steps_with_loader(trained), 2 if is_tiny else 3, device, path, keep=is_first)
+        row["profile"] = trace(steps_with_loader(trained), 1 if is_tiny else 3, device, path, keep=is_first)
     finally:
         trained.loader.close()
 
@@ -246,7 +246,7 @@ def measure_plain(session: Session, config: TrainConfig, row: dict[str, Any], sp
         for block in tower_blocks(model):
             block.forward = torch.compile(block.forward)  # type: ignore[method-assign]
     reset_peak(device)
-    row |= speed(flops, time_calls(step, device, seconds=0.05 if session.options.tiny else 5))
+    row |= speed(flops, time_calls(step, device, seconds=0 if session.options.tiny else 5))
 
 
 def count_flops(run_towers: Callable[[Batch], Pairs], batch: Batch) -> float:
