@@ -73,7 +73,9 @@ def measure(session: Session) -> None:
     ]
     with tempfile.TemporaryDirectory() as folder:
         grounder = make_grounder(session)
-        scorer = load_scorer(scorer_folder(session, Path(folder, "clip")), str(session.device), 4 if options.tiny else 64)
+        scorer = load_scorer(
+            scorer_folder(session, Path(folder, "clip")), str(session.device), 4 if options.tiny else 64
+        )
         grounder.floor = floor_for(grounder, tables[0])
         images = StoredImages()
         score = Score(ScoreConfig(), KEEP_ALL, scorer, decode=images)

@@ -75,7 +75,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Return the counts of a JUnit file, the slowest tests, and those that did not pass."""
+    """Return the counts of a JUnit file, the slowest tests, and those that did not pass.
+
+    Raises FileNotFoundError if pytest has not run, as after a wrong option; OUT/tests_pytest.txt says why.
+    """
     cases = list(ElementTree.parse(path).getroot().iter("testcase"))
     outcomes = [outcome(case) for case in cases]
     slowest = sorted(cases, key=lambda case: -float(case.get("time", 0)))[:SLOWEST]
