@@ -1,4 +1,4 @@
-"""How many image-text pairs per second the trainer's loader decodes, by number of processes. Needs no GPU.
+"""Image-text pairs per second that the trainer's loader decodes, by number of processes. Needs no GPU.
 
     python -m benchmarks.gpu.decode [--workers 1 4 8 16] [--batch 768] [--shards FOLDER]
 

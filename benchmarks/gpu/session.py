@@ -1,6 +1,7 @@
-"""What the scripts share: their options, a limit of time, and results that are saved after each measurement."""
+"""Options of the scripts, their limit of time, and results that are saved after each measurement."""
 
 import argparse
+import gc
 import json
 import platform
 import signal
@@ -59,6 +60,9 @@ class Session:
 
         If the measurement fails, the row gets an `error`, and the script goes on: time on a GPU is short.
         """
+        gc.collect()  # compiled blocks refer to themselves, so what is left of the last model is freed here only
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
         row, start = dict(labels), time.monotonic()
         try:
             yield row
@@ -75,8 +79,6 @@ class Session:
             self.rows.append(row)
             print(json.dumps({name: value for name, value in row.items() if not isinstance(value, dict)}), flush=True)
             self.save()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def results(self) -> dict[str, Any]:
         """Return all results as JSON values."""

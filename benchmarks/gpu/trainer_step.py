@@ -12,7 +12,8 @@ the memory, from the peaks of the others. Without --shards, shards are drawn (be
   backward; `mfu` divides by the data sheet's peak, `share_of_products` by a large matrix product of the same run.
 - towers_share, losses_share: parts of a step, each measured alone, forward and backward; the rest is the optimizer and
   the checks.
-- pairs_per_s_with_loader, data_wait_share: steps with the loader; the share of time spent waiting for data.
+- pairs_per_s_with_loader, data_wait_share: steps with the loader; the share of time spent waiting for data. The steps
+  of a large batch are few, and begin with batches that lie ready: `decode` says if the loader keeps up.
 - profile: kernels by kind, gaps between kernels and what the host did meanwhile, calls with which the host waits; of a
   few steps with the loader. OUT/trainer_step_MODEL_BATCH.json.gz is the trace of the first batch size.
 
@@ -54,6 +55,7 @@ SPARE = 0.94  # share of the memory that the predicted largest batch may take
 SMALLER = 0.85  # of the predicted batch, if it does not fit
 COUNTED = 32  # pairs whose FLOPs are counted, since they grow in proportion
 LOADER_S = 15.0
+FEW_PREPARED = 2048  # pairs above which loader processes prepare one batch each: 10,000 pairs take 3 GB
 TINY = (
     "model.image.size_px=32",
     "model.image.kwargs={embed_dim: 32, depth: 2, num_heads: 2, patch_size: 8}",
@@ -128,6 +130,7 @@ def config_of(session: Session, model: str, batch: int, shards: str, output: Pat
     """Return the configuration of a run."""
     options, overrides = session.options, [f"shards={shards}", f"output={output}", f"batch_size={batch}"]
     overrides += [f"data.index_folder={output}_index", f"device={session.device}", f"data.workers={options.workers}"]
+    overrides += [f"data.prefetch={1 if batch > FEW_PREPARED else 2}"]
     overrides += [f"compile={options.compile}", "log.tensorboard=false"]
     if options.tiny:
         merges = output.with_name("merges.txt")
@@ -157,10 +160,10 @@ def measure_ours(session: Session, config: TrainConfig, row: dict[str, Any], spe
         batch = first_batch(config, trained.model.needs).to(device)
         flops = count_flops(lambda part: features(trained, part), batch)
         trained.optimizer.zero_grad(set_to_none=True)
-        reset_peak(device)
         start = time.perf_counter()
         update(trained, batch)
         row["first_step_s"] = time.perf_counter() - start
+        reset_peak(device)  # not before: compilation takes memory too
         seconds = 0.0 if is_tiny else 5.0
         step = time_calls(lambda: start_step(trained, batch), device, seconds=seconds)
         row |= speed(flops, step)
@@ -245,7 +248,8 @@ def measure_plain(session: Session, config: TrainConfig, row: dict[str, Any], sp
     if compiled:
         for block in tower_blocks(model):
             block.forward = torch.compile(block.forward)  # type: ignore[method-assign]
-    reset_peak(device)
+    step()
+    reset_peak(device)  # not before: compilation takes memory too
     row |= speed(flops, time_calls(step, device, seconds=0 if session.options.tiny else 5))
 
 

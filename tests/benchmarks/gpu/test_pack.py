@@ -1,4 +1,4 @@
-"""What is packed for a machine with a GPU: all that the scripts import and such a machine lacks."""
+"""The pack for a machine with a GPU has all that the scripts import and such a machine lacks."""
 
 import argparse
 import re
