@@ -29,7 +29,8 @@ CAPTION_WORDS: Final = 14
 ASPECT_SPREAD: Final = 0.35  # deviation of log(width / height), as on the web
 SAMPLES: Final = 2048
 SHARDS: Final = 16
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 FEW: Final = 256  # samples that are written without starting processes
 
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -21,6 +22,7 @@ from benchmarks.gpu.session import Session, parser_of, run
 
 ROOT = Path(__file__).parents[2]
 MARKED = re.compile(r"mark\.gpu|tests\.devices")
+RESULT = re.compile(r"^tests/\S+::.*? (PASSED|FAILED|SKIPPED)\b", re.MULTILINE)
 TINY_FILE = "tests/trainer/encoders/test_devices.py"
 MESSAGE = 1500
 RESERVE_S = 20.0  # for pytest to write its results
@@ -40,8 +42,8 @@ def measure(session: Session) -> None:
     paths = options.paths or ([TINY_FILE] if options.tiny else marked_files())
     results = session.path("junit.xml").resolve()
     selected = ["-m", "gpu"] if session.device.type == "cuda" else ["-k", "cpu"]
-    command = [sys.executable, "-m", "pytest", *paths, *selected, "-q", "-p", "no:cacheprovider", "-o"]
-    command += ["junit_family=xunit2", "--junitxml", str(results), "--continue-on-collection-errors"]
+    command = [sys.executable, "-m", "pytest", *paths, *selected, "-p", "no:cacheprovider", "-o"]
+    command += ["junit_family=xunit2", "--junitxml", str(results), "--continue-on-collection-errors", "-vv"]
     with session.measure(part="pytest") as row, session.path("pytest.txt").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -50,7 +52,7 @@ def measure(session: Session) -> None:
             row["exit"] = "out of time"
         finally:
             end(process)
-        row |= read_results(results)
+        row |= read_results(results) if results.is_file() else read_log(session.path("pytest.txt"))
     for test in session.rows[0].pop("not_passed", []):
         with session.measure(**test):
             pass
@@ -75,10 +77,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Return the counts of a JUnit file, the slowest tests, and those that did not pass.
-
-    Raises FileNotFoundError if pytest has not run, as after a wrong option; OUT/tests_pytest.txt says why.
-    """
+    """Return the counts of a JUnit file, the slowest tests, and those that did not pass."""
     cases = list(ElementTree.parse(path).getroot().iter("testcase"))
     outcomes = [outcome(case) for case in cases]
     slowest = sorted(cases, key=lambda case: -float(case.get("time", 0)))[:SLOWEST]
@@ -92,6 +91,15 @@ def read_results(path: Path) -> dict[str, Any]:
         if kind != "passed"
     ]
     return found
+
+
+def read_log(path: Path) -> dict[str, Any]:
+    """Return the counts of the log of a pytest that has written no JUnit file. Raises ValueError if it ran no test."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    found = Counter(match[1].lower() for match in RESULT.finditer(text))
+    if not found:
+        raise ValueError(f"pytest ran no test: {text[-MESSAGE:]}")
+    return {kind: found[kind] for kind in ("passed", "failed", "skipped")}
 
 
 def outcome(case: ElementTree.Element) -> tuple[str, str]:

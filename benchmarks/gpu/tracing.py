@@ -9,7 +9,7 @@ import re
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -97,8 +97,8 @@ def figures(events: Iterable[dict[str, Any]], calls: int, top: int = 12) -> dict
     window = merged[-1][1] - merged[0][0]
     pauses = [(end, start) for (_, end), (start, _) in pairwise(merged)]
     pauses.sort(key=lambda pause: pause[0] - pause[1])
-    seconds: Counter[str] = Counter()
-    kinds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
+    kinds: dict[str, float] = defaultdict(float)
     for span in kernels:
         seconds[span.name] += span.end - span.start
         kinds[kind_of(span.name)] += span.end - span.start
@@ -108,8 +108,8 @@ def figures(events: Iterable[dict[str, Any]], calls: int, top: int = 12) -> dict
         "ms": window / 1e3 / calls,
         "kernels": len(kernels) / calls,
         "busy_share": sum(end - start for start, end in merged) / window,
-        "kinds": {kind: spent / total for kind, spent in kinds.most_common()},
-        "top": [{"name": name[:100], "ms": spent / 1e3 / calls} for name, spent in seconds.most_common(top)],
+        "kinds": {kind: spent / total for kind, spent in largest(kinds)},
+        "top": [{"name": name[:100], "ms": spent / 1e3 / calls} for name, spent in largest(seconds)[:top]],
         "gaps": [
             {"ms": (end - start) / 1e3, "host": doing(host, (start + end) / 2)} for start, end in pauses[:top] if end > start
         ],
@@ -118,6 +118,11 @@ def figures(events: Iterable[dict[str, Any]], calls: int, top: int = 12) -> dict
         "wait_ms": sum(span.end - span.start for span in waits) / 1e3 / calls,
         "waits_by_operation": dict(Counter(caller(by_category["cpu_op"], span) for span in waits).most_common(top)),
     }  # fmt: skip
+
+
+def largest(values: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return the items, the largest value first."""
+    return sorted(values.items(), key=lambda item: -item[1])
 
 
 def kind_of(kernel: str) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu import tests
+
 ROOT = Path(__file__).resolve().parents[3]
 TEST = """
 import pytest
@@ -85,6 +87,15 @@ def test_tests_reports_failures_with_their_messages(tmp_path: Path, monkeypatch:
     assert failed["test"].endswith("test_cpu_fails")
     assert "cause of the failure" in failed["message"]
     assert "not here" in skipped["message"]
+
+
+def test_tests_counts_in_its_log_if_pytest_was_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("tests/a/test_b.py::test_c[cpu] PASSED [ 1%]\ntests/a/test_b.py::test_d FAILED [ 2%]\ntests/a/te")
+    assert tests.read_log(log) == {"passed": 1, "failed": 1, "skipped": 0}
+    log.write_text("ImportError: no module")
+    with pytest.raises(ValueError, match="ran no test: ImportError"):
+        tests.read_log(log)
 
 
 def test_a_script_stops_at_its_time_and_saves_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
