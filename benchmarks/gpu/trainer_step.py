@@ -212,7 +212,7 @@ def loss_call(trained: Run, batch: Batch) -> Callable[[], None]:
     with torch.no_grad():
         fixed = features(trained, batch)
     values = {field.name: getattr(fixed, field.name) for field in dataclasses.fields(Pairs)}
-    given = {
+    given: dict[str, Any] = {
         name: value.float().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
         for name, value in values.items()
     }
@@ -247,7 +247,7 @@ def measure_plain(session: Session, config: TrainConfig, row: dict[str, Any], sp
     optimizer.zero_grad(set_to_none=True)
     if compiled:
         for block in tower_blocks(model):
-            block.forward = torch.compile(block.forward)  # type: ignore[method-assign]
+            block.forward = torch.compile(block.forward)
     step()
     reset_peak(device)  # not before: compilation takes memory too
     row |= speed(flops, time_calls(step, device, seconds=0 if session.options.tiny else 5))

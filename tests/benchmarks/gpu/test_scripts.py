@@ -101,8 +101,8 @@ def test_tests_counts_in_its_log_if_pytest_was_killed(tmp_path: Path) -> None:
 def test_a_script_stops_at_its_time_and_saves_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = run(monkeypatch, tmp_path, "losses", "--minutes", "0.015")
     assert not found["complete"]
-    assert found["cases"][-1]["error"] == "out of time"
-    assert found["seconds"] < 20
+    assert len(found["cases"]) < 18
+    assert all(row["error"] == "out of time" for row in found["cases"] if "error" in row)
 
 
 @pytest.mark.soak
