@@ -146,15 +146,26 @@ def union(spans: Sequence[Span]) -> list[tuple[float, float]]:
 
 
 def innermost(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans that contain no other span of their thread."""
+    """Return the times in which each span is the innermost one of its thread, as spans."""
     found: list[Span] = []
     by_thread: dict[Any, list[Span]] = defaultdict(list)
-    for span in spans:
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         by_thread[span.thread].append(span)
     for members in by_thread.values():
-        members.sort(key=lambda span: (span.start, -span.end))
-        following = [*members[1:], None]
-        found += [a for a, b in zip(members, following, strict=True) if b is None or b.start >= a.end]
+        open_spans, now = list[Span](), members[0].start
+        for span in [*members, None]:
+            start = float("inf") if span is None else span.start
+            while open_spans:
+                last = open_spans[-1]
+                if min(last.end, start) > now:
+                    found.append(last._replace(start=now, end=min(last.end, start)))
+                    now = found[-1].end
+                if last.end > start:
+                    break
+                open_spans.pop()
+            if span is not None:
+                open_spans.append(span)
+                now = span.start
     return found
 
 
