@@ -153,8 +153,8 @@ def innermost(spans: Sequence[Span]) -> list[Span]:
         by_thread[span.thread].append(span)
     for members in by_thread.values():
         open_spans, now = list[Span](), members[0].start
-        for span in [*members, None]:
-            start = float("inf") if span is None else span.start
+        for following in [*members, None]:
+            start = float("inf") if following is None else following.start
             while open_spans:
                 last = open_spans[-1]
                 if min(last.end, start) > now:
@@ -163,9 +163,9 @@ def innermost(spans: Sequence[Span]) -> list[Span]:
                 if last.end > start:
                     break
                 open_spans.pop()
-            if span is not None:
-                open_spans.append(span)
-                now = span.start
+            if following is not None:
+                open_spans.append(following)
+                now = following.start
     return found
 
 

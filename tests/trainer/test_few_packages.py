@@ -75,6 +75,9 @@ def test_glip_grounds_images(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr[-3000:]
     last = json.loads(result.stdout.splitlines()[-1])
     assert (last["name"], last["errors"]) == ("gpu_stages", 0)
+    rows = json.loads((tmp_path / "stages.json").read_text(encoding="utf-8"))["cases"]
+    assert [row["stage"] for row in rows] == ["ground", "score", "both", "shared"]
+    assert all(row["images_per_s"] > 0 and 0 < row["busy"] <= 1 and row["boxes_per_image"] > 0 for row in rows)
 
 
 def test_benchmarks_start() -> None:

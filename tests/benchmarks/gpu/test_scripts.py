@@ -67,12 +67,6 @@ def test_glip_measures_parts_and_operations(tmp_path: Path, monkeypatch: pytest.
     assert 0.5 < sum(row["profile"]["kinds"].values()) < 1.001
 
 
-def test_stages_measures_each_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = run(monkeypatch, tmp_path, "stages", "--rows", "2")["cases"]
-    assert [row["stage"] for row in rows] == ["ground", "score", "both", "shared"]
-    assert all(row["images_per_s"] > 0 and 0 < row["busy"] <= 1 and row["boxes_per_image"] > 0 for row in rows)
-
-
 def test_decode_compares_its_rate_with_that_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trainer_step.json").write_text(json.dumps({"cases": [{"side": "ours", "pairs_per_s": 100.0}]}))
     decoded, needed = run(monkeypatch, tmp_path, "decode", "--workers", "1")["cases"]
