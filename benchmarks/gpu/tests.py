@@ -44,6 +44,7 @@ def measure(session: Session) -> None:
     selected = ["-m", "gpu"] if session.device.type == "cuda" else ["-k", "cpu"]
     command = [sys.executable, "-m", "pytest", *paths, *selected, "-p", "no:cacheprovider", "-o"]
     command += ["junit_family=xunit2", "--junitxml", str(results), "--continue-on-collection-errors", "-vv"]
+    not_passed: list[dict[str, str]] = []
     with session.measure(part="pytest") as row, session.path("pytest.txt").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -53,7 +54,8 @@ def measure(session: Session) -> None:
         finally:
             end(process)
         row |= read_results(results) if results.is_file() else read_log(session.path("pytest.txt"))
-    for test in session.rows[0].pop("not_passed", []):
+        not_passed = row.pop("not_passed", [])
+    for test in not_passed:
         with session.measure(**test):
             pass
 
@@ -86,7 +88,7 @@ def read_results(path: Path) -> dict[str, Any]:
     }
     found["slowest"] = {name_of(case): float(case.get("time", 0)) for case in slowest}
     found["not_passed"] = [
-        {"test": name_of(case), "outcome": kind, "message": message}
+        {"test": name_of(case), "error" if kind == "failed" else "skipped": message}
         for case, (kind, message) in zip(cases, outcomes, strict=True)
         if kind != "passed"
     ]

@@ -76,11 +76,13 @@ def test_decode_compares_its_rate_with_that_of_the_steps(tmp_path: Path, monkeyp
 def test_tests_reports_failures_with_their_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "test_example.py"
     path.write_text(TEST)
-    summary, failed, skipped = run(monkeypatch, tmp_path, "tests", str(path))["cases"]
+    found = run(monkeypatch, tmp_path, "tests", str(path))
+    summary, failed, skipped = found["cases"]
+    assert found["errors"] == 1
     assert (summary["passed"], summary["failed"], summary["skipped"]) == (1, 1, 1)
     assert failed["test"].endswith("test_cpu_fails")
-    assert "cause of the failure" in failed["message"]
-    assert "not here" in skipped["message"]
+    assert "cause of the failure" in failed["error"]
+    assert "not here" in skipped["skipped"]
 
 
 def test_tests_counts_in_its_log_if_pytest_was_killed(tmp_path: Path) -> None:
