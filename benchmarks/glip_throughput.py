@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import torch
@@ -27,7 +27,6 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GroundingDinoConfig, GroundingDinoForObjectDetection
 
-from demo.world.scenes import TEST_SEEDS, Scene, make_scene
 from pipeline.ground.config import GroundConfig
 from pipeline.ground.glip.config import CONFIGS, MINIATURE, SwinConfig
 from pipeline.ground.glip.images import padded_size
@@ -37,6 +36,9 @@ from pipeline.ground.glip.text import Prompter
 from pipeline.ground.stage import Ground
 from pipeline.images import encode_jpeg
 from schemas.rows import PARSED
+
+if TYPE_CHECKING:
+    from demo.world.scenes import Scene
 
 WEIGHTS = Path(__file__).parents[1] / "demo" / "weights" / "glip"
 N_WORD_PIECES = 12  # "person. traffic light. dog. red remote control"
@@ -139,6 +141,8 @@ def waiting(options: argparse.Namespace) -> dict[str, object]:
 
     The network is GLIP-T at 480 px on a GPU, and the miniature GLIP on a CPU.
     """
+    from demo.world.scenes import TEST_SEEDS, make_scene  # the GPU benchmarks run without the packages of the drawings
+
     use_miniature = options.tiny or options.device == "cpu"
     model = (
         load_glip_grounder(WEIGHTS, torch.device(options.device), 0.1, "caption").model
@@ -188,7 +192,7 @@ def network_timer(model: Glip, device: str) -> Iterator[Callable[[], float]]:
         handle.remove()
 
 
-def stage_table(scenes: list[Scene]) -> pa.Table:
+def stage_table(scenes: "list[Scene]") -> pa.Table:
     """Return scenes as a table in the schema after the parse stage."""
     rows = []
     for i, scene in enumerate(scenes):

@@ -66,14 +66,14 @@ class PlainPHyCLIP(PrintedGeometry, PHyCLIP):
 PLAIN: dict[str, type[MERU]] = {"meru": PlainMERU, "hycoclip": PlainHyCoCLIP, "phyclip": PlainPHyCLIP}
 
 
-def build(name: str, *, plain: bool, full: bool) -> MERU:
-    """Build a model with the papers' sizes: ViT-S/16 and an embedding width of 512.
+def build(name: str, *, plain: bool, full: bool, config: ModelConfig | None = None) -> MERU:
+    """Build a model with the papers' sizes, ViT-S/16 and an embedding width of 512, or with those of `config`.
 
     With `plain`, build the baseline, with full similarity matrices. Without `full`, the towers are minimal, which does
     not affect the losses.
     """
     model_class: Any = MODELS[name].model
-    config: ModelConfig = MODELS[name].config()
+    config = MODELS[name].config() if config is None else config
     if not full:
         config = dataclasses.replace(
             config,

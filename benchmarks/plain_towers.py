@@ -11,6 +11,7 @@ from benchmarks.plain_losses import build
 from trainer.batch import Batch, Pairs
 from trainer.encoders.config import PAPER_VITS
 from trainer.encoders.image import paper_vit
+from trainer.models.config import ModelConfig
 from trainer.models.meru import MERU
 
 
@@ -33,11 +34,13 @@ class PlainBlock(nn.Module):
 class PlainText(nn.Module):
     """CLIP's text transformer, built from `PlainBlock`s. Maps token ids [b l] to states [b w] of end-of-text tokens."""
 
-    def __init__(self, vocab_size: int = 49_408, context: int = 77, width: int = 512, layers: int = 12) -> None:
+    def __init__(
+        self, vocab_size: int = 49_408, context: int = 77, width: int = 512, layers: int = 12, heads: int = 8
+    ) -> None:
         super().__init__()
         self.token_embed = nn.Embedding(vocab_size, width)
         self.posit_embed = nn.Parameter(0.01 * torch.randn(context, width))
-        self.resblocks = nn.ModuleList(PlainBlock(width, width // 64) for _ in range(layers))
+        self.resblocks = nn.ModuleList(PlainBlock(width, heads) for _ in range(layers))
         self.ln_final = nn.LayerNorm(width)
         self.register_buffer("mask", torch.ones(context, context, dtype=torch.bool).triu(1))
 
@@ -49,12 +52,18 @@ class PlainText(nn.Module):
         return self.ln_final(x)[torch.arange(len(x)), token_ids.argmax(1)]
 
 
-def plain_model(name: str) -> MERU:
-    """Build a model with the papers' sizes, plain towers and plain losses. Images and boxes take separate passes."""
-    model = build(name, plain=True, full=True)
-    vit = paper_vit(224, **PAPER_VITS["vit_small"])
+def plain_model(name: str, config: ModelConfig | None = None) -> MERU:
+    """Build a model with plain towers and plain losses, of the papers' sizes with a ViT-S/16, or those of `config`.
+
+    Images and boxes take separate passes.
+    """
+    model = build(name, plain=True, full=True, config=config)
+    image, text = model.config.image, model.config.text
+    vit = paper_vit(image.size_px, **{**PAPER_VITS[image.name], **image.kwargs})
     vit.blocks[-1].forward = partial(Block.forward, vit.blocks[-1])  # type: ignore[arg-type]
-    model.visual, model.textual = vit, PlainText()  # type: ignore[assignment]
+    model.visual = vit
+    plain_text = PlainText(text.vocab_size, text.context_length, text.width, text.layers, text.heads)
+    model.textual = plain_text  # type: ignore[assignment]
 
     def features(batch: Batch) -> Pairs:
         image, text = model.image_features(batch.images), model.text_features(batch.token_ids)

@@ -21,17 +21,18 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.gpu.timing import PRODUCT, gpu_name, large_product, peak_flop_s
 from common.devices import pick_device, torch_dtype
 from trainer.batch import Batch, Pairs
 from trainer.build import Run, build
-from trainer.config import load_config
+from trainer.config import TrainConfig, load_config
 from trainer.copies import BatchCopies
 from trainer.distributed.process import Process
 from trainer.metrics.writers import Meter
@@ -40,8 +41,6 @@ from trainer.step import PendingStep, autocast, start_step, update
 
 JOBS = Path(__file__).parents[1] / "jobs" / "train"
 WARM_UP, REPEATS = 3, 10
-PRODUCT = 8192  # rows and columns of the matrix product on a GPU; an eighth of it on a CPU
-DENSE_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "A6000": 155e12}  # data sheets, FLOP/s
 
 
 def main() -> None:
@@ -70,13 +69,17 @@ def measure(options: argparse.Namespace, size: str, batch: int, device: torch.de
     with tempfile.TemporaryDirectory() as output:
         compiled = str(device.type == "cuda").lower()
         overrides = [f"shards={options.shards}", f"output={output}", f"batch_size={batch}", f"compile={compiled}"]
-        names = [options.model] if size == "s" else [options.model, f"vit_{size}"]
-        config = load_config([*(str(JOBS / f"{name}.yaml") for name in names), *overrides, *options.set])
-        run = build(config, Process(device=device))
+        run = build(job_config(options.model, size, [*overrides, *options.set]), Process(device=device))
         try:
-            return {"device": name_of(device), **speeds(run)}
+            return {"device": gpu_name(device), **speeds(run)}
         finally:
             run.loader.close()
+
+
+def job_config(model: str, size: str, overrides: Sequence[str]) -> TrainConfig:
+    """Return the papers' configuration of a model with a ViT of a size (s, b or l), and settings that replace others."""
+    names = [model] if size == "s" else [model, f"vit_{size}"]
+    return load_config([*(str(JOBS / f"{name}.yaml") for name in names), *overrides])
 
 
 def speeds(run: Run) -> dict[str, object]:
@@ -86,7 +89,8 @@ def speeds(run: Run) -> dict[str, object]:
     flops = tower_flops(run, batch)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    product, product_flops = large_product(run)
+    side = PRODUCT if device.type == "cuda" else PRODUCT // 8
+    product, product_flops = large_product(device, torch_dtype(run.precision), side)
     # Each part includes the parts before it; the shares are computed from the differences.
     cumulative = seconds(
         {
@@ -100,7 +104,7 @@ def speeds(run: Run) -> dict[str, object]:
     )
     step_s, product_s = cumulative["rest"], cumulative.pop("product")
     rate = flops / step_s
-    peak = next((flop_s for name, flop_s in DENSE_BF16.items() if name in name_of(device)), None)
+    peak = peak_flop_s(device)
     is_bf16 = run.precision == "bf16"
     return {
         "pairs_per_s": round(run.config.batch_size / step_s, 1),
@@ -162,20 +166,12 @@ def backward(pairs: Pairs) -> None:
     torch.autograd.backward(outputs, [torch.ones_like(value) for value in outputs])
 
 
-def large_product(run: Run) -> tuple[Callable[[], object], float]:
-    """Return a function that computes a large matrix product in the towers' precision, and its FLOPs."""
-    device = run.process.device
-    n = PRODUCT if device.type == "cuda" else PRODUCT // 8
-    x = torch.rand(n, n, device=device, dtype=torch_dtype(run.precision))
-    return lambda: x @ x, 2.0 * n**3
-
-
-def with_loader(run: Run) -> dict[str, float]:
+def with_loader(run: Run, steps: int = REPEATS, warm_up: int = WARM_UP) -> dict[str, float]:
     """Measure the throughput of steps with the loader, and the share of time spent waiting for data."""
     meter, copies = Meter(), BatchCopies(run.loader, run.process.device)
     waiting: PendingStep | None = None
-    for index in range(WARM_UP + REPEATS):
-        if index == WARM_UP:
+    for index in range(warm_up + steps):
+        if index == warm_up:
             meter.restart()
         with meter.waiting():
             batch = copies.take()
@@ -193,11 +189,6 @@ def with_loader(run: Run) -> dict[str, float]:
         "pairs_per_s_with_loader": round(read["samples_per_s"], 1),
         "data_wait_share": round(read["data_wait_share"], 3),
     }
-
-
-def name_of(device: torch.device) -> str:
-    """Return the GPU's name, or "cpu"."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 if __name__ == "__main__":

@@ -7,16 +7,19 @@ from typing import Any
 import cv2
 import pytest
 
-from demo.world.layout import WorldConfig
-from demo.world.scenes import TEST_SEEDS, make_scene
 from pipeline.write.tar import TarWriter
-from tests.pipeline.browser import started_browser
-from tests.pipeline.jobs import N_SCENES, run_job
+
+# Modules that need the packages of drawings and of jobs are imported where they are used: a machine with a GPU, on which
+# the tests with the marker `gpu` run, may lack them.
 
 
 @pytest.fixture(scope="session")
 def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a WebDataset tar of nine scenes of the miniature world and one broken image."""
+    from demo.world.layout import WorldConfig
+    from demo.world.scenes import TEST_SEEDS, make_scene
+    from tests.pipeline.jobs import N_SCENES
+
     folder = tmp_path_factory.mktemp("tars")
     with (folder / "00000.tar").open("wb") as file, TarWriter(file) as tar:
         for i in range(N_SCENES):
@@ -30,6 +33,8 @@ def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def finished(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of a finished job with three shards; copy it to change it."""
+    from tests.pipeline.jobs import run_job
+
     output = tmp_path_factory.mktemp("run") / "out"
     assert run_job(tars, output) == 0
     return output
@@ -38,5 +43,7 @@ def finished(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium, which the tests of a file share."""
+    from tests.pipeline.browser import started_browser
+
     with started_browser() as running:
         yield running

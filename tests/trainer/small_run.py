@@ -70,10 +70,10 @@ def write_data(output: Path) -> None:
         write_shards(folder, SAMPLES_PER_SHARD, small_sample)
 
 
-def small_run(output: Path, *others: str) -> Run:
-    """The parts of a small run on the CPU, before its first step."""
+def small_run(output: Path, *others: str, process: Process | None = None) -> Run:
+    """The parts of a small run, before its first step; on the CPU, unless `process` has another device."""
     write_data(output)
-    return build(small_config(output, *others), Process(device=torch.device("cpu")))
+    return build(small_config(output, *others), process or Process(device=torch.device("cpu")))
 
 
 def run(output: Path, *others: str, at: int = 0, fault: Fault | None = None) -> int:

@@ -104,13 +104,22 @@ def wrap(
     process: Process,
     dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """Return the module that the training loop calls: `model` under DDP or FSDP; in a single process, `model` itself.
+    """Return the module that the training loop calls: as of `distribute`; in a single process, `model` itself."""
+    return model if process.world_size == 1 else distribute(model, blocks, config, process, dtype)
+
+
+def distribute(
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    config: ParallelConfig,
+    process: Process,
+    dtype: torch.dtype = torch.float32,
+) -> nn.Module:
+    """Return `model` under DDP or FSDP. Needs a process group, of any size.
 
     FSDP gathers the weights of one of the `blocks` at a time, as `block_policy` says for `dtype`. It changes `model` in
     place: parameters become DTensors, all but `unsharded_parameters`.
     """
-    if process.world_size == 1:
-        return model
     if config.strategy == "ddp":
         # Images are channels_last, and so are the gradients of convolutions. DDP's buckets have the layout of the
         # parameters: without this, each step would copy the gradients, with a warning.

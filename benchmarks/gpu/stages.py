@@ -1,0 +1,177 @@
+"""The ground and score stages on a GPU, from stored JPEGs to filtered boxes: images/s and how busy the GPU is.
+
+    python -m benchmarks.gpu.stages [--rows 512] [--stored-px 512] [--batch 8 16 32] [--compile]
+
+GLIP-T at 800 px and a CLIP with a ViT-B/16, both with random weights: the grounder's lowest score is chosen so that an
+image has about 8 boxes. Images have aspect ratios as on the web. `ground` and `score` are the stages alone, `both` one
+after the other, and `shared` the way of the Ray workers, in which rows of several shards share batches.
+
+`busy` is the share of the wall-clock time in which a kernel or a copy runs on the GPU, from a trace of some of the rows.
+Aim: 0.9. `profile` has the gaps. `profile_with_host`, of the first batch size, says what the host did meanwhile, but is
+slower; OUT/stages_STAGE_BATCH.json.gz is its trace.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+
+from benchmarks.glip_throughput import WEIGHTS
+from benchmarks.gpu import plots
+from benchmarks.gpu.data import stored_table
+from benchmarks.gpu.session import Session, parser_of, run
+from benchmarks.gpu.timing import peak_gib, reset_peak, synchronize
+from benchmarks.gpu.tracing import trace
+from pipeline.batches.shards import SharedBatches
+from pipeline.ground.config import GroundConfig
+from pipeline.ground.glip.config import CONFIGS
+from pipeline.ground.glip.model import Glip
+from pipeline.ground.glip.predict import GlipGrounder, compile_image_tower, load_glip_grounder
+from pipeline.ground.glip.text import Prompter
+from pipeline.ground.stage import Ground, kept_rows, spans_of
+from pipeline.score.config import ScoreConfig
+from pipeline.score.scorers import MINIATURE, load_scorer
+from pipeline.score.stage import Score
+from pipeline.score.thresholds import Thresholds
+from pipeline.stored_images import StoredImages
+from trainer.checkpoints.model import save_model
+from trainer.data.preprocess import PreprocessConfig
+from trainer.encoders.config import ImageConfig
+from trainer.models.config import ModelConfig
+from trainer.models.registry import build_model
+from trainer.text.tokenizer import openai_tokenizer
+
+BOXES_PER_IMAGE = 8
+SAMPLE = 8  # images from which the lowest score is chosen
+SHARDS = 4  # whose rows share batches
+TRACED = 64  # rows of a trace
+WITH_HOST = ("ground", "score")  # stages that are traced again with the operations of the host
+KEEP_ALL = Thresholds(min_side_px=0, size_rule="area", min_score=0.0, min_clip_score=0.0)
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--rows", type=int, help="images of a pass; default: 512")
+    parser.add_argument("--stored-px", type=int, default=512, help="shorter side of the stored images")
+    parser.add_argument("--batch", type=int, nargs="+", help="ground.batch_size; default: 8 16 32")
+    parser.add_argument("--compile", action="store_true", help="compile GLIP's image tower; takes minutes")
+    run("stages", parser.parse_args(), measure, draw)
+
+
+def measure(session: Session) -> None:
+    """Measure the stages with each batch size."""
+    options = session.options
+    n_rows = options.rows or (6 if options.tiny else 512)
+    tables = [
+        stored_table(first, n_rows // SHARDS or 1, 48 if options.tiny else options.stored_px)
+        for first in range(0, n_rows, n_rows // SHARDS or 1)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        grounder = make_grounder(session)
+        scorer = load_scorer(
+            scorer_folder(session, Path(folder, "clip")), str(session.device), 4 if options.tiny else 64
+        )
+        grounder.floor = floor_for(grounder, tables[0])
+        images = StoredImages()
+        score = Score(ScoreConfig(), KEEP_ALL, scorer, decode=images)
+        for batch in options.batch or ([2] if options.tiny else [8, 16, 32]):
+            ground = Ground(GroundConfig(batch_size=batch, floor=grounder.floor), grounder, decode=images)
+            measure_stages(session, ground, score, tables)
+
+
+def make_grounder(session: Session) -> GlipGrounder:
+    """Return GLIP-T with random weights, or the demo's miniature."""
+    if session.options.tiny:
+        return load_glip_grounder(WEIGHTS, session.device, 0.1, "caption")
+    config = CONFIGS["glip_t"]
+    torch.manual_seed(0)
+    model = Glip(replace(config, detect=replace(config.detect, min_class_prob=0.0)))
+    if session.options.compile:
+        compile_image_tower(model)
+    return GlipGrounder(model, Prompter(WEIGHTS / "vocab.txt", config.text), session.device, 0.1, "caption")
+
+
+def scorer_folder(session: Session, folder: Path) -> str:
+    """Return the folder of a CLIP with a ViT-B/16 and random weights, or of the demo's miniature."""
+    if session.options.tiny:
+        return str(MINIATURE)
+    model = build_model("clip", ModelConfig(image=ImageConfig(name="vit_base")))
+    save_model(folder, model, tokenizer=openai_tokenizer(), preprocess=PreprocessConfig(), record={})
+    return str(folder)
+
+
+def floor_for(grounder: GlipGrounder, table: pa.Table) -> float:
+    """Return the lowest score with which some images have `BOXES_PER_IMAGE` boxes on average, by bisection."""
+    rows = list(kept_rows(table).values())[:SAMPLE]
+    decode = StoredImages()
+    images = [decode(table["image"][i].as_py()) for i in range(len(rows))]
+    output = grounder.forward(grounder.prepare(images, [row["caption"] for row in rows], [spans_of(r) for r in rows]))
+    low, high = 0.0, 1.0
+    for _ in range(12):
+        grounder.floor = (low + high) / 2
+        n_boxes = sum(len(found.boxes) for found in grounder.collect(output)) / len(rows)
+        low, high = (grounder.floor, high) if n_boxes > BOXES_PER_IMAGE else (low, grounder.floor)
+    return low
+
+
+def measure_stages(session: Session, ground: Ground, score: Score, tables: list[pa.Table]) -> None:
+    """Measure the stages alone, together, and with shared batches."""
+    whole, part = pa.concat_tables(tables), tables[0].slice(0, TRACED)
+    grounded, grounded_part = ground(whole), ground(part)  # also the warm-up
+    passes: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "ground": (lambda: ground(whole), lambda: ground(part)),
+        "score": (lambda: score(grounded), lambda: score(grounded_part)),
+        "both": (lambda: score(ground(whole)), lambda: score(ground(part))),
+        "shared": (lambda: shared(ground, score, tables), lambda: shared(ground, score, [part])),
+    }
+    for name, (call, traced) in passes.items():
+        with session.measure(stage=name, batch=ground.config.batch_size, compiled=session.options.compile) as row:
+            traced()
+            ground.decode.clear()
+            reset_peak(session.device)
+            synchronize(session.device)
+            start = time.perf_counter()
+            call()
+            synchronize(session.device)
+            seconds = time.perf_counter() - start
+            row |= {"images_per_s": whole.num_rows / seconds, "seconds": seconds, "peak_gib": peak_gib(session.device)}
+            row["boxes_per_image"] = mean_boxes(grounded)
+            ground.decode.clear()
+            path = session.path(f"{name}_{ground.config.batch_size}.json.gz")
+            row["profile"] = trace(traced, 1, session.device, path, keep=False, host=False)
+            row["busy"] = row["profile"]["busy_of_all"]
+            is_first = not any(done.get("stage") == name for done in session.rows)
+            if name in WITH_HOST and is_first and session.device.type == "cuda":  # on a CPU, `profile` has the host too
+                row["profile_with_host"] = trace(traced, 1, session.device, path)
+
+
+def shared(ground: Ground, score: Score, tables: list[pa.Table]) -> int:
+    """Run tables through both stages, with batches in common; return the number of rows."""
+    batches, n_rows = SharedBatches(ground, score), 0
+    try:
+        for number, table in enumerate(tables):
+            n_rows += sum(done.table.num_rows for done in batches.add(number, table))
+        return n_rows + sum(done.table.num_rows for done in batches.finish())
+    finally:
+        batches.close()
+
+
+def mean_boxes(grounded: pa.Table) -> float:
+    """Return the number of boxes per image."""
+    return sum(len(boxes or []) for boxes in grounded["boxes"].to_pylist()) / grounded.num_rows
+
+
+def draw(session: Session) -> None:
+    """Plot throughput and busy share."""
+    for key, unit in (("images_per_s", "images/s"), ("busy", "share of the time in which the GPU works")):
+        values = {f"{row['stage']}, batch {row['batch']}": row[key] for row in session.rows if key in row}
+        plots.bars(session.path(f"{key}.png"), f"Ground and score: {unit}", values, unit)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""Training on a GPU: samples/s, model FLOP utilisation, memory, and where a step spends its time.
+
+    python -m benchmarks.gpu.trainer_step [--models hycoclip phyclip] [--batches 768 256 largest]
+                                          [--sides ours plain plain_compiled] [--shards FOLDER]
+
+The papers' models with a ViT-B/16, in bfloat16 on a GPU. `ours` is the trainer with compiled blocks and its loader; `plain` has
+towers of standard modules (benchmarks/plain_towers.py), the losses as printed and torch's AdamW, on one batch that
+stays on the device; `plain_compiled` the same with compiled blocks. `largest` is the batch that is predicted to fill
+the memory, from the peaks of the others. Without --shards, shards are drawn (benchmarks/gpu/data.py).
+
+- pairs_per_s, step_ms, mfu, share_of_products: steps on one batch. The FLOPs are those of the towers, forward and
+  backward; `mfu` divides by the data sheet's peak, `share_of_products` by a large matrix product of the same run.
+- towers_share, losses_share: parts of a step, each measured alone, forward and backward; the rest is the optimizer and
+  the checks.
+- pairs_per_s_with_loader, data_wait_share: steps with the loader; the share of time spent waiting for data. The steps
+  of a large batch are few, and begin with batches that lie ready: `decode` says if the loader keeps up.
+- profile: kernels by kind, gaps between kernels and what the host did meanwhile, calls with which the host waits; of a
+  few steps with the loader. OUT/trainer_step_MODEL_BATCH.json.gz is the trace of the first batch size.
+
+Aims: mfu >= 0.5 for HyCoCLIP at 768 and above, data_wait_share < 0.02, losses_share < 0.03.
+"""
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.gpu import plots
+from benchmarks.gpu.data import n_cores, training_shards
+from benchmarks.gpu.session import Session, parser_of, run
+from benchmarks.gpu.timing import Timing, ceilings, peak_gib, reset_peak, synchronize, time_calls, utilisation
+from benchmarks.gpu.tracing import trace
+from benchmarks.plain_towers import plain_model
+from benchmarks.train_throughput import backward, features, job_config, with_loader
+from trainer.accumulate import tower_blocks
+from trainer.batch import Batch, Losses, Pairs
+from trainer.build import Run, build, build_tokenizer
+from trainer.config import TrainConfig
+from trainer.copies import BatchCopies
+from trainer.data.loader import Loader
+from trainer.distributed.process import Process
+from trainer.step import PendingStep, start_step, update
+
+Speed = Callable[[float, Timing], dict[str, Any]]
+"""The figures of a step, from its FLOPs and its time."""
+LARGEST = "largest"
+SIDES = ("ours", "plain", "plain_compiled")
+SPARE = 0.94  # share of the memory that the predicted largest batch may take
+SMALLER = 0.85  # of the predicted batch, if it does not fit
+COUNTED = 32  # pairs whose FLOPs are counted, since they grow in proportion
+LOADER_S = 15.0
+FEW_PREPARED = 2048  # pairs above which loader processes prepare one batch each: 10,000 pairs take 3 GB
+TINY = (
+    "model.image.size_px=32",
+    "model.image.kwargs={embed_dim: 32, depth: 2, num_heads: 2, patch_size: 8}",
+    "model.text.vocab_size=514",
+    "model.text.context_length=32",
+    "model.text.width=32",
+    "model.text.layers=2",
+    "model.text.heads=2",
+    "model.embed_dim=32",
+)
+BATCHES, TINY_BATCHES = ("768", "256", LARGEST), ("8", LARGEST)
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--models", nargs="+", choices=["hycoclip", "phyclip"], default=["hycoclip", "phyclip"])
+    parser.add_argument("--batches", nargs="+", help="batch sizes, or largest; default: 768 256 largest")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="what to measure")
+    parser.add_argument("--shards", help="folder of training shards")
+    parser.add_argument("--workers", type=int, default=max(1, n_cores() - 2), help="loader processes")
+    parser.add_argument("--compile", choices=["auto", "true", "false"], default="auto", help="compile the blocks")
+    run("trainer_step", parser.parse_args(), measure, draw)
+
+
+def measure(session: Session) -> None:
+    """Measure each batch size, model and side."""
+    options = session.options
+    with session.measure(part="ceilings") as row:
+        row |= ceilings(session.device, tiny=options.tiny)
+    product = session.rows[0]["bf16_product_tflop_s"]
+    with tempfile.TemporaryDirectory() as folder:
+        shards = options.shards or drawn_shards(Path(folder, "shards"), tiny=options.tiny)
+        for given in options.batches or (TINY_BATCHES if options.tiny else BATCHES):
+            for model in options.models:
+                size = largest_batch(session, model) if given == LARGEST else int(given)
+                config = config_of(session, model, size, shards, Path(folder, "run"))
+                for side in sides(session) if given != LARGEST else ["ours"]:
+                    measure_side(session, config, side, product)
+                    if given == LARGEST and "memory" in session.rows[-1].get("error", ""):
+                        smaller = dataclasses.replace(config, batch_size=int(size * SMALLER) // 128 * 128)
+                        measure_side(session, smaller, side, product)
+
+
+def sides(session: Session) -> list[str]:
+    """Return the sides to measure. On a CPU, compilation would take minutes."""
+    return [side for side in session.options.sides if session.device.type == "cuda" or side != "plain_compiled"]
+
+
+def measure_side(session: Session, config: TrainConfig, side: str, product_tflop_s: float) -> None:
+    """Measure one configuration of one side."""
+    torch.compiler.reset()  # code compiled for another batch size would make this one's sizes symbolic
+
+    def speed(flops: float, step: Timing) -> dict[str, Any]:
+        found = {"step_ms": 1e3 * step.median, "step_ms_high": 1e3 * step.high, "peak_gib": peak_gib(session.device)}
+        found["pairs_per_s"] = config.batch_size / step.median
+        return found | utilisation(flops, step.median, session.device, product_tflop_s)
+
+    with session.measure(model=config.model_name, batch=config.batch_size, side=side) as row:
+        if side == "ours":
+            measure_ours(session, config, row, speed)
+        else:
+            measure_plain(session, config, row, speed, compiled=side == "plain_compiled")
+
+
+def drawn_shards(folder: Path, *, tiny: bool) -> str:
+    """Write training shards and return their folder."""
+    return training_shards(folder, n_samples=48, n_shards=2, side_px=40) if tiny else training_shards(folder)
+
+
+def config_of(session: Session, model: str, batch: int, shards: str, output: Path) -> TrainConfig:
+    """Return the configuration of a run."""
+    options, overrides = session.options, [f"shards={shards}", f"output={output}", f"batch_size={batch}"]
+    overrides += [f"data.index_folder={output}_index", f"device={session.device}", f"data.workers={options.workers}"]
+    overrides += [f"data.prefetch={1 if batch > FEW_PREPARED else 2}"]
+    overrides += [f"compile={options.compile}", "log.tensorboard=false"]
+    if options.tiny:
+        merges = output.with_name("merges.txt")
+        merges.write_text("#version: 0.2\n", encoding="utf-8")
+        overrides += [*TINY, f"tokenizer={merges}", "data.workers=1"]
+    return job_config(model, "b", overrides)
+
+
+def largest_batch(session: Session, model: str) -> int:
+    """Predict the largest batch that fits into the memory, from the peaks of two others; without them, take twice."""
+    rows = [row for row in session.rows if row.get("model") == model and row["side"] == "ours" and "peak_gib" in row]
+    rows.sort(key=lambda row: row["batch"])
+    known = [row["batch"] for row in rows]
+    if session.device.type != "cuda" or len(rows) < 2:
+        return 2 * max(known, default=8 if session.options.tiny else 768)
+    slope = (rows[-1]["peak_gib"] - rows[0]["peak_gib"]) / (known[-1] - known[0])
+    total = torch.cuda.get_device_properties(session.device).total_memory / 2**30
+    room = SPARE * total - rows[-1]["peak_gib"]
+    return int(known[-1] + room / slope) // 128 * 128
+
+
+def measure_ours(session: Session, config: TrainConfig, row: dict[str, Any], speed: Speed) -> None:
+    """Measure the trainer. Figures that are known before an error are kept."""
+    device, is_tiny = session.device, session.options.tiny
+    trained = build(config, Process(device=device))
+    try:
+        batch = first_batch(config, trained.model.needs).to(device)
+        flops = count_flops(lambda part: features(trained, part), batch)
+        trained.optimizer.zero_grad(set_to_none=True)
+        start = time.perf_counter()
+        update(trained, batch)
+        row["first_step_s"] = time.perf_counter() - start
+        reset_peak(device)  # not before: compilation takes memory too
+        seconds = 0.0 if is_tiny else 5.0
+        step = time_calls(lambda: start_step(trained, batch), device, seconds=seconds)
+        row |= speed(flops, step)
+        losses, towers = loss_call(trained, batch), lambda: backward(features(trained, batch))
+        row["losses_ms"] = 1e3 * time_calls(losses, device, seconds=seconds / 4).median
+        row["towers_ms"] = 1e3 * time_calls(towers, device, seconds=seconds / 4).median
+        row["losses_share"], row["towers_share"] = (row[f"{part}_ms"] / row["step_ms"] for part in ("losses", "towers"))
+        trained.optimizer.zero_grad(set_to_none=True)
+        steps = 1 if is_tiny else int(min(200, max(10, LOADER_S / step.median)))
+        row |= with_loader(trained, steps, warm_up=1 if is_tiny else 5)
+        path = session.path(f"{config.model_name}_{config.batch_size}.json.gz")
+        is_first = not any("profile" in done for done in session.rows if done.get("model") == config.model_name)
+        row["profile"] = trace(steps_with_loader(trained), 1 if is_tiny else 3, device, path, keep=is_first)
+    finally:
+        trained.loader.close()
+
+
+def first_batch(config: TrainConfig, needs: frozenset[str]) -> Batch:
+    """Return the first batch of the loader."""
+    loader = Loader(
+        dataclasses.replace(config.data, workers=0),
+        tokenizer=build_tokenizer(config),
+        size_px=config.model.image.size_px,
+        batch=config.batch_size,
+        needs=needs,
+    )
+    return next(iter(loader))
+
+
+def steps_with_loader(trained: Run) -> Callable[[], None]:
+    """Return a function that does one step of the training loop: each step is read after the next one is queued."""
+    copies, waiting = BatchCopies(trained.loader, trained.process.device), list[PendingStep]()
+
+    def step() -> None:
+        waiting.append(start_step(trained, copies.take()))
+        copies.start()
+        if len(waiting) > 1:
+            waiting.pop(0).read()
+
+    step()  # starts the loader
+    return step
+
+
+def loss_call(trained: Run, batch: Batch) -> Callable[[], None]:
+    """Return a function that computes the losses and their gradients, from fixed features."""
+    with torch.no_grad():
+        fixed = features(trained, batch)
+    values = {field.name: getattr(fixed, field.name) for field in dataclasses.fields(Pairs)}
+    given: dict[str, Any] = {
+        name: value.float().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in values.items()
+    }
+
+    def call() -> None:
+        trained.optimizer.zero_grad(set_to_none=True)
+        trained.model.losses(Pairs(**given)).loss.backward()
+
+    return call
+
+
+def measure_plain(session: Session, config: TrainConfig, row: dict[str, Any], speed: Speed, *, compiled: bool) -> None:
+    """Measure the plain form on one batch."""
+    device = session.device
+    torch.manual_seed(0)
+    model = plain_model(config.model_name, config.model).to(device).train()
+    batch = first_batch(config, model.needs).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def towers(part: Batch) -> Pairs:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            return model.features(part)
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            losses: Losses = model(batch)
+        losses.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    flops = count_flops(towers, batch)
+    optimizer.zero_grad(set_to_none=True)
+    if compiled:
+        for block in tower_blocks(model):
+            block.forward = torch.compile(block.forward)
+    step()
+    reset_peak(device)  # not before: compilation takes memory too
+    row |= speed(flops, time_calls(step, device, seconds=0 if session.options.tiny else 5))
+
+
+def count_flops(run_towers: Callable[[Batch], Pairs], batch: Batch) -> float:
+    """Return the FLOPs of the towers for a batch, forward and backward, from those of its first pairs."""
+    n, counted = len(batch.images), min(COUNTED, len(batch.images))
+    part = dataclasses.replace(batch.map(lambda tensor: tensor[:counted]), keys=batch.keys[:counted])
+    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+        backward(run_towers(part))
+    synchronize(batch.images.device)
+    return float(counter.get_total_flops()) * n / counted
+
+
+def draw(session: Session) -> None:
+    """Plot throughput and utilisation by batch size, and the kinds of kernels."""
+    rows = [row for row in session.rows if "pairs_per_s" in row]
+    for key, label in (("pairs_per_s", "pairs/s"), ("mfu", "model FLOP utilisation"), ("peak_gib", "GiB")):
+        series: dict[str, list[tuple[float, float]]] = {}
+        for row in rows:
+            if row.get(key) is not None:
+                series.setdefault(f"{row['model']} {row['side']}", []).append((row["batch"], row[key]))
+        plots.lines(session.path(f"{key}.png"), f"Training, ViT-B/16: {label}", series, ("batch size", label))
+    profiled = [row for row in rows if row.get("profile", {}).get("kinds")]
+    if profiled:
+        last = profiled[0]
+        title = f"Kernels of {last['model']} at {last['batch']}"
+        plots.bars(session.path("kernels.png"), title, last["profile"]["kinds"], "share of the kernels' time")
+
+
+if __name__ == "__main__":
+    main()
