@@ -19,15 +19,19 @@ from common.images import ImageRejected, decode, to_pixels
 from trainer.checkpoints.model import LoadedModel
 from trainer.checkpoints.model import load_model as load_parts
 from trainer.data.preprocess import fit
+from trainer.evaluation.analysis.paths import nearest, path_to_root
+from trainer.evaluation.analysis.spaces import space_of
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.registry import model_name as registered_name
+from trainer.search import Index, Neighbours, build_index, search
 
 ImageInput = str | Path | PIL.Image.Image | NDArray[np.uint8]
 """A path, a PIL image, or an RGB array, uint8 [h w 3]."""
 Item = TypeVar("Item")
 
-MAX_PAIRS: Final = 2**18  # maximum number of pairs that `entails` processes at once, to limit its memory
+MAX_PAIRS: Final = 2**18  # maximum number of pairs that `entailment` processes at once, to limit its memory
+TRAVERSAL_STEPS: Final = 50  # steps of a path to the root, as in MERU
 
 
 def load_model(path: str | Path, model_name: str | None = None, device: str = "auto") -> "Model":
@@ -112,14 +116,74 @@ class Model:
         return self.module.similarity(self._split(queries), self._split(candidates))
 
     @torch.inference_mode()
-    def entails(self, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
-        """Return a mask [n m], True if the cone of a general row [n d] contains a specific row [m d].
+    def probabilities(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        """Probabilities [n m] of the candidates [m d] of each query [n d]; each row has a sum of 1.
 
-        In a product of factors (PHyCLIP), the cones of all factors must contain it. `aperture_scale` multiplies the
+        The softmax of the similarities, divided by the temperature of images and captions that the model learned.
+
+        >>> from trainer import load_model
+        >>> model = load_model("demo/weights/clip", device="cpu")
+        >>> words = model.encode_text(["a red apple", "an apple", "a bus"])
+        >>> model.probabilities(words[:1], words[1:]).argmax().item()
+        0
+        """
+        return (self.similarity(queries, candidates) * self.module.pair_scale()).softmax(-1)
+
+    @torch.inference_mode()
+    def distance(self, first: Tensor, second: Tensor) -> Tensor:
+        """Distances [n m] of encoded rows [n d] and [m d].
+
+        1 - cosine for CLIP; the geodesic distance for the hyperbolic models, for PHyCLIP its mean over the factors, or
+        the root of its mean square (`metric=l2`).
+
+        >>> from trainer import load_model
+        >>> model = load_model("tests/compatibility/v0_1/whole", device="cpu")  # the folder of a training run
+        >>> words = model.encode_text(["a cat", "a dog"])
+        >>> bool((model.distance(words, words) == -model.similarity(words, words)).all())
+        True
+        """
+        return self.module.distance(self._split(first), self._split(second))
+
+    @torch.inference_mode()
+    def radius(self, points: Tensor) -> Tensor:
+        """Distances [n] of encoded rows [n d] from the root of the space, its origin. General concepts should be nearer.
+
+        CLIP's unit vectors all have radius 1.
+
+        >>> from trainer import load_model
+        >>> model = load_model("tests/compatibility/v0_1/whole", device="cpu")
+        >>> model.radius(model.encode_text(["a dog", "a dog on a sofa"])).shape
+        torch.Size([2])
+        """
+        return self.module.radius(self._split(points))
+
+    @torch.inference_mode()
+    def entailment(self, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
+        """Margins [n m] in radians by which the cones of general rows [n d] contain specific rows [m d].
+
+        The half-aperture of the cone minus the exterior angle (MERU, eq. 10 and 11): 0 or more inside, negative outside.
+        In a product of factors (PHyCLIP), the least margin of all factors. `aperture_scale` multiplies the
         half-apertures; HyCoCLIP trains with 0.7 for a text and an image, and with 1.2 for a box and its image or a
         phrase and its caption. In PoinCLIP, the entropy decides which of the two points is the apex.
 
         Raises ValueError for CLIP, which has no cones.
+
+        >>> from trainer import load_model
+        >>> model = load_model("tests/compatibility/v0_1/whole", device="cpu")
+        >>> words, captions = model.encode_text(["a dog", "a cat"]), model.encode_text(["a dog on a sofa"])
+        >>> bool(((model.entailment(words, captions) >= 0) == model.entails(words, captions)).all())
+        True
+        """
+        if not isinstance(self.module, Hyperbolic):
+            raise ValueError(f"{self.name} has no entailment cones; load one of the hyperbolic models")
+        return entailment_margins(self.module, self._split(general), self._split(specific), aperture_scale)
+
+    @torch.inference_mode()
+    def entails(self, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
+        """Return a mask [n m], True if the cone of a general row [n d] contains a specific row [m d].
+
+        The margin of `entailment`, which describes the arguments, is 0 or more. In a product of factors, the cones of all
+        factors must contain the row. Raises ValueError for CLIP, which has no cones.
 
         >>> from trainer import load_model
         >>> model = load_model("tests/compatibility/v0_1/whole", device="cpu")  # the folder of a training run
@@ -127,9 +191,73 @@ class Model:
         >>> model.entails(words, captions).shape
         torch.Size([2, 1])
         """
-        if not isinstance(self.module, Hyperbolic):
-            raise ValueError(f"{self.name} has no entailment cones; load one of the hyperbolic models")
-        return entailed(self.module, self._split(general), self._split(specific), aperture_scale)
+        return self.entailment(general, specific, aperture_scale) >= 0
+
+    @torch.inference_mode()
+    def index(self, candidates: Tensor) -> Index:
+        """Prepare candidates [m d] for repeated searches with `nearest`, by inner products.
+
+        Raises UserError for PHyCLIP: no inner product orders candidates as its distance does.
+        """
+        return build_index(self.module, self._split(candidates))
+
+    @torch.inference_mode()
+    def nearest(self, queries: Tensor, candidates: Tensor | Index, k: int = 10) -> Neighbours:
+        """Distances and indices [n min(k, m)] of the nearest candidates [m d] of queries [n d], nearest first.
+
+        The distance is that of `distance`. All candidates are compared, in blocks. An `index` of them is searched by
+        matrix products, which takes less time, and finds the same neighbours up to rounding.
+
+        >>> from trainer import load_model
+        >>> model = load_model("demo/weights/clip", device="cpu")
+        >>> words = model.encode_text(["a cat", "a red apple", "a bus"])
+        >>> model.nearest(model.encode_text("an apple"), words, k=1).indices.tolist()
+        [[1]]
+        >>> model.nearest(model.encode_text("an apple"), model.index(words), k=1).indices.tolist()
+        [[1]]
+        """
+        points = self._split(queries)
+        if isinstance(candidates, Index):
+            return candidates.search(points, k)
+        return search(self.module, points, self._split(candidates), k)
+
+    @torch.inference_mode()
+    def traverse(
+        self,
+        points: Tensor,
+        candidates: Tensor,
+        steps: int = TRAVERSAL_STEPS,
+        entailing: bool = False,
+        root: Tensor | None = None,
+    ) -> Tensor:
+        """Indices [n steps] of the candidates [m d] nearest to the steps from points [n d] to the root; m is the root.
+
+        The steps are equally spaced in the tangent space at the root; the first is the point, the last the root (MERU,
+        section 5 and appendix D). With `entailing`, only candidates whose cones contain a step, and the root, are
+        compared, as in MERU, whose candidates are texts. `root` [d] is the root of CLIP, by default the mean direction
+        of points and candidates; that of the hyperbolic models is the origin.
+
+        Raises ValueError if `entailing` is true for CLIP, which has no cones, or if there are no points or steps.
+
+        >>> from trainer import load_model
+        >>> model = load_model("tests/compatibility/v0_1/whole", device="cpu")
+        >>> texts = model.encode_text(["a dog on a sofa", "a dog"])
+        >>> model.traverse(texts[:1], texts, steps=5)[0, [0, -1]].tolist()  # from the text itself to the root
+        [0, 2]
+        """
+        is_hyperbolic = isinstance(self.module, Hyperbolic)
+        if entailing and not is_hyperbolic:
+            raise ValueError(f"{self.name} has no entailment cones; set entailing=False")
+        if not len(points) or steps < 1:
+            raise ValueError(f"{len(points)} points and {steps} steps are no path; give at least one of each")
+        starts, pool = self._split(points), self._split(candidates)
+        center = None if is_hyperbolic else torch.cat([pool, starts]).mean(0) if root is None else root.to(self.device)
+        space = space_of(self.module, center)
+        can_entail = torch.ones(len(candidates), dtype=torch.bool, device=self.device) if entailing else None
+        min_radius = self.module.config.min_radius if isinstance(self.module, Hyperbolic) else 0.0
+        paths = (path_to_root(space, starts[..., row : row + 1, :], steps) for row in range(len(points)))
+        found = [nearest(self.module.similarity, space, path, pool, can_entail, min_radius) for path in paths]
+        return torch.stack(found).to(self.device)
 
     def _encode(self, encode: Callable[[Sequence[Item]], Tensor], items: Sequence[Item], batch_size: int) -> Tensor:
         with torch.inference_mode():
@@ -147,8 +275,8 @@ class Model:
         return rows if width is None else rows.unflatten(-1, (-1, width)).movedim(-2, 0)
 
 
-def entailed(model: Hyperbolic, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
-    """Return a mask [n m], True if `specific` [*k m d] lies in the cone of `general` [*k n d] in all factors."""
+def entailment_margins(model: Hyperbolic, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
+    """Half-apertures at `general` [*k n d] minus exterior angles towards `specific` [*k m d]: [n m], least of factors."""
     n, m = general.shape[-2], specific.shape[-2]
     rows_at_once = max(1, MAX_PAIRS // max(m, 1))
     found = []
@@ -157,9 +285,9 @@ def entailed(model: Hyperbolic, general: Tensor, specific: Tensor, aperture_scal
         apexes = part.repeat_interleave(m, dim=-2)
         points = specific.repeat(*(1 for _ in specific.shape[:-2]), part.shape[-2], 1)
         angle, aperture = model.cone(apexes, points)
-        inside = angle <= aperture_scale * aperture
-        found.append((inside if inside.ndim == 1 else inside.all(0)).view(-1, m))
-    return torch.cat(found) if found else torch.zeros(0, m, dtype=torch.bool, device=general.device)
+        margin = aperture_scale * aperture - angle
+        found.append((margin if margin.ndim == 1 else margin.amin(0)).view(-1, m))
+    return torch.cat(found) if found else torch.zeros(0, m, device=general.device)
 
 
 def read_image(image: ImageInput) -> NDArray[np.uint8]:

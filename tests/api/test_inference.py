@@ -1,5 +1,6 @@
 """The public API of `trainer`: loading a model, encoding, similarity, entailment."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from common.errors import UserError
 from common.images import ORIENTATION_TAG
 from tests.trainer.small import small_model
 from trainer import MODELS, Model, build_model, load_model
-from trainer.checkpoints.model import save_model
+from trainer.checkpoints.model import LoadedModel, save_model
 from trainer.data.preprocess import PreprocessConfig, fit
 from trainer.encoders.config import TextConfig
 from trainer.text.tokenizer import Tokenizer
@@ -139,6 +140,121 @@ def test_very_wide_cones_entail_every_point_and_cones_of_width_zero_entail_none(
     texts, images = model.encode_text(TEXTS), model.encode_image(pictures())
     assert model.entails(texts, images, aperture_scale=100).all()
     assert not model.entails(texts, images, aperture_scale=0).any()
+
+
+def test_probabilities_are_the_softmax_with_the_learned_temperature(model: Model) -> None:
+    images, texts = model.encode_image(pictures()), model.encode_text(TEXTS)
+    found = model.probabilities(images, texts)
+    torch.testing.assert_close(found.sum(1), torch.ones(4))
+    gaps = model.similarity(images, texts) / model.module.config.temperature_init
+    torch.testing.assert_close((found[:, 1] / found[:, 0]).log(), gaps[:, 1] - gaps[:, 0], atol=1e-3, rtol=1e-3)
+
+
+def test_distances_are_those_of_the_space(model: Model) -> None:
+    texts, images = model.encode_text(TEXTS), model.encode_image(pictures())
+    distances = model.distance(texts, images)
+    expected = -model.similarity(texts, images) + (model.name == "clip")
+    torch.testing.assert_close(distances, expected)
+    root = torch.zeros(1, model.embed_dim)
+    radius = torch.ones(4) if model.name == "clip" else model.distance(images, root)[:, 0]
+    torch.testing.assert_close(model.radius(images), radius)
+
+
+def test_distances_do_not_depend_on_the_similarity_of_the_training(tmp_path: Path) -> None:
+    points = torch.tensor([[0.3, 0.4], [0.0, 0.0]])
+    model = load_model(saved(tmp_path, "meru"), device="cpu")
+    rows = torch.nn.functional.pad(points, (0, model.embed_dim - 2))
+    expected = math.asinh(0.5)  # curvature -1
+    for logits in ("distance", "inner"):
+        object.__setattr__(model.module.config, "logits", logits)
+        torch.testing.assert_close(model.distance(rows, rows)[0, 1].item(), expected)
+        torch.testing.assert_close(model.radius(rows)[0].item(), expected)
+    assert model.similarity(rows, rows)[0, 1] != -expected
+
+
+@pytest.mark.parametrize("name", HYPERBOLIC)
+def test_entailment_margins_are_those_of_the_module_with_the_sign_reversed(name: str, tmp_path: Path) -> None:
+    model = load_model(saved(tmp_path, name), device="cpu")
+    texts, images = model.encode_text(TEXTS), model.encode_image(pictures())
+    margins = model.entailment(texts, images)
+    for i, j in ((0, 0), (2, 3)):
+        angle, aperture = model.module.cone(model._split(texts[i : i + 1]), model._split(images[j : j + 1]))
+        torch.testing.assert_close(margins[i, j], (aperture - angle).min())
+    assert torch.equal(model.entails(texts, images), margins >= 0)
+    assert model.entailment(texts[:0], images).shape == (0, 4)
+
+
+def spread(model: Model, n: int) -> torch.Tensor:
+    """Random points of the model's space, far from and near the root, the last two equal."""
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(n, model.embed_dim, generator=generator) * torch.linspace(0.1, 6, n)[:, None]
+    features[-1] = features[-2]
+    with torch.no_grad():
+        return model._join(model.module.lift_text(features))
+
+
+def test_nearest_neighbours_are_those_of_the_full_matrix(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries, candidates = model.encode_image(pictures()), spread(model, 40)
+    distances, order = model.distance(queries, candidates).sort(stable=True)
+    for size in (2**16, 7):
+        monkeypatch.setattr("trainer.evaluation.ranking.BLOCK_NUMBERS", size)
+        found = model.nearest(queries, candidates, k=5)
+        torch.testing.assert_close(found.distances, distances[:, :5])
+        assert torch.equal(found.indices, order[:, :5])
+    assert model.nearest(queries, candidates, k=50).indices.shape == (4, 40)
+    assert model.nearest(queries[:0], candidates).indices.shape == (0, 10)
+    with pytest.raises(UserError, match="k is 0"):
+        model.nearest(queries, candidates, k=0)
+
+
+def test_an_index_finds_the_neighbours_that_the_distance_finds(model: Model) -> None:
+    queries, candidates = torch.cat([model.encode_image(pictures()), spread(model, 9)]), spread(model, 40)
+    if model.name == "phyclip":
+        with pytest.raises(UserError, match="PHyCLIP adds the distances of 2 factors"):
+            model.index(candidates)
+        return
+    index, exact = model.index(candidates), model.nearest(queries, candidates, k=5)
+    found = model.nearest(queries, index, k=5)
+    torch.testing.assert_close(found.distances, exact.distances, atol=2e-4, rtol=1e-4)
+    assert (found.indices == exact.indices).float().mean() > 0.97  # the order of equal distances may differ
+    products = index.query_rows(model._split(queries)) @ index.rows.T
+    assert (products.argmax(1) == exact.indices[:, 0]).all()
+
+
+def test_an_index_of_a_product_with_one_factor_is_that_of_its_factor(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = small_model("phyclip", factor_dim=16)
+    tokenizer, preprocess = Tokenizer([], 8), PreprocessConfig(size_px=16)
+    parts = LoadedModel(model=module, tokenizer=tokenizer, preprocess=preprocess, config={})
+    model = Model(parts, torch.device("cpu"))
+    points = spread(model, 20)
+    found, exact = model.nearest(points[:3], model.index(points), k=3), model.nearest(points[:3], points, k=3)
+    assert torch.equal(found.indices, exact.indices)
+    torch.testing.assert_close(found.distances, exact.distances, atol=2e-3, rtol=1e-4)
+
+
+def test_a_traversal_begins_at_the_point_and_ends_at_the_root(model: Model) -> None:
+    texts = torch.cat([spread(model, 30)[20:29], model.encode_text(TEXTS)])
+    found = model.traverse(texts[:2], texts, steps=7)
+    assert found.shape == (2, 7)
+    assert found[:, 0].tolist() == [0, 1]
+    assert found[:, -1].tolist() == [len(texts)] * 2
+    if model.name == "clip":
+        stays = model.traverse(texts[:1], texts, steps=7, root=texts[0])  # the point is the root, up to rounding
+        assert set(stays[0].tolist()) <= {0, len(texts)}
+        with pytest.raises(ValueError, match="set entailing=False"):
+            model.traverse(texts, texts, entailing=True)
+    with pytest.raises(ValueError, match="0 points and 50 steps are no path"):
+        model.traverse(texts[:0], texts)
+
+
+def test_an_entailing_traversal_keeps_texts_whose_cones_contain_the_step(tmp_path: Path) -> None:
+    model = load_model(saved(tmp_path, "meru"), device="cpu")
+    point = torch.nn.functional.pad(torch.tensor([[3.0, 0.0]]), (0, model.embed_dim - 2))
+    beside = torch.nn.functional.pad(torch.tensor([[2.9, 0.3]]), (0, model.embed_dim - 2))
+    pool = torch.cat([beside, point / 2])
+    assert model.traverse(point, pool, steps=2).tolist() == [[0, 2]]
+    assert model.traverse(point, pool, steps=2, entailing=True).tolist() == [[1, 2]]
 
 
 def test_clip_has_no_cones(tmp_path: Path) -> None:

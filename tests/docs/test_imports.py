@@ -33,6 +33,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"data", "losses", "metrics"},
         {"models"},
         {"accumulate", "checkpoints", "evaluation"},
+        {"search"},
         {"inference"},
         {"benchmark", "config"},
         {"evaluate"},

@@ -24,6 +24,10 @@ class CLIP(DualEncoder):
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         return queries @ candidates.T
 
+    def distance(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        """1 - cosine."""
+        return 1 - self.similarity(queries, candidates)
+
     def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity:
         return cosine_similarity(queries, candidates)
 

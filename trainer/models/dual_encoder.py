@@ -36,7 +36,10 @@ class DualEncoder(nn.Module, ABC):
     shares: ClassVar[frozenset[str]] = frozenset()
     """Names of the terms that are shares of pairs, not losses."""
     temperatures: ClassVar[Mapping[str, str]] = MappingProxyType({"logit_scale": "temperature_init"})
-    """Parameters that are logarithms of inverse temperatures, and the settings with their initial temperatures."""
+    """Parameters that are logarithms of inverse temperatures, and the settings with their initial temperatures.
+
+    The first is that of images and captions.
+    """
     is_symmetric: ClassVar[bool] = True
     """False if the similarity depends on which side is the query; see `directed_similarity`."""
 
@@ -96,6 +99,10 @@ class DualEncoder(nn.Module, ABC):
     def directed_similarity(self, queries: Tensor, candidates: Tensor, query: Side) -> Tensor:
         """Similarities [b n] of queries of the modality `query` with candidates of the other one."""
         return self.similarity(queries, candidates)
+
+    def distance(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        """Distances [b n] of lifted points [*k b d] and [*k n d]. By default, minus the similarity."""
+        return -self.similarity(queries, candidates)
 
     def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity | None:
         """Return the formula of `similarity`, for contrastive losses that never hold the full matrix.
@@ -264,6 +271,10 @@ class DualEncoder(nn.Module, ABC):
         """The inverse [] of a temperature, named by its parameter."""
         parameter: Tensor = getattr(self, temperature)
         return parameter.exp()
+
+    def pair_scale(self) -> Tensor:
+        """The inverse temperature [] of images and captions."""
+        return self.scale(next(iter(self.temperatures)))
 
     @torch.no_grad()
     def clamp_parameters(self) -> None:

@@ -44,6 +44,13 @@ class Hyperbolic(DualEncoder):
         return self.lift(features, self.textual_alpha)
 
     @abstractmethod
+    def distance(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        """Geodesic distances [b n] of lifted points [*k b d] and [*k n d]; in a product, those of `product.combine`."""
+
+    def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        return -self.distance(queries, candidates)
+
+    @abstractmethod
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
         """Exterior angles [*k b] at `general` towards `specific` [*k b d], and half-apertures [*k b] of `general`.
 
@@ -61,7 +68,7 @@ class Hyperbolic(DualEncoder):
 
     def radius(self, points: Tensor) -> Tensor:
         """Geodesic distances [b] of points [*k b d] from the origin, in the metric of the space."""
-        return -self.similarity(points, torch.zeros_like(points[..., :1, :])).squeeze(-1)
+        return self.distance(points, torch.zeros_like(points[..., :1, :])).squeeze(-1)
 
     @torch.no_grad()
     def clamp_parameters(self) -> None:

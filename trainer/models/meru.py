@@ -1,6 +1,5 @@
 """MERU. Shapes: b queries, n candidates, d embedding width; with k factors (PHyCLIP), points are [k b d/k]."""
 
-import torch
 from torch import Tensor
 
 from trainer.geometry import lorentz
@@ -22,10 +21,13 @@ class MERU(Hyperbolic):
         """c, in a shape that broadcasts against the leading axes of lifted points: [], or [k 1] with factors."""
         return self.curv.exp()
 
+    def distance(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        return lorentz.pairwise_distance(queries, candidates, self.curvature(), self.config.eps)
+
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         if self.config.logits == "inner":
             return lorentz.pairwise_inner(queries, candidates, self.curvature())
-        return -lorentz.pairwise_distance(queries, candidates, self.curvature(), self.config.eps)
+        return super().similarity(queries, candidates)
 
     def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity:
         c = self.curvature()
@@ -33,11 +35,6 @@ class MERU(Hyperbolic):
             left, right = lorentz.inner_coordinates(queries, c, -1), lorentz.inner_coordinates(candidates, c, 1)
             return cosine_similarity(left, right)
         return lorentz_similarity(queries, candidates, c, self.config.eps)
-
-    def radius(self, points: Tensor) -> Tensor:
-        if self.config.logits == "inner":  # the similarity is not a distance
-            return lorentz.distance(points, torch.zeros_like(points), self.curvature(), self.config.eps)
-        return super().radius(points)
 
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
         c, eps = self.curvature(), self.config.eps

@@ -34,9 +34,9 @@ class PHyCLIP(HyCoCLIP):
     def curvature(self) -> Tensor:
         return self.curv.exp()[:, None]
 
-    def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
+    def distance(self, queries: Tensor, candidates: Tensor) -> Tensor:
         distances = lorentz.pairwise_distance(queries, candidates, self.curvature(), self.config.eps)
-        return -product.combine(distances, self.config.metric)
+        return product.combine(distances, self.config.metric)
 
     def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity:
         return lorentz_similarity(queries, candidates, self.curvature(), self.config.eps, self.config.metric)

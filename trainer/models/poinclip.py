@@ -26,8 +26,8 @@ class PoinCLIP(Hyperbolic):
     def lift(self, features: Tensor, log_alpha: Tensor) -> Tensor:
         return poincare.exp_map0(at_least_float32(features) * log_alpha.exp(), self.curv.exp(), self.config.lift)
 
-    def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
-        return -poincare.pairwise_distance(queries, candidates, self.curv.exp(), self.config.eps)
+    def distance(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        return poincare.pairwise_distance(queries, candidates, self.curv.exp(), self.config.eps)
 
     def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity:
         return poincare_similarity(queries, candidates, self.curv.exp(), self.config.eps)

@@ -142,8 +142,7 @@ def similarities(embedder: Embedder, features: Tensor, names: Sequence[str]) -> 
 def logits(model: DualEncoder, features: Tensor, classes: Tensor) -> Tensor:
     """Similarities [m c] divided by the temperature, from features [m d] and lifted classes [*k c d]."""
     points = model.lift_image(features.to(device_of(model)))
-    temperature = next(iter(model.temperatures))
-    return model.directed_similarity(points, classes, "image").cpu().double() * model.scale(temperature).item()
+    return model.directed_similarity(points, classes, "image").cpu().double() * model.pair_scale().item()
 
 
 def vocabulary_precisions(

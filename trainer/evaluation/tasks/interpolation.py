@@ -74,8 +74,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
 @torch.no_grad()
 def distance(walk: Walk, first: Tensor, second: Tensor) -> float:
     """Distance of two points [*k 1 d] in the metric of the model; for CLIP, 1 - cosine."""
-    similarity = walk.model.similarity(first.to(second), second).item()
-    return -similarity if hasattr(walk.space, "curvature") else 1 - similarity
+    return walk.model.distance(first.to(second), second).item()
 
 
 TASK = Task(
