@@ -5,7 +5,8 @@ Shapes: n and m rows, d embedding width.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 import PIL.Image
@@ -16,11 +17,14 @@ from torch import Tensor
 from common.devices import pick_device
 from common.errors import UserError
 from common.images import ImageRejected, decode, to_pixels
-from trainer.checkpoints.model import LoadedModel
+from common.urls import clean
+from trainer.card import UNKNOWN_LICENSE, write_card
+from trainer.checkpoints.model import LoadedModel, save_model
 from trainer.checkpoints.model import load_model as load_parts
 from trainer.data.preprocess import fit
 from trainer.evaluation.analysis.paths import nearest, path_to_root
 from trainer.evaluation.analysis.spaces import space_of
+from trainer.hub import fetch_model, push_folder
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.registry import model_name as registered_name
@@ -69,6 +73,46 @@ class Model:
         self.device = device
         self.name = registered_name(self.module)
         self.embed_dim = self.module.config.embed_dim
+        self.record: dict[str, Any] = dict(parts.config.get("record") or {})
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | Path, revision: str | None = None, token: str | None = None, device: str = "auto"
+    ) -> Self:
+        """Load a model from a folder, or else from the repository OWNER/NAME of the Hugging Face hub.
+
+        `revision` is a branch, tag or commit. Only JSON, safetensors and text files are downloaded, once; with
+        HF_HUB_OFFLINE=1, nothing is. Raises UserError if there is no such model, or if it cannot be fetched.
+        """
+        try:
+            return cls(load_parts(fetch_model(str(name), revision, token)), pick_device(device))
+        except (OSError, ValueError) as error:
+            raise UserError(str(error)) from error
+
+    def save_pretrained(self, folder: str | Path, license: str = UNKNOWN_LICENSE) -> None:
+        """Write the model to a folder that `load_model` and `from_pretrained` read, with a model card.
+
+        The card states what is known of data, training, settings and evaluation; URLs have no secrets. `license` is an
+        identifier of the hub, such as cc-by-4.0. Raises UserError if the folder cannot be written.
+        """
+        record = clean(self.record, strip_query=True)
+        try:
+            save_model(Path(folder), self.module, tokenizer=self.tokenizer, preprocess=self.preprocess, record=record)
+            write_card(Path(folder), license=license)
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written: {error}; give another folder") from error
+
+    def push_to_hub(
+        self, name: str, token: str | None = None, private: bool | None = None, license: str = UNKNOWN_LICENSE
+    ) -> str:
+        """Upload the model with its card to the repository OWNER/NAME of the Hugging Face hub; return its URL.
+
+        A missing repository is created; `private` is its visibility. Without `token`, that of `hf auth login` or HF_TOKEN
+        is used. Raises UserError if the hub refuses or cannot be reached.
+        """
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(folder, license)
+            return push_folder(Path(folder), name, token, private)
 
     def encode_image(self, images: ImageInput | Sequence[ImageInput], batch_size: int = 64) -> Tensor:
         """Encode images, given as paths, PIL images or RGB arrays, to points [n d]; a single image gives [1 d].

@@ -12,6 +12,7 @@ from common.config import to_yaml
 from common.errors import UserError
 from common.json_file import write_object
 from trainer.build import Run, build
+from trainer.card import write_card
 from trainer.checkpoints.folder import CHECKPOINTS, newest_checkpoint, open_run_folder
 from trainer.checkpoints.run import restore_checkpoint
 from trainer.checkpoints.writer import CheckpointWriter
@@ -244,4 +245,5 @@ def finish(session: Session) -> bool:
     if run.process.is_main and results:
         with write_errors_explained(run.folder.path / "evaluation.json"):
             write_object(results, run.folder.path / "evaluation.json")
+            write_card(run.folder.path / "model", results)
     return results is not None

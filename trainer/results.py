@@ -11,6 +11,7 @@ import torch
 
 from common.errors import UserError, prefixed
 from trainer.build import Run, full_model
+from trainer.card import write_card
 from trainer.checkpoints.model import save_model
 from trainer.config import as_dict
 from trainer.data.preprocess import PreprocessConfig
@@ -73,9 +74,12 @@ def save_trained_model(run: Run) -> None:
     draft, final = output / ".model", output / "model"
     shutil.rmtree(draft, ignore_errors=True)
     preprocess = PreprocessConfig(size_px=run.config.model.image.size_px)
-    facts = {"steps": run.step, "samples": run.step * run.config.batch_size, "training": as_dict(run.config)}
+    data = {"index_hash": run.loader.builder.index.fingerprint, "samples": run.loader.n_samples}
+    facts = {"steps": run.step, "samples": run.step * run.config.batch_size}
+    record = {**facts, "data": data, "training": as_dict(run.config)}
     with write_errors_explained(final):
-        save_model(draft, model, tokenizer=run.tokenizer, preprocess=preprocess, record=facts)
+        save_model(draft, model, tokenizer=run.tokenizer, preprocess=preprocess, record=record)
+        write_card(draft)
         shutil.rmtree(final, ignore_errors=True)
         draft.rename(final)
     counts = {reason: n for reason, n in run.loader.counts.items() if n}
