@@ -35,6 +35,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"accumulate", "checkpoints", "evaluation"},
         {"card", "search"},
         {"hub"},
+        {"export"},
         {"inference"},
         {"benchmark", "config"},
         {"evaluate"},

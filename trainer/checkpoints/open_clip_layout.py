@@ -1,0 +1,199 @@
+"""Convert models to open_clip's layout and back.
+
+An exported folder holds what `open_clip.create_model("local-dir:FOLDER")` loads: open_clip_config.json and
+open_clip_model.safetensors, with both towers and their projections. The features there are those before the lift. What
+open_clip's layout cannot hold is kept beside them for the way back: curvatures, scales, pixel statistics, and the bias of
+the patches of the papers' vision transformers, which open_clip's lack; there it is added to the position embeddings.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Final, cast
+
+from common.errors import UserError
+from common.json_file import read_object, write_object
+from common.weights import read_tensors, save_tensors
+from trainer.checkpoints.model import LoadedModel, copy_state, parse_config
+from trainer.checkpoints.open_clip import CONFIG_FILE, WEIGHT_FILES
+from trainer.data.preprocess import PreprocessConfig
+from trainer.encoders.config import OPEN_CLIP, PAPER_VITS
+from trainer.models.dual_encoder import DualEncoder
+from trainer.models.registry import build_model, model_name
+from trainer.text.tokenizer import OPENAI_MERGES, openai_tokenizer
+
+REST_FILE: Final = "hypergrit.safetensors"
+KEY: Final = "hypergrit"
+"""Key of open_clip_config.json with the model's settings; open_clip ignores it."""
+PATCH_BIAS: Final = "visual.patch_embed.proj.bias"
+POSITIONS: Final = "visual.pos_embed"
+PROJECTIONS: Final = {"visual.proj", "text_projection"}
+"""Matrices of open_clip that are the transposes of ours."""
+VIT_NAMES: Final = {
+    "cls_token": "class_embedding",
+    "patch_embed.proj.weight": "conv1.weight",
+    "norm.weight": "ln_post.weight",
+    "norm.bias": "ln_post.bias",
+}
+BLOCK_NAMES: Final = {
+    "norm1": "ln_1",
+    "attn.qkv.": "attn.in_proj_",
+    "attn.proj": "attn.out_proj",
+    "norm2": "ln_2",
+    "mlp.fc1": "mlp.c_fc",
+    "mlp.fc2": "mlp.c_proj",
+}
+"""Beginnings of names within a block of a vision transformer."""
+
+
+def export_model(loaded: LoadedModel, folder: Path) -> None:
+    """Write a model in open_clip's layout.
+
+    Raises UserError for a tower or tokenizer that open_clip cannot represent, and OSError if the folder cannot be written.
+    """
+    model = loaded.model
+    if len(loaded.tokenizer.merges) != OPENAI_MERGES:
+        raise UserError(
+            "open_clip has no tokenizer with the merges of this model; export a model with tokenizer=openai"
+        )
+    config, names = model_config(model), entry_names(model)
+    state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+    exported = {
+        theirs: (state[ours].T if theirs in PROJECTIONS else state[ours]).contiguous() for ours, theirs in names.items()
+    }
+    if POSITIONS in state and POSITIONS not in names:
+        positions = state[POSITIONS][0].clone()
+        positions[1:] += state[PATCH_BIAS]
+        exported |= {
+            "visual.positional_embedding": positions,
+            "visual.class_embedding": exported["visual.class_embedding"].flatten(),
+        }
+    mode = "squash" if loaded.preprocess.mode == "squash" else "shortest"
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tensors(exported, folder / WEIGHT_FILES[0])
+    save_tensors({key: value for key, value in state.items() if key not in names}, folder / REST_FILE)
+    settings = {
+        "model": model_name(model),
+        "config": dataclasses.asdict(model.config),
+        "preprocess": dataclasses.asdict(loaded.preprocess),
+        "record": loaded.config.get("record") or {},
+    }
+    pixels = {"mean": model.pixel_mean.flatten().tolist(), "std": model.pixel_std.flatten().tolist()}
+    images = {"size": loaded.preprocess.size_px, "interpolation": "bicubic", "resize_mode": mode}
+    write_object({"model_cfg": config, "preprocess_cfg": pixels | images, KEY: settings}, folder / CONFIG_FILE)
+
+
+def import_model(folder: Path) -> LoadedModel:
+    """Load a model from a folder of `export_model`, with the weights that it had, bit for bit.
+
+    Raises OSError for a file that cannot be read, and ValueError for one that does not fit.
+    """
+    settings = read_object(folder / CONFIG_FILE).get(KEY)
+    if not isinstance(settings, dict) or not isinstance(settings.get("config"), dict):
+        raise ValueError(f"{folder / CONFIG_FILE} was not written by trainer.export; use model.image.weights={folder}")
+    name = str(settings.get("model"))
+    model = build_model(name, parse_config(name, settings["config"], folder))
+    exported, state = read_tensors(folder / WEIGHT_FILES[0]), read_tensors(folder / REST_FILE)
+    shapes = {key: value.shape for key, value in model.state_dict().items()}
+    for ours, theirs in entry_names(model).items():
+        if theirs in exported:
+            value = exported[theirs]
+            value = value.T if theirs in PROJECTIONS else value
+            state[ours] = value.reshape(shapes[ours]) if value.numel() == shapes[ours].numel() else value
+    copy_state(model, state, f"{folder} does not fit a {name} model")
+    values: Any = settings.get("preprocess") or {}
+    preprocess = PreprocessConfig(**{key: values[key] for key in ("size_px", "mode") if key in values})
+    return LoadedModel(
+        model=model.eval(),
+        tokenizer=openai_tokenizer(model.config.text.context_length),
+        preprocess=preprocess,
+        config={"record": settings.get("record") or {}},
+    )
+
+
+def entry_names(model: DualEncoder) -> dict[str, str]:
+    """Names in open_clip's layout of the entries of a model that it holds unchanged, transposed or in another shape."""
+    text_name = model.config.text.name
+    names = {"textual_proj.weight": "text_projection", next(iter(model.temperatures)): "logit_scale"}
+    for key in model.state_dict():
+        part, _, name = key.partition(".")
+        if part == "textual":
+            names[key] = name if text_name else text_entry(name)
+        elif part == "visual" and model.config.image.name.startswith(OPEN_CLIP):
+            names[key] = key
+        elif part == "visual" and key not in (PATCH_BIAS, POSITIONS):
+            names[key] = f"visual.{vit_entry(name)}"
+    removed = cast(set[str], getattr(model.visual, "projection_keys", {"proj"}))
+    names["visual_proj.weight"] = "visual.proj" if removed == {"proj"} else "visual.head.proj.weight"
+    return names
+
+
+def text_entry(name: str) -> str:
+    """The name in open_clip's layout of an entry of the papers' text tower."""
+    special = {"token_embed.weight": "token_embedding.weight", "posit_embed": "positional_embedding"}
+    return special.get(name, f"transformer.{name}" if name.startswith("resblocks.") else name)
+
+
+def vit_entry(name: str) -> str:
+    """The name in an image tower of open_clip of an entry of the papers' vision transformer."""
+    if not name.startswith("blocks."):
+        return VIT_NAMES[name]
+    _, number, rest = name.split(".", 2)
+    ours, theirs = next(item for item in BLOCK_NAMES.items() if rest.startswith(item[0]))
+    return f"transformer.resblocks.{number}.{theirs}{rest.removeprefix(ours)}"
+
+
+def model_config(model: DualEncoder) -> dict[str, Any]:
+    """The `model_cfg` of open_clip: sizes of both towers. Raises UserError for towers that it cannot represent."""
+    vision, image_gelu = vision_settings(model)
+    text, text_gelu = text_settings(model)
+    quick = {gelu for gelu in (image_gelu, text_gelu) if gelu is not None}
+    if len(quick) > 1:
+        raise UserError(
+            f"open_clip has one activation function for both towers, but those of {model.config.image.name} and "
+            f"{model.config.text.name or 'the text tower of the papers'} differ"
+        )
+    return {
+        "embed_dim": model.config.embed_dim,
+        "quick_gelu": quick.pop() if quick else False,
+        "vision_cfg": vision,
+        "text_cfg": text,
+    }
+
+
+def vision_settings(model: DualEncoder) -> tuple[dict[str, Any], bool | None]:
+    """The `vision_cfg` of a model, and whether it has OpenAI's fast GELU; None for networks of timm, which ignore that."""
+    config, tower = model.config.image, cast(Any, model.visual)
+    if config.name in PAPER_VITS:
+        sizes = {**PAPER_VITS[config.name], "patch_size": 16, **config.kwargs}
+        width = sizes["embed_dim"]
+        vision = {"layers": sizes["depth"], "width": width, "head_width": width // sizes["num_heads"]}
+        return {"image_size": config.size_px, "patch_size": sizes["patch_size"], **vision, "no_ln_pre": True}, False
+    if not config.name.startswith(OPEN_CLIP):
+        raise UserError(
+            f"open_clip cannot represent the image tower {config.name}; it represents {', '.join(PAPER_VITS)} and towers "
+            f"of {OPEN_CLIP}NAME"
+        )
+    from trainer.encoders.open_clip_towers import architecture  # importing open_clip takes seconds
+
+    whole = architecture("image", config.name)
+    vision = {**whole["vision_cfg"], "image_size": config.size_px, **config.kwargs}
+    removed = set(tower.projection_keys)
+    if removed == {"proj"}:
+        return vision, bool(whole.get("quick_gelu", False))
+    if "head.proj.weight" in removed:
+        return vision | {"timm_model_pretrained": False, "timm_proj": "linear", "timm_proj_bias": False}, None
+    raise UserError(
+        f"open_clip cannot represent the projection after {config.name}, whose own is part of the tower or no single matrix"
+    )
+
+
+def text_settings(model: DualEncoder) -> tuple[dict[str, Any], bool]:
+    """The `text_cfg` of a model, and whether it has OpenAI's fast GELU."""
+    config = model.config.text
+    if config.name is None:
+        names = ("context_length", "vocab_size", "width", "heads", "layers")
+        return {name: getattr(config, name) for name in names}, False
+    from trainer.encoders.open_clip_towers import architecture
+
+    whole = architecture("text", config.name)
+    return {**whole["text_cfg"], "proj_type": "linear", "proj_bias": False}, bool(whole.get("quick_gelu", False))

@@ -1,0 +1,69 @@
+"""Export models to open_clip's layout, and back: `python -m trainer.export MODEL OUT`. `--help` explains both."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.cli import EXIT_CODES, command, set_up_logging
+from common.config_help import print_text
+from common.errors import UserError
+from common.text import printable
+
+USAGE = f"""\
+usage: python -m trainer.export MODEL OUT
+
+Write the towers of MODEL, the folder of a finished run or its folder model/, to the folder OUT in open_clip's layout:
+
+  model = open_clip.create_model("local-dir:OUT")
+
+encode_image and encode_text of that model return the features before the lift into the model's space; normalised, they
+are CLIP's points. OUT also keeps what open_clip does not know, such as curvatures. If MODEL is a folder written by this
+command, OUT becomes a folder for trainer.load_model, with the same weights, bit for bit.
+
+The image tower must be vit_small, vit_base or vit_large, or a vision transformer or a network with a linear projection
+of open_clip/NAME; the tokenizer must be OpenAI's. OUT must not exist, or be empty.
+
+{EXIT_CODES}
+"""
+
+
+@command()
+def main(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit code, as documented in --help."""
+    if "-h" in arguments or "--help" in arguments:
+        print_text(USAGE)
+        return 0
+    if len(arguments) != 2:
+        raise UserError(f"{len(arguments)} arguments are given; give two: the folder of a model and the new folder")
+    set_up_logging()
+    convert(Path(arguments[0]), Path(arguments[1]))
+    print_text(f"{printable(arguments[1])} is written")
+    return 0
+
+
+def convert(source: Path, out: Path) -> None:
+    """Export the model in `source`, or convert an exported one back.
+
+    Raises UserError for a model that cannot be read or exported, and if `out` holds files or cannot be written.
+    """
+    from trainer.card import write_card  # torch is not needed for --help
+    from trainer.checkpoints.model import load_model, save_model
+    from trainer.checkpoints.open_clip import CONFIG_FILE
+    from trainer.checkpoints.open_clip_layout import export_model, import_model
+
+    try:
+        if out.exists() and any(out.iterdir()):
+            raise UserError(f"{out} is not empty; give a new folder")
+        if (source / CONFIG_FILE).is_file():
+            found = import_model(source)
+            parts = {"tokenizer": found.tokenizer, "preprocess": found.preprocess, "record": found.config["record"]}
+            save_model(out, found.model, **parts)
+            write_card(out)
+        else:
+            export_model(load_model(source), out)
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
