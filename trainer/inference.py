@@ -11,16 +11,15 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 import PIL.Image
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from common.devices import pick_device
 from common.errors import UserError
-from common.images import ImageRejected, decode, to_pixels
 from common.urls import clean
 from trainer.card import UNKNOWN_LICENSE, write_card
 from trainer.checkpoints.model import LoadedModel, save_model
 from trainer.checkpoints.model import load_model as load_parts
+from trainer.data.image_input import ImageInput, read_image
 from trainer.data.preprocess import fit
 from trainer.evaluation.analysis.paths import nearest, path_to_root
 from trainer.evaluation.analysis.spaces import space_of
@@ -28,13 +27,10 @@ from trainer.hub import fetch_model, push_folder
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.registry import model_name as registered_name
-from trainer.search import Index, Neighbours, build_index, search
+from trainer.search import Index, Neighbours, build_index, entailment_margins, search
 
-ImageInput = str | Path | PIL.Image.Image | NDArray[np.uint8]
-"""A path, a PIL image, or an RGB array, uint8 [h w 3]."""
 Item = TypeVar("Item")
 
-MAX_PAIRS: Final = 2**18  # maximum number of pairs that `entailment` processes at once, to limit its memory
 TRAVERSAL_STEPS: Final = 50  # steps of a path to the root, as in MERU
 
 
@@ -317,35 +313,3 @@ class Model:
         width = getattr(self.module.config, "factor_dim", None)
         rows = rows.to(self.device)
         return rows if width is None else rows.unflatten(-1, (-1, width)).movedim(-2, 0)
-
-
-def entailment_margins(model: Hyperbolic, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
-    """Half-apertures at `general` [*k n d] minus exterior angles towards `specific` [*k m d]: [n m], least of factors."""
-    n, m = general.shape[-2], specific.shape[-2]
-    rows_at_once = max(1, MAX_PAIRS // max(m, 1))
-    found = []
-    for start in range(0, n, rows_at_once):
-        part = general.narrow(-2, start, min(rows_at_once, n - start))
-        apexes = part.repeat_interleave(m, dim=-2)
-        points = specific.repeat(*(1 for _ in specific.shape[:-2]), part.shape[-2], 1)
-        angle, aperture = model.cone(apexes, points)
-        margin = aperture_scale * aperture - angle
-        found.append((margin if margin.ndim == 1 else margin.amin(0)).view(-1, m))
-    return torch.cat(found) if found else torch.zeros(0, m, device=general.device)
-
-
-def read_image(image: ImageInput) -> NDArray[np.uint8]:
-    """Read an image as upright RGB, uint8 [h w 3]. The same picture gives the same pixels as a path and as a PIL image.
-
-    Raises UserError for a file that cannot be read as an image, and for an array of another type or shape.
-    """
-    if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
-            raise UserError(f"an image is an array {image.dtype} {list(image.shape)}; give uint8 [height, width, 3]")
-        return image
-    try:
-        if isinstance(image, PIL.Image.Image):
-            return to_pixels(image)
-        return decode(Path(image).read_bytes())
-    except (OSError, ValueError, ImageRejected) as error:
-        raise UserError(f"{image} cannot be read as an image: {error}") from error

@@ -1,11 +1,11 @@
-"""Nearest neighbours by a model's distance, exact or by inner products.
+"""Comparisons of many points: nearest neighbours by a model's distance, exact or by inner products; entailment.
 
 Shapes: n queries, m candidates, k neighbours, d width of a point, w width of the rows of an index. Points are [n d], or
 [*k n d] in a product of factors.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from trainer.models.clip import CLIP
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.poinclip import PoinCLIP
+
+MAX_PAIRS: Final = 2**18  # maximum number of pairs that `entailment` processes at once, to limit its memory
 
 
 class Neighbours(NamedTuple):
@@ -110,3 +112,18 @@ def check_k(k: int) -> int:
     if k < 1:
         raise UserError(f"k is {k}; give 1 or more neighbours")
     return k
+
+
+def entailment_margins(model: Hyperbolic, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
+    """Half-apertures at `general` [*k n d] minus exterior angles towards `specific` [*k m d]: [n m], least of factors."""
+    n, m = general.shape[-2], specific.shape[-2]
+    rows_at_once = max(1, MAX_PAIRS // max(m, 1))
+    found = []
+    for start in range(0, n, rows_at_once):
+        part = general.narrow(-2, start, min(rows_at_once, n - start))
+        apexes = part.repeat_interleave(m, dim=-2)
+        points = specific.repeat(*(1 for _ in specific.shape[:-2]), part.shape[-2], 1)
+        angle, aperture = model.cone(apexes, points)
+        margin = aperture_scale * aperture - angle
+        found.append((margin if margin.ndim == 1 else margin.amin(0)).view(-1, m))
+    return torch.cat(found) if found else torch.zeros(0, m, device=general.device)

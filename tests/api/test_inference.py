@@ -12,6 +12,7 @@ import torch
 import trainer
 from common.errors import UserError
 from common.images import ORIENTATION_TAG
+from tests.devices import DEVICES
 from tests.trainer.small import small_model
 from trainer import MODELS, Model, build_model, load_model
 from trainer.checkpoints.model import LoadedModel, save_model
@@ -131,7 +132,7 @@ def test_entailment_in_small_blocks_is_the_same(name: str, tmp_path: Path, monke
     model = load_model(saved(tmp_path, name), device="cpu")
     texts, images = model.encode_text(TEXTS), model.encode_image(pictures())
     expected = model.entails(texts, images, aperture_scale=4)
-    monkeypatch.setattr("trainer.inference.MAX_PAIRS", 5)
+    monkeypatch.setattr("trainer.search.MAX_PAIRS", 5)
     assert torch.equal(model.entails(texts, images, aperture_scale=4), expected)
 
 
@@ -231,6 +232,24 @@ def test_an_index_of_a_product_with_one_factor_is_that_of_its_factor(tmp_path: P
     found, exact = model.nearest(points[:3], model.index(points), k=3), model.nearest(points[:3], points, k=3)
     assert torch.equal(found.indices, exact.indices)
     torch.testing.assert_close(found.distances, exact.distances, atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["clip", "meru", "phyclip", "poinclip"])
+def test_comparisons_run_on_the_device_of_the_model(name: str, device: str, tmp_path: Path) -> None:
+    expected = load_model(saved(tmp_path, name), device="cpu")
+    model = load_model(tmp_path, device=device)
+    points = spread(expected, 12)  # on the CPU
+    found, neighbours = model.nearest(points[:5], points, k=3), expected.nearest(points[:5], points, k=3)
+    results = [found.distances, found.indices, model.radius(points), model.probabilities(points[:5], points)]
+    results.append(model.traverse(points[:2], points, steps=4))
+    if name != "phyclip":
+        results += model.nearest(points[:5], model.index(points), k=3)
+    if name != "clip":
+        results.append(model.entails(points, points))
+    assert {result.device.type for result in results} == {device}
+    torch.testing.assert_close(found.distances.cpu(), neighbours.distances, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(results[3].cpu(), expected.probabilities(points[:5], points), atol=1e-3, rtol=1e-2)
 
 
 def test_a_traversal_begins_at_the_point_and_ends_at_the_root(model: Model) -> None:
