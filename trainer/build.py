@@ -27,7 +27,7 @@ from trainer.distributed.process import Process, full_tensor, wrap
 from trainer.evaluation.evaluate import Evaluation
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
-from trainer.optim import build_optimizer
+from trainer.optim.optimizer import build_optimizer
 from trainer.text.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
 
 logger = logging.getLogger(__name__)

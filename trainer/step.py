@@ -16,10 +16,10 @@ from common.errors import UserError
 from trainer.batch import Batch, Losses
 from trainer.build import Run
 from trainer.distributed.gather import all_ranks
-from trainer.distributed.process import average, average_unsharded_gradients, gradient_norm
+from trainer.distributed.process import average, average_unsharded_gradients, clip_gradients, gradient_norm
 from trainer.metrics.writers import named_values
 from trainer.models.nonfinite import describe_nonfinite
-from trainer.optim import learning_rate
+from trainer.optim.schedule import learning_rate
 
 MAX_SKIPPED: Final = 32
 """Steps in a row that fp16 may skip. The search for a scale takes about 16: it begins at 65,536 and halves each time."""
@@ -75,6 +75,8 @@ def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool =
     losses = compute_gradients(run, batch)
     run.scaler.unscale_(run.optimizer)
     names, values = mean_values(run, losses, stopping, failed)
+    if run.config.optim.max_gradient_norm is not None:
+        clip_gradients(run.model.parameters(), values[names.index("grad_norm")], run.config.optim.max_gradient_norm)
     is_bad = ~torch.isfinite(values)
     loss_is_bad, norm_is_bad = is_bad[0], is_bad[names.index("grad_norm")]
     is_fatal = loss_is_bad if run.scaler.is_enabled() else loss_is_bad | norm_is_bad

@@ -2,9 +2,10 @@ import pytest
 import torch
 
 from tests.trainer.small import small_model
-from trainer.config import OptimConfig
 from trainer.models.registry import build_model
-from trainer.optim import build_optimizer, learning_rate
+from trainer.optim.config import OptimConfig
+from trainer.optim.optimizer import build_optimizer
+from trainer.optim.schedule import learning_rate
 
 
 def test_learning_rate_rises_from_zero_to_its_peak_and_falls_to_zero() -> None:

@@ -1,0 +1,51 @@
+"""Settings of the optimizer."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from common.config import check_positive, check_range
+from common.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW and the learning rate schedule. The defaults are HyCoCLIP's; MERU's differ in the number of steps.
+
+    `decay` selects the parameters with weight decay. "paper": all except gains, biases and learned scalars (MERU, section
+    4.1; PoinCLIP, section 5). "all_but_scalars": all except learned scalars (HyCoCLIP, appendix B; PHyCLIP, appendix
+    C.3), that is the temperature, and the curvatures and alphas of all factors. "released": all except the four scalars
+    of MERU, because the authors' code ignores the weight decay of 0 that it sets for gains and biases. PHyCLIP's
+    curvatures and alphas, which are vectors, decay too.
+    """
+
+    # peak learning rate, reached after the warm-up
+    lr: float = 5e-4
+    # AdamW's decay rate of the mean gradient, 0 to below 1
+    beta1: float = 0.9
+    # AdamW's decay rate of the mean squared gradient, 0 to below 1
+    beta2: float = 0.98
+    # AdamW's term added to the denominator
+    eps: float = 1e-8
+    # AdamW's decoupled weight decay: each step multiplies a weight by 1 - learning rate * weight_decay
+    weight_decay: float = 0.2
+    # parameters with weight decay: paper, only matrices, the rule of MERU and PoinCLIP; all_but_scalars, gains and biases
+    # too, the rule of HyCoCLIP and PHyCLIP; released, all that decay in the authors' code
+    decay: Literal["paper", "all_but_scalars", "released"] = "paper"
+    # maximum norm of the gradient of all parameters; larger gradients are scaled down to it; null: no limit
+    max_gradient_norm: float | None = None
+    # steps in which the learning rate rises linearly from 0 to lr
+    warmup_steps: int = 4000
+    # optimizer steps of the run; the learning rate falls to 0 at its end
+    steps: int = 500_000
+
+    def __post_init__(self) -> None:
+        check_range(self, "lr", "eps", "weight_decay", "warmup_steps", least=0, below=math.inf)
+        check_range(self, "steps", least=1)
+        check_range(self, "beta1", "beta2", least=0, below=1)
+        check_positive(self, "max_gradient_norm")
+        if self.warmup_steps >= self.steps:
+            raise UserError(
+                f"warmup_steps is {self.warmup_steps} and steps is {self.steps}, so the learning rate never reaches lr; "
+                "give fewer optim.warmup_steps"
+            )
