@@ -40,7 +40,7 @@ KEYS: Final = Keys(
 )
 """Short names of keys, and the names of version 0.1 with their replacements."""
 
-ADDED: Final = {
+ADDED: Final[dict[str, Any]] = {
     "init_skip": [],
     "model.logits": "distance",
     "model.contrast_terms": {},
@@ -49,6 +49,9 @@ ADDED: Final = {
     "model.order": "entropy",
     "data.box_order": "first",
     "optim.max_gradient_norm": None,
+    "optim.schedule": "cosine",
+    "optim.decay_steps": 50_000,
+    "optim.final_lr_ratio": 0.0,
 }
 """Keys added since version 0.3 that may not change on resume, with their value in runs saved without them."""
 

@@ -90,6 +90,12 @@ def test_a_model_accepts_its_settings_and_no_others() -> None:
         ("save.keep=0", "save.keep is 0; give 1 or more"),
         ("steps=0", "optim.steps is 0"),
         ("steps=4000", "optim.warmup_steps is 4000 and steps is 4000, so the learning rate never reaches lr"),
+        (
+            "steps=10 optim.warmup_steps=5 optim.schedule=wsd optim.decay_steps=6",
+            "optim.decay_steps is 6, more than the 5 steps after the warm-up",
+        ),
+        ("optim.final_lr_ratio=2", "optim.final_lr_ratio is 2"),
+        ("optim.max_gradient_norm=0", "optim.max_gradient_norm is 0"),
         ("init_skip=[curv]", "init_skip is set without init"),
         ("model.contrast_terms.boxes=0", "model.contrast_terms: 'boxes' is not a term of the loss; give one of image"),
         ("model.entail_terms.cross_text=-1", "model.entail_terms.cross_text is -1"),

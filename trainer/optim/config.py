@@ -36,16 +36,29 @@ class OptimConfig:
     max_gradient_norm: float | None = None
     # steps in which the learning rate rises linearly from 0 to lr
     warmup_steps: int = 4000
-    # optimizer steps of the run; the learning rate falls to 0 at its end
+    # optimizer steps of the run
     steps: int = 500_000
+    # learning rate after the warm-up. cosine: half a cosine over all further steps; constant: lr; wsd: lr, then a linear
+    # decay in the last decay_steps steps
+    schedule: Literal["cosine", "constant", "wsd"] = "cosine"
+    # with schedule=wsd, the number of steps of the decay
+    decay_steps: int = 50_000
+    # learning rate at the end of the run, as a multiple of lr; without effect with schedule=constant
+    final_lr_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         check_range(self, "lr", "eps", "weight_decay", "warmup_steps", least=0, below=math.inf)
-        check_range(self, "steps", least=1)
+        check_range(self, "steps", "decay_steps", least=1)
+        check_range(self, "final_lr_ratio", least=0, most=1)
         check_range(self, "beta1", "beta2", least=0, below=1)
         check_positive(self, "max_gradient_norm")
         if self.warmup_steps >= self.steps:
             raise UserError(
                 f"warmup_steps is {self.warmup_steps} and steps is {self.steps}, so the learning rate never reaches lr; "
                 "give fewer optim.warmup_steps"
+            )
+        if self.schedule == "wsd" and self.warmup_steps + self.decay_steps > self.steps:
+            raise UserError(
+                f"decay_steps is {self.decay_steps}, more than the {self.steps - self.warmup_steps} steps after the "
+                "warm-up; give fewer"
             )
