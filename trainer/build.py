@@ -27,6 +27,7 @@ from trainer.distributed.process import Process, full_tensor, wrap
 from trainer.evaluation.evaluate import Evaluation
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
+from trainer.optim.freeze import Freezing, check_patterns, freeze_for_good
 from trainer.optim.optimizer import build_optimizer
 from trainer.text.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
 
@@ -48,6 +49,7 @@ class Run(TrainingState):
     evaluation: Evaluation
     precision: Literal["fp32", "bf16", "fp16"]
     folder: RunFolder
+    freezing: Freezing
     halted: Tensor  # [] on the device: 1 once a loss or a gradient was not finite; later steps change nothing
     step: int = 0  # number of completed steps
     skipped: int = 0  # steps that fp16 has skipped in a row, up to the last step whose values were read
@@ -66,6 +68,8 @@ def build(config: TrainConfig, process: Process) -> Run:
     seed_generators(config.seed)  # the initial weights are the same on every rank
     model = new_model(config).to(process.device)
     check_batch_norms(config, model)
+    check_patterns(model, config.optim)
+    freeze_for_good(model, config.optim)
     loader = Loader(
         config.data,
         tokenizer=tokenizer,
@@ -96,6 +100,7 @@ def build(config: TrainConfig, process: Process) -> Run:
         evaluation=evaluation,
         precision=precision,
         folder=RunFolder(config.output, Path(config.output)),
+        freezing=Freezing(model, config.optim),
         halted=torch.zeros((), device=process.device),
     )
 

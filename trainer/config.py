@@ -49,6 +49,8 @@ ADDED: Final[dict[str, Any]] = {
     "model.order": "entropy",
     "data.box_order": "first",
     "optim.max_gradient_norm": None,
+    "optim.lr_ratios": {},
+    "optim.frozen_until": {},
     "optim.schedule": "cosine",
     "optim.decay_steps": 50_000,
     "optim.final_lr_ratio": 0.0,

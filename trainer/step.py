@@ -71,7 +71,7 @@ def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool =
     """
     rate = learning_rate(run.step, run.config.optim)
     for group in run.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["lr_ratio"]
     losses = compute_gradients(run, batch)
     run.scaler.unscale_(run.optimizer)
     names, values = mean_values(run, losses, stopping, failed)
@@ -100,10 +100,12 @@ def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool =
 
 def compute_gradients(run: Run, batch: Batch) -> Losses:
     """Compute the losses of a batch and their gradients, averaged over the ranks. Collective."""
+    run.freezing.set_modes(run.step)
     with autocast(run):
         losses: Losses = run.wrapped(batch)
     run.scaler.scale(losses.loss).backward()
     average_unsharded_gradients(run.model, run.wrapped, run.process)
+    run.freezing.drop_gradients(run.step)
     return losses
 
 

@@ -1,7 +1,7 @@
 """Settings of the optimizer."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from common.config import check_positive, check_range
@@ -21,6 +21,12 @@ class OptimConfig:
 
     # peak learning rate, reached after the warm-up
     lr: float = 5e-4
+    # learning rates of parts of the model, as multiples of lr: {visual: 0.1, textual.resblocks.[0-5]: 0.5}. A key is the
+    # name of a parameter or of a module, with *, ? and [...] as in the shell; the longest that matches counts
+    lr_ratios: dict[str, float] = field(default_factory=dict)
+    # steps before which parts of the model keep their weights: {visual.blocks.[0-7]: 1000, textual.token_embed: null};
+    # null: never trained. Keys as in lr_ratios
+    frozen_until: dict[str, int | None] = field(default_factory=dict)
     # AdamW's decay rate of the mean gradient, 0 to below 1
     beta1: float = 0.9
     # AdamW's decay rate of the mean squared gradient, 0 to below 1
@@ -57,6 +63,10 @@ class OptimConfig:
                 f"warmup_steps is {self.warmup_steps} and steps is {self.steps}, so the learning rate never reaches lr; "
                 "give fewer optim.warmup_steps"
             )
+        for name in ("lr_ratios", "frozen_until"):
+            for pattern, value in getattr(self, name).items():
+                if value is not None and not 0 <= value < math.inf:
+                    raise UserError(f"{name}.{pattern} is {value}; give 0 or more")
         if self.schedule == "wsd" and self.warmup_steps + self.decay_steps > self.steps:
             raise UserError(
                 f"decay_steps is {self.decay_steps}, more than the {self.steps - self.warmup_steps} steps after the "

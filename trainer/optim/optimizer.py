@@ -5,6 +5,7 @@ from torch import nn
 
 from common.optim import is_matrix, parameter_groups
 from trainer.models.dual_encoder import DualEncoder
+from trainer.names import longest_match
 from trainer.optim.config import OptimConfig
 
 MERU_SCALARS = ("curv", "visual_alpha", "textual_alpha")
@@ -12,7 +13,7 @@ MERU_SCALARS = ("curv", "visual_alpha", "textual_alpha")
 
 
 def build_optimizer(model: DualEncoder, config: OptimConfig) -> torch.optim.AdamW:
-    """Build a fused AdamW with the parameter groups of `config.decay`.
+    """Build a fused AdamW with the parameter groups of `config.decay` and `config.lr_ratios`.
 
     The fused kernel makes one pass over the memory of each parameter: three to five times as fast, on CPUs too.
     """
@@ -27,5 +28,12 @@ def build_optimizer(model: DualEncoder, config: OptimConfig) -> torch.optim.Adam
             case "released":
                 return name not in scalars or parameter.ndim > 0
 
-    groups = parameter_groups(model, lr=config.lr, weight_decay=config.weight_decay, decays=decays)
+    groups = parameter_groups(
+        model,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        decays=decays,
+        lr_ratios=config.lr_ratios,
+        match=longest_match,
+    )
     return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)

@@ -1,17 +1,25 @@
 """Options of the optimizer in complete runs: their effect, exact resumption, and several processes."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from common.errors import UserError
 from tests.trainer.small_run import kill, run_forked, small_run
 from tests.trainer.test_loop import read_metrics, read_weights
 from trainer.build import Run
 from trainer.step import update
 
-OPTIONS = ("optim.max_gradient_norm=0.05",)
+OPTIONS = (
+    "optim.max_gradient_norm=0.05",
+    "optim.schedule=wsd",
+    "optim.decay_steps=3",
+    "optim.lr_ratios={textual.resblocks.*: 0.5, visual: 0.1}",
+    "optim.frozen_until={visual.blocks.0: 4, textual.posit_embed: null}",
+)
 """All options at once."""
 
 
@@ -33,6 +41,59 @@ def test_a_gradient_above_the_maximum_norm_is_scaled_down_to_it_and_logged_as_it
     for name, found in first_moments(limited).items():
         torch.testing.assert_close(found, expected[name] * 0.25 / values[0]["grad_norm"])
     assert all(torch.equal(found, expected[name]) for name, found in first_moments(loose).items())
+
+
+def test_the_longest_matching_pattern_selects_the_learning_rate_of_a_parameter(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", "optim.lr_ratios={visual: 0.5, visual.blocks.1: 0.25, '*.bias': 0}", "lr=0.125")
+    run.step = 2
+    assert update(run, next(iter(run.loader)))["lr"] == 0.125
+    rates = {id(value): group["lr"] for group in run.optimizer.param_groups for value in group["params"]}
+    found = {name: rates[id(value)] for name, value in run.model.named_parameters() if id(value) in rates}
+    assert found["visual.blocks.1.mlp.fc1.weight"] == 0.03125
+    assert found["visual.blocks.0.mlp.fc1.weight"] == found["visual.norm.weight"] == 0.0625
+    assert found["textual.ln_final.bias"] == 0
+    assert found["visual.norm.bias"] == 0  # `*.bias` is as long as `visual`, and comes first in the alphabet
+    assert found["textual.ln_final.weight"] == 0.125
+
+
+def test_a_frozen_block_keeps_its_weights_until_its_step_and_another_one_for_good(tmp_path: Path) -> None:
+    run = small_run(
+        tmp_path / "run",
+        "optim.frozen_until={visual.blocks.0: 2, textual.resblocks.1: null}",
+        "optim.warmup_steps=0",
+        "optim.schedule=constant",
+    )
+    before = {name: value.detach().clone() for name, value in run.model.named_parameters()}
+
+    def moved(name: str) -> bool:
+        return not torch.equal(run.model.get_parameter(name), before[name])
+
+    batches = iter(run.loader)
+    for expected in (False, False, True):
+        update(run, next(batches))
+        assert all(moved(name) == expected for name in before if name.startswith("visual.blocks.0."))
+        assert run.model.get_submodule("visual.blocks.0").training == expected
+    assert not any(moved(name) for name in before if name.startswith("textual.resblocks.1."))
+    assert not run.model.get_submodule("textual.resblocks.1").training
+    assert moved("visual.blocks.1.mlp.fc1.weight")
+    assert "visual.blocks.0.mlp.fc1.weight" in first_moments(run)
+    assert "textual.resblocks.1.mlp.c_fc.weight" not in first_moments(run)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("optim.lr_ratios={vision: 0.1}", "optim.lr_ratios: 'vision' matches no parameter; the parts of the model are"),
+        ("optim.frozen_until={visual.blocks.2: 1}", "optim.frozen_until: 'visual.blocks.2' matches no parameter"),
+        ("optim.frozen_until={'*': 1}", "freezes all parameters in the first step"),
+        ("optim.frozen_until={visual: -1}", "optim.frozen_until.visual is -1; give 0 or more"),
+    ],
+)
+def test_patterns_that_select_nothing_or_freeze_everything_are_errors(
+    tmp_path: Path, option: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        small_run(tmp_path / "run", option)
 
 
 def test_a_killed_run_with_all_options_resumes_with_identical_metrics_and_weights(tmp_path: Path) -> None:
