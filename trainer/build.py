@@ -7,7 +7,7 @@ import sysconfig
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from common.devices import resolve_precision, torch_dtype
 from common.errors import UserError, prefixed
 from trainer.accumulate import checkpoint_blocks, set_micro_batch, tower_blocks
 from trainer.checkpoints.folder import RunFolder
-from trainer.checkpoints.model import load_state, read_weights
+from trainer.checkpoints.model import StateError, load_state, read_weights
 from trainer.checkpoints.open_clip import load_towers
 from trainer.checkpoints.rng import seed_generators
 from trainer.checkpoints.run import TrainingState
@@ -32,6 +32,9 @@ from trainer.optim.optimizer import build_optimizer
 from trainer.text.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
 
 logger = logging.getLogger(__name__)
+
+MAX_PARTS: Final = 12
+"""Parts of a model that an error lists; weights that differ in more belong to another network."""
 
 
 @dataclass(kw_only=True)
@@ -166,11 +169,21 @@ def new_model(config: TrainConfig) -> DualEncoder:
     if config.init:  # contains the weights of the towers too
         try:
             load_state(model, read_weights(Path(config.init)), Path(config.init), config.init_skip)
+        except StateError as error:
+            parts = list(dict.fromkeys([*config.init_skip, *map(part_of, error.entries)]))
+            fix = f"; init_skip=[{','.join(parts)}] leaves them out" if len(parts) <= MAX_PARTS else ""
+            raise UserError(f"init: {error}{fix}") from error
         except (OSError, ValueError) as error:
             raise UserError(f"init: {error}") from error
     else:
         load_towers(model)
     return model.train()
+
+
+def part_of(entry: str) -> str:
+    """The part of a model to leave out for an entry of its state dict: a scalar, a projection, or a layer of a tower."""
+    parts = entry.split(".")
+    return ".".join(parts[:-1] if len(parts) > 2 else parts[:1] if parts[0].endswith("_proj") else parts)
 
 
 def check_image_size(model: DualEncoder) -> None:

@@ -88,8 +88,8 @@ class TrainConfig:
     # initial weights: a folder written by the trainer, or a released .pth file; null: random weights, or those of
     # model.image.weights and model.text.weights
     init: str | None = None
-    # parts of the model that keep their random weights: names of modules or parameters, such as visual_proj and curv; all
-    # others are those of init
+    # parts that init does not set: names of modules or parameters, such as visual_proj and curv, with *, ? and [...] as in
+    # the shell. Those of the model keep their random weights, those of init are not used; all others must agree
     init_skip: tuple[str, ...] = ()
     # tokenizer: openai for that of OpenAI's CLIP, or the path of a merges.txt in the same format
     tokenizer: str = "openai"

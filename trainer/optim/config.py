@@ -21,10 +21,10 @@ class OptimConfig:
 
     # peak learning rate, reached after the warm-up
     lr: float = 5e-4
-    # learning rates of parts of the model, as multiples of lr: {visual: 0.1, textual.resblocks.[0-5]: 0.5}. A key is the
-    # name of a parameter or of a module, with *, ? and [...] as in the shell; the longest that matches counts
+    # learning rates of parts of the model, as multiples of lr: {visual: 0.1, 'textual.resblocks.[0-5]': 0.5}. A key is
+    # the name of a parameter or of a module, with *, ? and [...] as in the shell; the longest that matches counts
     lr_ratios: dict[str, float] = field(default_factory=dict)
-    # steps before which parts of the model keep their weights: {visual.blocks.[0-7]: 1000, textual.token_embed: null};
+    # steps before which parts of the model keep their weights: {'visual.blocks.[0-7]': 1000, textual.token_embed: null};
     # null: never trained. Keys as in lr_ratios
     frozen_until: dict[str, int | None] = field(default_factory=dict)
     # AdamW's decay rate of the mean gradient, 0 to below 1
