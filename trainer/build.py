@@ -27,6 +27,7 @@ from trainer.distributed.process import Process, full_tensor, wrap
 from trainer.evaluation.evaluate import Evaluation
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
+from trainer.optim.average import Average
 from trainer.optim.freeze import Freezing, check_patterns, freeze_for_good
 from trainer.optim.optimizer import build_optimizer
 from trainer.text.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
@@ -103,6 +104,7 @@ def build(config: TrainConfig, process: Process) -> Run:
         evaluation=evaluation,
         precision=precision,
         folder=RunFolder(config.output, Path(config.output)),
+        average=Average(model, config.optim.ema),
         freezing=Freezing(model, config.optim),
         halted=torch.zeros((), device=process.device),
     )

@@ -51,6 +51,7 @@ ADDED: Final[dict[str, Any]] = {
     "optim.max_gradient_norm": None,
     "optim.lr_ratios": {},
     "optim.frozen_until": {},
+    "optim.ema": None,
     "optim.schedule": "cosine",
     "optim.decay_steps": 50_000,
     "optim.final_lr_ratio": 0.0,

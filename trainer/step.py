@@ -87,6 +87,7 @@ def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool =
     run.scaler.update()
     run.optimizer.zero_grad(set_to_none=True)
     run.model.clamp_parameters()
+    run.average.update(run.step)
     run.step += 1
     more = {"fatal": is_fatal.float()}
     if run.scaler.is_enabled():

@@ -42,6 +42,9 @@ class OptimConfig:
     max_gradient_norm: float | None = None
     # steps in which the learning rate rises linearly from 0 to lr
     warmup_steps: int = 4000
+    # decay per step of the exponential moving average of the weights, 0 to below 1, such as 0.9999; evaluations and the
+    # saved model use this average; null: none
+    ema: float | None = None
     # optimizer steps of the run
     steps: int = 500_000
     # learning rate after the warm-up. cosine: half a cosine over all further steps; constant: lr; wsd: lr, then a linear
@@ -56,7 +59,7 @@ class OptimConfig:
         check_range(self, "lr", "eps", "weight_decay", "warmup_steps", least=0, below=math.inf)
         check_range(self, "steps", "decay_steps", least=1)
         check_range(self, "final_lr_ratio", least=0, most=1)
-        check_range(self, "beta1", "beta2", least=0, below=1)
+        check_range(self, "beta1", "beta2", "ema", least=0, below=1)
         check_positive(self, "max_gradient_norm")
         if self.warmup_steps >= self.steps:
             raise UserError(

@@ -1,6 +1,7 @@
 """Options of the optimizer in complete runs: their effect, exact resumption, and several processes."""
 
 import re
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,15 @@ from common.errors import UserError
 from tests.trainer.small_run import kill, run_forked, small_run
 from tests.trainer.test_loop import read_metrics, read_weights
 from trainer.build import Run
+from trainer.checkpoints.model import load_model
+from trainer.distributed.signals import StopRequest
+from trainer.models.dual_encoder import DualEncoder
+from trainer.results import evaluate, save_trained_model
 from trainer.step import update
 
 OPTIONS = (
     "optim.max_gradient_norm=0.05",
+    "optim.ema=0.9",
     "optim.schedule=wsd",
     "optim.decay_steps=3",
     "optim.lr_ratios={textual.resblocks.*: 0.5, visual: 0.1}",
@@ -94,6 +100,29 @@ def test_patterns_that_select_nothing_or_freeze_everything_are_errors(
 ) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         small_run(tmp_path / "run", option)
+
+
+def test_evaluations_and_the_saved_model_use_the_moving_average_and_training_does_not(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    found, plain = small_run(output, "optim.ema=0.5", "lr=0.1"), small_run(output, "lr=0.1")
+    expected = {name: value.clone() for name, value in plain.model.state_dict().items()}
+    for step, batch in zip(range(5), plain.loader, strict=False):
+        update(plain, batch)
+        update(found, batch)
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = {
+            name: decay * expected[name] + (1 - decay) * value for name, value in plain.model.state_dict().items()
+        }
+    assert all(torch.equal(a, b) for a, b in zip(found.model.parameters(), plain.model.parameters(), strict=True))
+    assert not torch.allclose(expected["visual_proj.weight"], plain.model.visual_proj.weight)
+    evaluated: list[DualEncoder] = []
+    found.evaluation = lambda model, *_, **__: evaluated.append(deepcopy(model)) or {}  # type: ignore[assignment, func-returns-value, return-value]
+    evaluate(found, None, StopRequest())
+    save_trained_model(found)
+    for state in (evaluated[0].state_dict(), load_model(output / "model").model.state_dict()):
+        for name, value in expected.items():
+            torch.testing.assert_close(state[name], value)
+    assert all(torch.equal(a, b) for a, b in zip(found.model.parameters(), plain.model.parameters(), strict=True))
 
 
 def test_a_killed_run_with_all_options_resumes_with_identical_metrics_and_weights(tmp_path: Path) -> None:
