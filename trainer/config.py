@@ -5,7 +5,7 @@ The keys of the group `model` depend on the model that `model_name` selects.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from omegaconf import OmegaConf
@@ -25,7 +25,7 @@ from common.devices import Precision, check_device
 from common.errors import UserError
 from common.urls import clean
 from trainer.checkpoints.config import SaveConfig
-from trainer.data.config import DataConfig
+from trainer.data.config import AugmentConfig, DataConfig
 from trainer.distributed.config import ParallelConfig
 from trainer.encoders.config import OPEN_CLIP
 from trainer.evaluation.config import EvaluationConfig
@@ -48,6 +48,7 @@ ADDED: Final[dict[str, Any]] = {
     "model.alpha_init": "released",
     "model.order": "entropy",
     "data.box_order": "first",
+    "data.augment": asdict(AugmentConfig()),
     "optim.max_gradient_norm": None,
     "optim.lr_ratios": {},
     "optim.frozen_until": {},

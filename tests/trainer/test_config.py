@@ -96,6 +96,8 @@ def test_a_model_accepts_its_settings_and_no_others() -> None:
         ),
         ("optim.final_lr_ratio=2", "optim.final_lr_ratio is 2"),
         ("optim.max_gradient_norm=0", "optim.max_gradient_norm is 0"),
+        ("data.augment.flip=1.5", "data.augment.flip is 1.5"),
+        ("data.augment.hue=0.6", "data.augment.hue is 0.6"),
         ("init_skip=[curv]", "init_skip is set without init"),
         ("model.contrast_terms.boxes=0", "model.contrast_terms: 'boxes' is not a term of the loss; give one of image"),
         ("model.entail_terms.cross_text=-1", "model.entail_terms.cross_text is -1"),
