@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from common.config import check_positive
+from common.config import check_positive, check_range
 from common.errors import UserError
 
 OPEN_CLIP: Final = "open_clip/"  # prefix of open_clip's architecture names
@@ -31,6 +31,8 @@ class ImageConfig:
     weights: str | None = None
     # side of the square input image, in pixels
     size_px: int = 224
+    # share of the patches, 0 to below 1, that a vision transformer leaves out while training, drawn for each image (FLIP)
+    patch_dropout: float = 0.0
     # keep the initial weights of the tower; its projection is trained in any case
     frozen: bool = False
     # further constructor arguments of the network, such as {img_size: 64} for timm networks of a fixed input size
@@ -38,6 +40,7 @@ class ImageConfig:
 
     def __post_init__(self) -> None:
         check_positive(self, "size_px")
+        check_range(self, "patch_dropout", least=0, below=1)
         if not (self.name in PAPER_VITS or self.name.startswith(OPEN_CLIP) or is_timm_model(self.name)):
             raise UserError(
                 f"name is {self.name!r}; give one of {', '.join(PAPER_VITS)}, a model of timm, or {OPEN_CLIP}NAME"

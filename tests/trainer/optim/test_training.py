@@ -26,7 +26,9 @@ OPTIONS = (
     "optim.lr_ratios={textual.resblocks.*: 0.5, visual: 0.1}",
     "optim.frozen_until={visual.blocks.0: 4, textual.posit_embed: null}",
 )
-"""All options at once."""
+"""All options of the optimizer at once."""
+RANDOM = ("model.image.patch_dropout=0.5", "data.augment={flip: 0.5, jitter: 0.5, greyscale: 0.5}")
+"""Options that draw random numbers, which differ between the processes of a run."""
 
 
 def first_moments(run: Run) -> dict[str, Tensor]:
@@ -127,9 +129,10 @@ def test_evaluations_and_the_saved_model_use_the_moving_average_and_training_doe
 
 def test_a_killed_run_with_all_options_resumes_with_identical_metrics_and_weights(tmp_path: Path) -> None:
     whole, output = tmp_path / "whole", tmp_path / "run"
-    assert run_forked(whole, *OPTIONS) == [0]
-    assert run_forked(output, *OPTIONS, at=8, faults=[kill]) == [-9]
-    assert run_forked(output, *OPTIONS) == [0]
+    options = (*OPTIONS, *RANDOM)
+    assert run_forked(whole, *options) == [0]
+    assert run_forked(output, *options, at=8, faults=[kill]) == [-9]
+    assert run_forked(output, *options) == [0]
     assert read_metrics(output) == read_metrics(whole)
     for expected, found in zip(read_weights(whole), read_weights(output), strict=True):
         assert torch.equal(expected, found)
