@@ -98,6 +98,8 @@ def test_a_model_accepts_its_settings_and_no_others() -> None:
         ("optim.final_lr_ratio=2", "optim.final_lr_ratio is 2"),
         ("optim.max_gradient_norm=0", "optim.max_gradient_norm is 0"),
         ("model.image.patch_dropout=1", "model.image.patch_dropout is 1"),
+        ("data.weights=[1,2]", "data.weights are 2 numbers for the 1 sets in shards"),
+        ("data.weights=[0]", "data.weights is [0.0]; give numbers above 0"),
         ("data.augment.flip=1.5", "data.augment.flip is 1.5"),
         ("data.augment.hue=0.6", "data.augment.hue is 0.6"),
         ("init_skip=[curv]", "init_skip is set without init"),

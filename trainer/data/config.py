@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common.config import check_range, runtime
+from common.config import check_positive, check_range, runtime
 from common.errors import UserError
 
 Layout = Literal["train", "hycoclip", "grit", "pairs"]
@@ -40,6 +40,9 @@ class DataConfig:
 
     # training shards: a folder, a glob of tars, or several of them separated by commas; each a path or an fsspec URL
     shards: str = runtime("")
+    # weights of the sets in shards, which are separated by commas: the shares of the samples that are drawn from each,
+    # as [3, 1] for three quarters from the first; []: every sample is drawn as often as any other
+    weights: tuple[float, ...] = ()
     # layout of the tars. train: samples of this pipeline; hycoclip: the same without JSON; grit: raw GRIT; pairs: a
     # jpg with a txt, or with a JSON that holds a caption; auto: detected from the first usable sample
     layout: Literal["auto", "train", "hycoclip", "grit", "pairs"] = "auto"
@@ -79,6 +82,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         check_range(self, "seed", "shuffle_buffer", "workers", least=0)
         check_range(self, "prefetch", least=1)
+        check_positive(self, "weights")
+        if self.weights and self.shards and len(self.weights) != (n := len(self.shards.split(","))):
+            raise UserError(f"weights are {len(self.weights)} numbers for the {n} sets in shards; give one for each")
         if self.max_boxes is not None:
             check_range(self, "max_boxes", least=1)
         check_range(self, "subreddit_probability", "max_bad_share", least=0, most=1)
