@@ -17,7 +17,7 @@ from common.devices import resolve_precision, torch_dtype
 from common.errors import UserError, prefixed
 from trainer.accumulate import checkpoint_blocks, set_micro_batch, tower_blocks
 from trainer.checkpoints.folder import RunFolder
-from trainer.checkpoints.model import StateError, load_state, read_weights
+from trainer.checkpoints.model import StateError, load_state, read_weights, stretched
 from trainer.checkpoints.open_clip import load_towers
 from trainer.checkpoints.rng import seed_generators
 from trainer.checkpoints.run import TrainingState
@@ -170,7 +170,8 @@ def new_model(config: TrainConfig) -> DualEncoder:
     check_image_size(model)
     if config.init:  # contains the weights of the towers too
         try:
-            load_state(model, read_weights(Path(config.init)), Path(config.init), config.init_skip)
+            state = stretched(model.textual, config.model.text, read_weights(Path(config.init)), "textual.")
+            load_state(model, state, Path(config.init), config.init_skip)
         except StateError as error:
             parts = list(dict.fromkeys([*config.init_skip, *map(part_of, error.entries)]))
             fix = f"; init_skip=[{','.join(parts)}] leaves them out" if len(parts) <= MAX_PARTS else ""

@@ -49,6 +49,7 @@ ADDED: Final[dict[str, Any]] = {
     "model.order": "entropy",
     "data.box_order": "first",
     "model.image.patch_dropout": 0.0,
+    "model.text.stretch_after": None,
     "data.weights": [],
     "data.augment": asdict(AugmentConfig()),
     "optim.max_gradient_norm": None,

@@ -78,6 +78,22 @@ def test_init_skip_keeps_random_weights_so_that_the_width_may_differ(tmp_path: P
     assert {key for key, same in equal.items() if not same} == {"visual_proj.weight", "textual_proj.weight", "curv"}
 
 
+def test_positions_of_the_initial_weights_are_stretched_for_longer_captions(tmp_path: Path) -> None:
+    short = new_model(small_config(tmp_path / "run"))
+    write_released(tmp_path / "short.pth", short)
+    arguments = (f"init={tmp_path / 'short.pth'}", "model.text.context_length=20")
+    with pytest.raises(UserError, match=r"textual\.posit_embed is \[8, 32\], not \[20, 32\]"):
+        new_model(small_config(tmp_path / "run", *arguments))
+    config = small_config(tmp_path / "run", *arguments, "model.text.stretch_after=3")
+    long = new_model(config).eval()
+    ids = build_tokenizer(config)(["a"])
+    assert ids.shape[1] == 3
+    assert torch.equal(long.encode_text(ids), short.eval().encode_text(ids))
+    ids = build_tokenizer(config)(["word " * 30])
+    assert ids.shape[1] == 20
+    assert long.encode_text(ids).isfinite().all()
+
+
 def test_a_hyperbolic_model_starts_from_clip_and_back_with_a_list_of_what_differs(tmp_path: Path) -> None:
     clip = new_model(small_config(tmp_path / "run", "model_name=clip", "seed=3"))
     write_released(tmp_path / "clip.pth", clip)

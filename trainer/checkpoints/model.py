@@ -19,6 +19,7 @@ from common.weights import read_tensors, save_tensors
 from trainer.checkpoints.released import from_released
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import PAPER_VITS, ImageConfig, TextConfig
+from trainer.encoders.text import TextTower, stretch_positions
 from trainer.models.config import ModelConfig
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import MODELS, build_model, model_name
@@ -227,6 +228,18 @@ def copy_state(module: nn.Module, state: Mapping[str, Tensor], message: str) -> 
     with torch.no_grad():
         for key, value in expected.items():
             value.copy_(state[key])
+
+
+def stretched(tower: TextTower, config: TextConfig, state: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """The state dict with the position embeddings of a text tower stretched to its context, as `stretch_after` says.
+
+    The entries of the tower begin with `prefix`.
+    """
+    name, length, kept = f"{prefix}{tower.positions}", config.context_length, config.stretch_after
+    table = state.get(name)
+    if kept is None or table is None or not kept + 1 < len(table) < length:
+        return dict(state)
+    return {**state, name: stretch_positions(table, length, kept)}
 
 
 def infer_config(state: Mapping[str, Tensor], name: str, source: Path) -> ModelConfig:

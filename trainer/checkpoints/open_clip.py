@@ -8,7 +8,7 @@ from torch import Tensor
 from common.errors import UserError
 from common.json_file import read_object
 from common.weights import read_tensors
-from trainer.checkpoints.model import copy_state
+from trainer.checkpoints.model import copy_state, stretched
 from trainer.encoders.config import OPEN_CLIP, ImageConfig, TextConfig
 from trainer.models.dual_encoder import DualEncoder
 
@@ -38,6 +38,8 @@ def load_towers(model: DualEncoder) -> None:
         try:
             path = find_weights(config)
             state = select_entries(read_tensors(path), part)
+            if part == "text":
+                state = stretched(model.textual, model.config.text, state)
             unused: Any = tower.projection_keys
             state = {name: value for name, value in state.items() if name not in unused}
             copy_state(tower, state, f"{path} does not fit the {part} tower of {config.name}")

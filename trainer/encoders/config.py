@@ -59,6 +59,9 @@ class TextConfig:
     vocab_size: int = 49_408
     # maximum number of tokens of a text; longer texts are truncated
     context_length: int = 77
+    # number of first positions that keep their embeddings if the initial weights have fewer than context_length: the
+    # others are interpolated linearly (Long-CLIP: 20); null: the initial weights must have context_length positions
+    stretch_after: int | None = None
     # width of the transformer
     width: int = 512
     # number of transformer blocks
@@ -69,6 +72,7 @@ class TextConfig:
     frozen: bool = False
 
     def __post_init__(self) -> None:
+        check_range(self, "stretch_after", least=0)
         check_positive(self, "vocab_size", "context_length", "width", "layers", "heads")
         if self.width % self.heads:
             raise UserError(f"width is {self.width}; give a multiple of heads, {self.heads}")
