@@ -1,11 +1,12 @@
 """Build the network that the configuration of a tower names, with random weights."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import timm
 from timm.layers import GroupNorm, PatchDropout
-from torch import nn
+from torch import Tensor, nn
 
 from trainer.encoders.config import OPEN_CLIP, PAPER_VITS, ImageConfig, TextConfig
 from trainer.encoders.image import paper_vit
@@ -47,6 +48,20 @@ def build_image_encoder(config: ImageConfig) -> nn.Module:
     return with_patch_dropout(
         timm.create_model(config.name, pretrained=False, num_classes=0, **kwargs), config.patch_dropout
     )
+
+
+def timm_state(config: ImageConfig) -> dict[str, Tensor]:
+    """Return the state of a timm network from the file `weights`, converted by timm: positions fit the image size.
+
+    Only tensors are unpickled. Raises OSError and the errors of timm for a file that does not fit.
+    """
+    if not config.weights or not Path(config.weights).is_file():
+        raise FileNotFoundError(f"{config.weights} does not exist; give a weight file in timm's layout")
+    overlay = {"file": config.weights, "custom_load": False}
+    kwargs = {key: value for key, value in config.kwargs.items() if key not in ("norm_groups", *FORBIDDEN_KWARGS)}
+    network = timm.create_model(config.name, pretrained=True, pretrained_cfg_overlay=overlay, num_classes=0, **kwargs)
+    state: dict[str, Tensor] = network.state_dict()
+    return state
 
 
 def with_patch_dropout(tower: nn.Module, share: float) -> nn.Module:

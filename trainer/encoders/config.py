@@ -27,7 +27,8 @@ class ImageConfig:
 
     # network: the papers' vit_small, vit_base or vit_large, a network of timm, or open_clip/NAME
     name: str = "vit_small"
-    # initial weights of an open_clip/NAME tower: a file, a folder, or one of open_clip's tags; null: random weights
+    # initial weights: for a network of timm, a file in timm's layout (safetensors or .pth); for an open_clip/NAME tower, a
+    # file, a folder, or one of open_clip's tags; null: random weights
     weights: str | None = None
     # side of the square input image, in pixels
     size_px: int = 224

@@ -122,7 +122,7 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
          r"does not fit the image tower of open_clip/tiny-resnet: \d+ entries missing"),
         (["model.text.name=open_clip/tiny-classifier"],
          r"does not fit the text tower of open_clip/tiny-classifier: .* is \["),
-        (["model.image.name=vit_small"], r"weights is for towers of open_clip; set model\.image\.name"),
+        (["model.image.name=vit_small"], r"weights is for networks of timm and open_clip; set model\.image\.name"),
         (["model.text.weights=no/such/file.pt"], r"file\.pt is neither a file or folder, nor a tag of tiny-vit"),
         (["model.image.name=open_clip/ViT-B-32", "model.image.weights=openai"], "use open_clip/ViT-B-32-quickgelu"),
         (["model_name=syntax_meru", "model.word_states=attention"], "word_states=attention"),
