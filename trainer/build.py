@@ -29,6 +29,7 @@ from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
 from trainer.optim.average import Average
 from trainer.optim.freeze import Freezing, check_patterns, freeze_for_good
+from trainer.optim.lora import add_lora
 from trainer.optim.optimizer import build_optimizer
 from trainer.text.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
 
@@ -72,6 +73,7 @@ def build(config: TrainConfig, process: Process) -> Run:
     seed_generators(config.seed)  # the initial weights are the same on every rank
     model = new_model(config).to(process.device)
     check_batch_norms(config, model)
+    add_lora(model, config.lora)
     check_patterns(model, config.optim)
     freeze_for_good(model, config.optim)
     loader = Loader(

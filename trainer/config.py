@@ -32,7 +32,7 @@ from trainer.evaluation.config import EvaluationConfig
 from trainer.metrics.config import LogConfig
 from trainer.models.config import ModelConfig
 from trainer.models.registry import DEFAULT, MODELS
-from trainer.optim.config import OptimConfig
+from trainer.optim.config import LoRAConfig, OptimConfig
 
 KEYS: Final = Keys(
     short={"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"},
@@ -59,6 +59,7 @@ ADDED: Final[dict[str, Any]] = {
     "optim.schedule": "cosine",
     "optim.decay_steps": 50_000,
     "optim.final_lr_ratio": 0.0,
+    "lora": asdict(LoRAConfig()),
 }
 """Keys added since version 0.3 that may not change on resume, with their value in runs saved without them."""
 
@@ -121,6 +122,7 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
     evaluation: EvaluationConfig = runtime(factory=EvaluationConfig)
     save: SaveConfig = runtime(factory=SaveConfig)
     log: LogConfig = runtime(factory=LogConfig)
@@ -141,6 +143,8 @@ class TrainConfig:
         check_device(self)
         if self.precision == "fp16" and self.parallel.strategy == "fsdp":
             raise UserError("precision=fp16 cannot be combined with parallel.strategy=fsdp; use precision=bf16")
+        if self.lora.ranks and self.parallel.strategy == "fsdp":
+            raise UserError("lora.ranks cannot be combined with parallel.strategy=fsdp; use ddp")
         if self.model.boxes_as_pairs and self.data.boxes == "all":
             raise UserError(
                 "model.boxes_as_pairs uses one box per pair; set data.boxes=random or model.boxes_as_pairs=false"

@@ -24,6 +24,7 @@ from trainer.models.config import ModelConfig
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import MODELS, build_model, model_name
 from trainer.names import check_matched, longest_match
+from trainer.optim.lora import merged_state
 from trainer.text.tokenizer import OPENAI_MERGES, Tokenizer, openai_tokenizer, read_tokenizer, write_merges
 
 FORMAT: Final = 1
@@ -81,7 +82,7 @@ def save_model(
     matrices = {name for name, parameter in model.named_parameters() if parameter.ndim > 1} if half else set()
     tensors = {
         key: (value.half() if key in matrices else value).detach().cpu().contiguous()
-        for key, value in model.state_dict().items()
+        for key, value in merged_state(model).items()
     }
     save_tensors(tensors, folder / "model.safetensors")
     write_object(config, folder / "config.json")

@@ -75,3 +75,20 @@ class OptimConfig:
                 f"decay_steps is {self.decay_steps}, more than the {self.steps - self.warmup_steps} steps after the "
                 "warm-up; give fewer"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """Low-rank updates of matrices, which stay frozen themselves."""
+
+    # ranks of the updates: {'visual.blocks.*.attn': 8, textual.resblocks: 4}. A key is the name of a matrix or of a module,
+    # with *, ? and [...] as in the shell; the longest that matches counts, and 0 leaves a matrix out. Empty: no LoRA
+    ranks: dict[str, int] = field(default_factory=dict)
+    # scale of the updates: their product is multiplied by alpha / rank
+    alpha: float = 16.0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "alpha")
+        for pattern, rank in self.ranks.items():
+            if rank < 0:
+                raise UserError(f"ranks.{pattern} is {rank}; give 0 or more")

@@ -8,16 +8,17 @@ from common.errors import UserError
 from trainer.models.dual_encoder import DualEncoder
 from trainer.names import check_matched, longest_match
 from trainer.optim.config import OptimConfig
+from trainer.optim.lora import is_update
 
 
 def first_steps(model: nn.Module, config: OptimConfig) -> dict[str, float]:
     """The step before which parameters keep their values, by name: those that a pattern of `frozen_until` matches.
 
-    It is infinite for those that are never trained.
+    It is infinite for those that are never trained. Updates of LoRA are trained all the same.
     """
     found = {}
     for name, _ in model.named_parameters():
-        pattern = longest_match(config.frozen_until, name)
+        pattern = None if is_update(name) else longest_match(config.frozen_until, name)
         if pattern is not None:
             step = config.frozen_until[pattern]
             found[name] = math.inf if step is None else float(step)
