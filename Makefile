@@ -37,7 +37,7 @@ train-demo: install
 	$(BIN)/python -m demo.train_demo --model $(MODEL)
 
 # Rebuilds the papers' tables in miniature: shards, trainings with several seeds, evaluations, and one page in
-# out/paper/SIZE. SIZE is smoke, small (about two hours on two cores), full or gpu. Repeat the command to resume.
+# out/paper/SIZE. SIZE is smoke, small (about one hour on two cores), full or gpu. Repeat the command to resume.
 SIZE ?= small
 paper: install
 	$(BIN)/python -m demo.paper --size $(SIZE) $(ARGS)

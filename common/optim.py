@@ -1,7 +1,7 @@
 """The learning rate schedule and the parameter groups of every training loop."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +34,11 @@ def is_matrix(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim > 1
 
 
+def first_prefix(prefixes: Iterable[str], name: str) -> str | None:
+    """The first of the prefixes with which a name begins, or None."""
+    return next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+
+
 def parameter_groups(
     model: nn.Module,
     *,
@@ -41,21 +46,23 @@ def parameter_groups(
     weight_decay: float,
     decays: Callable[[str, nn.Parameter], bool] = is_matrix,
     lr_ratios: Mapping[str, float] = MappingProxyType({}),
+    match: Callable[[Iterable[str], str], str | None] = first_prefix,
 ) -> list[dict[str, Any]]:
     """Divide the trainable parameters of a model into groups for an optimizer, ordered by their first parameter.
 
-    `decays(name, parameter)` selects the parameters with weight decay; `lr_ratios` maps a name prefix to a learning
-    rate as a multiple of `lr`. Sharded (DTensor) and ordinary parameters are in separate groups because fused AdamW
-    cannot mix them. `initial_lr` of a group is its peak learning rate, which a schedule multiplies by its fraction.
+    `decays(name, parameter)` selects the parameters with weight decay; `lr_ratios` maps a pattern, which
+    `match` selects for a name, to a learning rate as a multiple of `lr`. Sharded (DTensor) and ordinary parameters are
+    in separate groups because fused AdamW cannot mix them. `initial_lr` of a group is its peak learning rate, which a
+    schedule multiplies by its fraction, and `lr_ratio` is this rate as a multiple of `lr`.
     """
-    members: dict[tuple[bool, str, bool], list[nn.Parameter]] = {}
+    members: dict[tuple[bool, str | None, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            prefix = next((prefix for prefix in lr_ratios if name.startswith(prefix)), "")
-            key = (decays(name, parameter), prefix, isinstance(parameter, DTensor))
+            key = (decays(name, parameter), match(lr_ratios, name), isinstance(parameter, DTensor))
             members.setdefault(key, []).append(parameter)
     groups = []
-    for (has_decay, prefix, _), parameters in members.items():
-        peak = lr * lr_ratios.get(prefix, 1.0)
-        groups.append({"params": parameters, "weight_decay": weight_decay * has_decay, "lr": peak, "initial_lr": peak})
+    for (has_decay, pattern, _), parameters in members.items():
+        ratio = 1.0 if pattern is None else lr_ratios[pattern]
+        rates = {"lr": lr * ratio, "initial_lr": lr * ratio, "lr_ratio": ratio}
+        groups.append({"params": parameters, "weight_decay": weight_decay * has_decay, **rates})
     return groups

@@ -7,7 +7,7 @@ import sysconfig
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from common.devices import resolve_precision, torch_dtype
 from common.errors import UserError, prefixed
 from trainer.accumulate import checkpoint_blocks, set_micro_batch, tower_blocks
 from trainer.checkpoints.folder import RunFolder
-from trainer.checkpoints.model import load_state, read_weights
+from trainer.checkpoints.model import StateError, load_state, read_weights, stretched
 from trainer.checkpoints.open_clip import load_towers
 from trainer.checkpoints.rng import seed_generators
 from trainer.checkpoints.run import TrainingState
@@ -27,10 +27,16 @@ from trainer.distributed.process import Process, full_tensor, wrap
 from trainer.evaluation.evaluate import Evaluation
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
-from trainer.optim import build_optimizer
+from trainer.optim.average import Average
+from trainer.optim.freeze import Freezing, check_patterns, freeze_for_good
+from trainer.optim.lora import add_lora
+from trainer.optim.optimizer import build_optimizer
 from trainer.text.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
 
 logger = logging.getLogger(__name__)
+
+MAX_PARTS: Final = 12
+"""Parts of a model that an error lists; weights that differ in more belong to another network."""
 
 
 @dataclass(kw_only=True)
@@ -48,6 +54,7 @@ class Run(TrainingState):
     evaluation: Evaluation
     precision: Literal["fp32", "bf16", "fp16"]
     folder: RunFolder
+    freezing: Freezing
     halted: Tensor  # [] on the device: 1 once a loss or a gradient was not finite; later steps change nothing
     step: int = 0  # number of completed steps
     skipped: int = 0  # steps that fp16 has skipped in a row, up to the last step whose values were read
@@ -66,6 +73,9 @@ def build(config: TrainConfig, process: Process) -> Run:
     seed_generators(config.seed)  # the initial weights are the same on every rank
     model = new_model(config).to(process.device)
     check_batch_norms(config, model)
+    add_lora(model, config.lora)
+    check_patterns(model, config.optim)
+    freeze_for_good(model, config.optim)
     loader = Loader(
         config.data,
         tokenizer=tokenizer,
@@ -96,6 +106,8 @@ def build(config: TrainConfig, process: Process) -> Run:
         evaluation=evaluation,
         precision=precision,
         folder=RunFolder(config.output, Path(config.output)),
+        average=Average(model, config.optim.ema),
+        freezing=Freezing(model, config.optim),
         halted=torch.zeros((), device=process.device),
     )
 
@@ -160,12 +172,23 @@ def new_model(config: TrainConfig) -> DualEncoder:
     check_image_size(model)
     if config.init:  # contains the weights of the towers too
         try:
-            load_state(model, read_weights(Path(config.init)), Path(config.init), config.init_skip)
+            state = stretched(model.textual, config.model.text, read_weights(Path(config.init)), "textual.")
+            load_state(model, state, Path(config.init), config.init_skip)
+        except StateError as error:
+            parts = list(dict.fromkeys([*config.init_skip, *map(part_of, error.entries)]))
+            fix = f"; init_skip=[{','.join(parts)}] leaves them out" if len(parts) <= MAX_PARTS else ""
+            raise UserError(f"init: {error}{fix}") from error
         except (OSError, ValueError) as error:
             raise UserError(f"init: {error}") from error
     else:
         load_towers(model)
     return model.train()
+
+
+def part_of(entry: str) -> str:
+    """The part of a model to leave out for an entry of its state dict: a scalar, a projection, or a layer of a tower."""
+    parts = entry.split(".")
+    return ".".join(parts[:-1] if len(parts) > 2 else parts[:1] if parts[0].endswith("_proj") else parts)
 
 
 def check_image_size(model: DualEncoder) -> None:

@@ -4,9 +4,8 @@ The keys of the group `model` depend on the model that `model_name` selects.
 """
 
 import json
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from omegaconf import OmegaConf
@@ -26,13 +25,14 @@ from common.devices import Precision, check_device
 from common.errors import UserError
 from common.urls import clean
 from trainer.checkpoints.config import SaveConfig
-from trainer.data.config import DataConfig
+from trainer.data.config import AugmentConfig, DataConfig
 from trainer.distributed.config import ParallelConfig
 from trainer.encoders.config import OPEN_CLIP
 from trainer.evaluation.config import EvaluationConfig
 from trainer.metrics.config import LogConfig
 from trainer.models.config import ModelConfig
 from trainer.models.registry import DEFAULT, MODELS
+from trainer.optim.config import LoRAConfig, OptimConfig
 
 KEYS: Final = Keys(
     short={"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"},
@@ -40,7 +40,7 @@ KEYS: Final = Keys(
 )
 """Short names of keys, and the names of version 0.1 with their replacements."""
 
-ADDED: Final = {
+ADDED: Final[dict[str, Any]] = {
     "init_skip": [],
     "model.logits": "distance",
     "model.contrast_terms": {},
@@ -48,48 +48,20 @@ ADDED: Final = {
     "model.alpha_init": "released",
     "model.order": "entropy",
     "data.box_order": "first",
+    "model.image.patch_dropout": 0.0,
+    "model.text.stretch_after": None,
+    "data.weights": [],
+    "data.augment": asdict(AugmentConfig()),
+    "optim.max_gradient_norm": None,
+    "optim.lr_ratios": {},
+    "optim.frozen_until": {},
+    "optim.ema": None,
+    "optim.schedule": "cosine",
+    "optim.decay_steps": 50_000,
+    "optim.final_lr_ratio": 0.0,
+    "lora": asdict(LoRAConfig()),
 }
 """Keys added since version 0.3 that may not change on resume, with their value in runs saved without them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimConfig:
-    """AdamW and the learning rate schedule. The defaults are HyCoCLIP's; MERU's differ in the number of steps.
-
-    `decay` selects the parameters with weight decay. "paper": all except gains, biases and learned scalars (MERU, section
-    4.1; PoinCLIP, section 5). "all_but_scalars": all except learned scalars (HyCoCLIP, appendix B; PHyCLIP, appendix
-    C.3), that is the temperature, and the curvatures and alphas of all factors. "released": all except the four scalars
-    of MERU, because the authors' code ignores the weight decay of 0 that it sets for gains and biases. PHyCLIP's
-    curvatures and alphas, which are vectors, decay too.
-    """
-
-    # peak learning rate, reached after the warm-up
-    lr: float = 5e-4
-    # AdamW's decay rate of the mean gradient, 0 to below 1
-    beta1: float = 0.9
-    # AdamW's decay rate of the mean squared gradient, 0 to below 1
-    beta2: float = 0.98
-    # AdamW's term added to the denominator
-    eps: float = 1e-8
-    # AdamW's decoupled weight decay: each step multiplies a weight by 1 - learning rate * weight_decay
-    weight_decay: float = 0.2
-    # parameters with weight decay: paper, only matrices, the rule of MERU and PoinCLIP; all_but_scalars, gains and biases
-    # too, the rule of HyCoCLIP and PHyCLIP; released, all that decay in the authors' code
-    decay: Literal["paper", "all_but_scalars", "released"] = "paper"
-    # steps in which the learning rate rises linearly from 0 to lr
-    warmup_steps: int = 4000
-    # optimizer steps of the run; the learning rate falls to 0 at its end
-    steps: int = 500_000
-
-    def __post_init__(self) -> None:
-        check_range(self, "lr", "eps", "weight_decay", "warmup_steps", least=0, below=math.inf)
-        check_range(self, "steps", least=1)
-        check_range(self, "beta1", "beta2", least=0, below=1)
-        if self.warmup_steps >= self.steps:
-            raise UserError(
-                f"warmup_steps is {self.warmup_steps} and steps is {self.steps}, so the learning rate never reaches lr; "
-                "give fewer optim.warmup_steps"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +94,8 @@ class TrainConfig:
     # initial weights: a folder written by the trainer, or a released .pth file; null: random weights, or those of
     # model.image.weights and model.text.weights
     init: str | None = None
-    # parts of the model that keep their random weights: names of modules or parameters, such as visual_proj and curv; all
-    # others are those of init
+    # parts that init does not set: names of modules or parameters, such as visual_proj and curv, with *, ? and [...] as in
+    # the shell. Those of the model keep their random weights, those of init are not used; all others must agree
     init_skip: tuple[str, ...] = ()
     # tokenizer: openai for that of OpenAI's CLIP, or the path of a merges.txt in the same format
     tokenizer: str = "openai"
@@ -150,6 +122,7 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
     evaluation: EvaluationConfig = runtime(factory=EvaluationConfig)
     save: SaveConfig = runtime(factory=SaveConfig)
     log: LogConfig = runtime(factory=LogConfig)
@@ -170,6 +143,8 @@ class TrainConfig:
         check_device(self)
         if self.precision == "fp16" and self.parallel.strategy == "fsdp":
             raise UserError("precision=fp16 cannot be combined with parallel.strategy=fsdp; use precision=bf16")
+        if self.lora.ranks and self.parallel.strategy == "fsdp":
+            raise UserError("lora.ranks cannot be combined with parallel.strategy=fsdp; use ddp")
         if self.model.boxes_as_pairs and self.data.boxes == "all":
             raise UserError(
                 "model.boxes_as_pairs uses one box per pair; set data.boxes=random or model.boxes_as_pairs=false"

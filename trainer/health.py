@@ -142,7 +142,7 @@ def sources(loader: Loader, batch_size: int) -> tuple[int, float, float]:
     """
     index = loader.builder.index
     samples = loader.order.take(max(0, loader.position - batch_size), batch_size).samples
-    shares = np.array(index.counts) / index.n_samples
+    shares = loader.order.shares(index.counts)
     expected = float((1 - (1 - shares) ** batch_size).sum())
     found = len(np.unique(np.searchsorted(index.ends, samples, side="right")))
     return found, expected, float((shares**batch_size).sum())

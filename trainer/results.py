@@ -18,6 +18,7 @@ from trainer.data.preprocess import PreprocessConfig
 from trainer.distributed.signals import StopRequest
 from trainer.evaluation.share import InterruptedEvaluationError
 from trainer.metrics.writers import Metrics
+from trainer.models.dual_encoder import DualEncoder
 from trainer.step import autocast
 
 logger = logging.getLogger(__name__)
@@ -40,14 +41,14 @@ def write_errors_explained(path: Path) -> Iterator[None]:
 def evaluate(run: Run, metrics: Metrics | None, request: StopRequest) -> dict[str, float] | None:
     """Evaluate the model, write the results to the metrics and return them; None if a signal ended the evaluation.
 
-    Collective: every rank embeds a part of the images and texts, and all have the results.
+    Collective: every rank embeds a part of the images and texts, and all have the results. The weights are those of
+    `run.average`, if there is one.
     """
-    model = full_model(run).eval()
     devices = [run.process.device] if run.process.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices), prefixed("evaluation."):
+        with run.average.applied(), torch.random.fork_rng(devices), prefixed("evaluation."):
             results = run.evaluation(
-                model,
+                full_model(run).eval(),
                 run.tokenizer,
                 run.process.device,
                 precision=lambda: autocast(run),
@@ -66,10 +67,15 @@ def evaluate(run: Run, metrics: Metrics | None, request: StopRequest) -> dict[st
 
 
 def save_trained_model(run: Run) -> None:
-    """Save the trained model in OUTPUT/model. Collective. Raises UserError if it cannot be written."""
-    model = full_model(run)
-    if not run.process.is_main:
-        return
+    """Save the trained model, or its average, in OUTPUT/model. Collective. Raises UserError if it cannot be written."""
+    with run.average.applied():
+        model = full_model(run)
+        if run.process.is_main:
+            write_model(run, model)
+
+
+def write_model(run: Run, model: DualEncoder) -> None:
+    """Write the files of `save_trained_model`."""
     output = run.folder.path
     draft, final = output / ".model", output / "model"
     shutil.rmtree(draft, ignore_errors=True)

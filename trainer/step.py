@@ -16,10 +16,10 @@ from common.errors import UserError
 from trainer.batch import Batch, Losses
 from trainer.build import Run
 from trainer.distributed.gather import all_ranks
-from trainer.distributed.process import average, average_unsharded_gradients, gradient_norm
+from trainer.distributed.process import average, average_unsharded_gradients, clip_gradients, gradient_norm
 from trainer.metrics.writers import named_values
 from trainer.models.nonfinite import describe_nonfinite
-from trainer.optim import learning_rate
+from trainer.optim.schedule import learning_rate
 
 MAX_SKIPPED: Final = 32
 """Steps in a row that fp16 may skip. The search for a scale takes about 16: it begins at 65,536 and halves each time."""
@@ -71,10 +71,12 @@ def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool =
     """
     rate = learning_rate(run.step, run.config.optim)
     for group in run.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["lr_ratio"]
     losses = compute_gradients(run, batch)
     run.scaler.unscale_(run.optimizer)
     names, values = mean_values(run, losses, stopping, failed)
+    if run.config.optim.max_gradient_norm is not None:
+        clip_gradients(run.model.parameters(), values[names.index("grad_norm")], run.config.optim.max_gradient_norm)
     is_bad = ~torch.isfinite(values)
     loss_is_bad, norm_is_bad = is_bad[0], is_bad[names.index("grad_norm")]
     is_fatal = loss_is_bad if run.scaler.is_enabled() else loss_is_bad | norm_is_bad
@@ -85,6 +87,7 @@ def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool =
     run.scaler.update()
     run.optimizer.zero_grad(set_to_none=True)
     run.model.clamp_parameters()
+    run.average.update(run.step)
     run.step += 1
     more = {"fatal": is_fatal.float()}
     if run.scaler.is_enabled():
@@ -98,10 +101,12 @@ def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool =
 
 def compute_gradients(run: Run, batch: Batch) -> Losses:
     """Compute the losses of a batch and their gradients, averaged over the ranks. Collective."""
+    run.freezing.set_modes(run.step)
     with autocast(run):
         losses: Losses = run.wrapped(batch)
     run.scaler.scale(losses.loss).backward()
     average_unsharded_gradients(run.model, run.wrapped, run.process)
+    run.freezing.drop_gradients(run.step)
     return losses
 
 

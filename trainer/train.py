@@ -9,6 +9,7 @@ from common.cli import EXIT_CODES, command, set_up_logging
 from common.config_help import print_text
 from common.text import message
 from trainer.config import help_text, load_config
+from trainer.distributed.slurm import use_slurm
 
 USAGE = f"""\
 usage: python -m trainer.train [CONFIG.yaml ...] [key=value ...]
@@ -19,6 +20,7 @@ it continues from its last checkpoint.
 
   python -m trainer.train jobs/train/hycoclip.yaml shards=out/grit/train output=out/hycoclip
   torchrun --nproc-per-node 8 -m trainer.train jobs/train/hycoclip.yaml jobs/train/vit_b.yaml shards=... output=...
+  srun python -m trainer.train jobs/train/hycoclip.yaml shards=... output=...    (jobs/train/slurm.sh)
   ray job submit --working-dir . -- \\
       python -m trainer.train jobs/train/hycoclip.yaml ray.workers=8 shards=... output=/data/...
 
@@ -52,6 +54,7 @@ def run(arguments: Sequence[str]) -> int:
 
         train_on_ray(with_absolute_output(config))
         return 0
+    use_slurm(os.environ)
     if int(os.environ.get("RANK", "0")):
         logging.getLogger().setLevel(logging.WARNING)  # only the main process logs progress
     from trainer.loop import StoppedError, train

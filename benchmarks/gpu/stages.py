@@ -34,7 +34,8 @@ from pipeline.ground.glip.predict import GlipGrounder, compile_image_tower, load
 from pipeline.ground.glip.text import Prompter
 from pipeline.ground.stage import Ground, kept_rows, spans_of
 from pipeline.score.config import ScoreConfig
-from pipeline.score.scorers import MINIATURE, load_scorer
+from pipeline.score.paths import MINIATURE
+from pipeline.score.scorers import load_scorer
 from pipeline.score.stage import Score
 from pipeline.score.thresholds import Thresholds
 from pipeline.stored_images import StoredImages

@@ -27,11 +27,12 @@ RAY_MODULES = {"common.local_ray", "pipeline.on_ray", "trainer.on_ray"}
 
 FLOORS: dict[str, list[set[str]]] = {
     "trainer": [
-        {"geometry", "text", "encoders"},
+        {"geometry", "names", "text", "encoders"},
         {"batch"},
         {"distributed"},
         {"data", "losses", "metrics"},
         {"models"},
+        {"optim"},
         {"accumulate", "checkpoints", "evaluation"},
         {"card", "search"},
         {"hub"},
@@ -39,7 +40,6 @@ FLOORS: dict[str, list[set[str]]] = {
         {"inference"},
         {"benchmark", "config"},
         {"evaluate"},
-        {"optim"},
         {"build"},
         {"step", "copies"},
         {"health", "results"},

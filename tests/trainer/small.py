@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from trainer.batch import Batch, Losses
-from trainer.config import OptimConfig
 from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import MODELS, build_model
-from trainer.optim import build_optimizer
+from trainer.optim.config import OptimConfig
+from trainer.optim.optimizer import build_optimizer
 from trainer.text.syntax import NONE, RELATIONS, Syntax
 
 NAMES = tuple(MODELS)

@@ -78,9 +78,46 @@ def test_init_skip_keeps_random_weights_so_that_the_width_may_differ(tmp_path: P
     assert {key for key, same in equal.items() if not same} == {"visual_proj.weight", "textual_proj.weight", "curv"}
 
 
+def test_positions_of_the_initial_weights_are_stretched_for_longer_captions(tmp_path: Path) -> None:
+    short = new_model(small_config(tmp_path / "run"))
+    write_released(tmp_path / "short.pth", short)
+    arguments = (f"init={tmp_path / 'short.pth'}", "model.text.context_length=20")
+    with pytest.raises(UserError, match=r"textual\.posit_embed is \[8, 32\], not \[20, 32\]"):
+        new_model(small_config(tmp_path / "run", *arguments))
+    config = small_config(tmp_path / "run", *arguments, "model.text.stretch_after=3")
+    long = new_model(config).eval()
+    ids = build_tokenizer(config)(["a"])
+    assert ids.shape[1] == 3
+    assert torch.equal(long.encode_text(ids), short.eval().encode_text(ids))
+    ids = build_tokenizer(config)(["word " * 30])
+    assert ids.shape[1] == 20
+    assert long.encode_text(ids).isfinite().all()
+
+
+def test_a_hyperbolic_model_starts_from_clip_and_back_with_a_list_of_what_differs(tmp_path: Path) -> None:
+    clip = new_model(small_config(tmp_path / "run", "model_name=clip", "seed=3"))
+    write_released(tmp_path / "clip.pth", clip)
+    arguments = ("model_name=hycoclip", f"init={tmp_path / 'clip.pth'}")
+    with pytest.raises(UserError, match=r"; init_skip=\[curv,textual_alpha,visual_alpha\] leaves them out$"):
+        new_model(small_config(tmp_path / "run", *arguments))
+    new = "init_skip=[curv,'*_alpha',visual_proj,textual_proj,visual.norm,textual.ln_final,visual.blocks.1]"
+    model = new_model(small_config(tmp_path / "run", *arguments, new))
+    other = clip.state_dict()
+    equal = {name for name, value in model.state_dict().items() if name in other and torch.equal(value, other[name])}
+    assert {"visual.blocks.0.attn.qkv.weight", "textual.token_embed.weight", "logit_scale"} <= equal
+    assert not {"visual_proj.weight", "textual_proj.weight", "visual.blocks.1.attn.qkv.weight"} & equal
+    write_released(tmp_path / "hycoclip.pth", model)
+    back = ("model_name=clip", f"init={tmp_path / 'hycoclip.pth'}")
+    with pytest.raises(UserError, match=r"3 unknown entries, such as curv; init_skip=\[curv,textual_alpha,visual"):
+        new_model(small_config(tmp_path / "run", *back))
+    assert new_model(small_config(tmp_path / "run", *back, "init_skip=[curv,'*_alpha']")).config
+
+
 def test_init_skip_of_an_unknown_part_is_an_error_that_lists_the_parts(tmp_path: Path) -> None:
     write_released(tmp_path / "a.pth", new_model(small_config(tmp_path / "run")))
-    with pytest.raises(UserError, match=r"^init: 'proj' cannot be skipped: a hycoclip model has .*visual_proj"):
+    with pytest.raises(
+        UserError, match=r"^init: 'proj' matches no parameter; the parts of the model are .*visual_proj"
+    ):
         new_model(small_config(tmp_path / "run", f"init={tmp_path / 'a.pth'}", "init_skip=[proj]"))
 
 

@@ -1,6 +1,7 @@
 """The configuration of a training run: precedence, errors, and --help."""
 
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,17 @@ def test_a_model_accepts_its_settings_and_no_others() -> None:
         ("save.keep=0", "save.keep is 0; give 1 or more"),
         ("steps=0", "optim.steps is 0"),
         ("steps=4000", "optim.warmup_steps is 4000 and steps is 4000, so the learning rate never reaches lr"),
+        (
+            "steps=10 optim.warmup_steps=5 optim.schedule=wsd optim.decay_steps=6",
+            "optim.decay_steps is 6, more than the 5 steps after the warm-up",
+        ),
+        ("optim.final_lr_ratio=2", "optim.final_lr_ratio is 2"),
+        ("optim.max_gradient_norm=0", "optim.max_gradient_norm is 0"),
+        ("model.image.patch_dropout=1", "model.image.patch_dropout is 1"),
+        ("data.weights=[1,2]", "data.weights are 2 numbers for the 1 sets in shards"),
+        ("data.weights=[0]", "data.weights is [0.0]; give numbers above 0"),
+        ("data.augment.flip=1.5", "data.augment.flip is 1.5"),
+        ("data.augment.hue=0.6", "data.augment.hue is 0.6"),
         ("init_skip=[curv]", "init_skip is set without init"),
         ("model.contrast_terms.boxes=0", "model.contrast_terms: 'boxes' is not a term of the loss; give one of image"),
         ("model.entail_terms.cross_text=-1", "model.entail_terms.cross_text is -1"),
@@ -126,8 +138,8 @@ def test_a_run_saved_without_the_keys_of_this_version_resumes_unless_they_are_se
     config = small_config(tmp_path / "a", f"model_name={name}")
     saved = as_dict(config)
     for key in ADDED:
-        group, _, field = key.rpartition(".")
-        (saved[group] if group else saved).pop(field, None)
+        *groups, field = key.split(".")
+        reduce(lambda group, name: group[name], groups, saved).pop(field, None)
     assert not differences(saved, config)
     if name == "meru":
         changed = small_config(tmp_path / "a", "model_name=meru", "model.logits=inner")

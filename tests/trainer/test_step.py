@@ -17,7 +17,7 @@ from trainer.batch import Batch, Losses
 from trainer.build import Run, build_tokenizer, new_model
 from trainer.checkpoints.released import write_released
 from trainer.distributed.process import Process
-from trainer.optim import build_optimizer
+from trainer.optim.optimizer import build_optimizer
 from trainer.step import MAX_SKIPPED, start_step, update
 
 

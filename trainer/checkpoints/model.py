@@ -19,14 +19,25 @@ from common.weights import read_tensors, save_tensors
 from trainer.checkpoints.released import from_released
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import PAPER_VITS, ImageConfig, TextConfig
+from trainer.encoders.text import TextTower, stretch_positions
 from trainer.models.config import ModelConfig
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import MODELS, build_model, model_name
+from trainer.names import check_matched, longest_match
+from trainer.optim.lora import merged_state
 from trainer.text.tokenizer import OPENAI_MERGES, Tokenizer, openai_tokenizer, read_tokenizer, write_merges
 
 FORMAT: Final = 1
 REQUIRED_KEYS: Final = {"model": str, "config": dict, "tokenizer": str, "preprocess": dict}
 """Keys of config.json and the types of their values."""
+
+
+class StateError(ValueError):
+    """A state dict does not fit a module. `entries` are the names of those that are missing, unknown or misshapen."""
+
+    def __init__(self, message: str, entries: Sequence[str]) -> None:
+        super().__init__(message)
+        self.entries = entries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +82,7 @@ def save_model(
     matrices = {name for name, parameter in model.named_parameters() if parameter.ndim > 1} if half else set()
     tensors = {
         key: (value.half() if key in matrices else value).detach().cpu().contiguous()
-        for key, value in model.state_dict().items()
+        for key, value in merged_state(model).items()
     }
     save_tensors(tensors, folder / "model.safetensors")
     write_object(config, folder / "config.json")
@@ -189,25 +200,22 @@ def parse_config(name: str, values: dict[str, Any], source: Path) -> ModelConfig
 
 
 def load_state(model: DualEncoder, state: Mapping[str, Tensor], source: Path, skip: Sequence[str] = ()) -> None:
-    """Copy a state dict into a model, except the entries `skip` and those of the modules `skip`, which keep their values.
+    """Copy a state dict into a model. Entries that a pattern of `skip` matches keep their values, and need not exist.
 
-    Raises ValueError, naming `source`, unless all other names and shapes are equal, or if a name of `skip` is unknown.
+    Those of the file that match need not exist in the model either. Raises ValueError, naming `source`, unless all other
+    names and shapes are equal, or if a pattern matches nothing.
     """
     current = model.state_dict()
-    skipped = {name: [key for key in current if f"{key}.".startswith(f"{name}.")] for name in skip}
-    unknown = [name for name, keys in skipped.items() if not keys]
-    if unknown:
-        parts = ", ".join(dict.fromkeys(key.partition(".")[0] for key in current))
-        raise ValueError(f"{unknown[0]!r} cannot be skipped: a {model_name(model)} model has {parts}")
-    kept = {key: current[key] for keys in skipped.values() for key in keys}
-    state = {key: value for key, value in state.items() if not any(f"{key}.".startswith(f"{name}.") for name in skip)}
-    copy_state(model, state | kept, f"{source} does not fit a {model_name(model)} model")
+    check_matched(skip, [*current, *state])
+    kept = {key: value for key, value in current.items() if longest_match(skip, key) is not None}
+    wanted = {key: value for key, value in state.items() if longest_match(skip, key) is None}
+    copy_state(model, wanted | kept, f"{source} does not fit a {model_name(model)} model")
 
 
 def copy_state(module: nn.Module, state: Mapping[str, Tensor], message: str) -> None:
     """Copy a state dict into a module.
 
-    Raises ValueError if names or shapes differ. The error begins with `message` and names one missing, one unknown and
+    Raises StateError if names or shapes differ. The error begins with `message` and names one missing, one unknown and
     one misshapen entry.
     """
     expected = module.state_dict()
@@ -217,10 +225,22 @@ def copy_state(module: nn.Module, state: Mapping[str, Tensor], message: str) -> 
         problems = [f"{len(missing)} entries missing, such as {missing[0]}"] if missing else []
         problems += [f"{len(unknown)} unknown entries, such as {unknown[0]}"] if unknown else []
         problems += [f"{key} is {list(state[key].shape)}, not {list(expected[key].shape)}" for key in misshapen[:1]]
-        raise ValueError(f"{message}: {'; '.join(problems)}")
+        raise StateError(f"{message}: {'; '.join(problems)}", [*missing, *unknown, *misshapen])
     with torch.no_grad():
         for key, value in expected.items():
             value.copy_(state[key])
+
+
+def stretched(tower: TextTower, config: TextConfig, state: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """The state dict with the position embeddings of a text tower stretched to its context, as `stretch_after` says.
+
+    The entries of the tower begin with `prefix`.
+    """
+    name, length, kept = f"{prefix}{tower.positions}", config.context_length, config.stretch_after
+    table = state.get(name)
+    if kept is None or table is None or not kept + 1 < len(table) < length:
+        return dict(state)
+    return {**state, name: stretch_positions(table, length, kept)}
 
 
 def infer_config(state: Mapping[str, Tensor], name: str, source: Path) -> ModelConfig:

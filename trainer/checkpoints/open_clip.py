@@ -1,15 +1,18 @@
-"""Load initial weights of open_clip towers from the files that open_clip saves. Only tensors are unpickled."""
+"""Load initial weights of towers from the files that timm and open_clip save. Only tensors are unpickled."""
 
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Final
 
-from torch import Tensor
+from safetensors import SafetensorError
+from torch import Tensor, nn
 
 from common.errors import UserError
 from common.json_file import read_object
 from common.weights import read_tensors
-from trainer.checkpoints.model import copy_state
-from trainer.encoders.config import OPEN_CLIP, ImageConfig, TextConfig
+from trainer.checkpoints.model import copy_state, stretched
+from trainer.encoders.build import timm_state
+from trainer.encoders.config import OPEN_CLIP, PAPER_VITS, ImageConfig, TextConfig
 from trainer.models.dual_encoder import DualEncoder
 
 WEIGHT_FILES: Final = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
@@ -33,16 +36,33 @@ def load_towers(model: DualEncoder) -> None:
         if config.weights is None:
             continue
         key = f"model.{part}.weights"
+        if isinstance(config, ImageConfig) and config.name not in PAPER_VITS and not config.name.startswith(OPEN_CLIP):
+            load_timm(model.visual, config)
+            continue
         if not (config.name or "").startswith(OPEN_CLIP):
-            raise UserError(f"{key} is for towers of open_clip; set model.{part}.name={OPEN_CLIP}NAME, or use init=")
+            raise UserError(
+                f"{key} is for networks of timm and open_clip; set model.{part}.name={OPEN_CLIP}NAME, or use init="
+            )
         try:
             path = find_weights(config)
             state = select_entries(read_tensors(path), part)
+            if part == "text":
+                state = stretched(model.textual, model.config.text, state)
             unused: Any = tower.projection_keys
             state = {name: value for name, value in state.items() if name not in unused}
             copy_state(tower, state, f"{path} does not fit the {part} tower of {config.name}")
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{key}: {error}") from error
+
+
+def load_timm(tower: nn.Module, config: ImageConfig) -> None:
+    """Load the weight file of a timm network. Raises UserError if it cannot be read or does not fit."""
+    try:
+        copy_state(tower, timm_state(config), f"{config.weights} does not fit {config.name}")
+    except (OSError, ValueError, TypeError, RuntimeError, KeyError, SafetensorError, UnpicklingError) as error:
+        raise UserError(
+            f"model.image.weights: {config.weights} cannot be loaded into {config.name}: {error}"
+        ) from error
 
 
 def find_weights(config: ImageConfig | TextConfig) -> Path:

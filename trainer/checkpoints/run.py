@@ -1,7 +1,8 @@
 """Checkpoints of a training run: everything that the next step depends on. Listed and restored, without pickle.
 
     checkpoints/step_00001000/
-        state.safetensors   model/NAME, and optimizer/KEY/NAME for the AdamW state of parameter NAME
+        state.safetensors   model/NAME, average/NAME for the moving average of parameter NAME if the run has one, and
+                            optimizer/KEY/NAME for its AdamW state
         state.json          step, configuration, state of the gradient scaler, number of ranks
         rank_00000.json     for each rank: state of the random number generators and of the data loader
 
@@ -25,6 +26,7 @@ from trainer.checkpoints.folder import MARK
 from trainer.checkpoints.rng import set_random_state
 from trainer.distributed.process import Process, copy_sharded
 from trainer.models.dual_encoder import DualEncoder
+from trainer.optim.average import Average
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class TrainingState:
     model: DualEncoder
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
+    average: Average
 
 
 def rank_file(folder: Path, rank: int) -> Path:
@@ -103,6 +106,7 @@ def check_unchanged(shown: str, differences: list[str]) -> None:
 def load_tensors(path: Path, training: TrainingState, shown: str) -> None:
     """Copy the tensors of a checkpoint into model and optimizer. Raises UserError if one is missing or does not fit."""
     targets = {f"model/{name}": value for name, value in training.model.state_dict().items()}
+    targets |= {f"average/{name}": value for name, value in training.average.values.items()}
     parameters = dict(training.model.named_parameters())
     try:
         with safe_open(path / TENSORS, framework="pt") as file:

@@ -135,11 +135,12 @@ def take_snapshot(
 
 
 def copy_tensors(training: TrainingState, keep: bool) -> dict[str, Tensor]:
-    """Copies of the full tensors of model and optimizer on the host, by name; none unless `keep`. Collective.
+    """Copies of the full tensors of model, average and optimizer on the host, by name; none unless `keep`. Collective.
 
     Shards are gathered one tensor at a time. The copies of a GPU's tensors are only queued.
     """
     tensors = {f"model/{name}": value for name, value in training.model.state_dict().items()}
+    tensors |= {f"average/{name}": value for name, value in training.average.values.items()}
     for name, parameter in training.model.named_parameters():
         adam_state = training.optimizer.state.get(parameter, {})
         tensors |= {f"optimizer/{key}/{name}": adam_state[key] for key in ADAM_KEYS if key in adam_state}

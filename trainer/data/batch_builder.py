@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from common.images import Image, ImageRejected
-from trainer.data.config import DataConfig, Layout
+from trainer.data.augment import augment
+from trainer.data.config import AugmentConfig, DataConfig, Layout
 from trainer.data.crops import draw_crop
 from trainer.data.index import Index
 from trainer.data.layouts import read_sample
@@ -192,6 +193,9 @@ class BatchBuilder:
             image.write_crops(crops, crop_outs)
         except ImageRejected as error:
             raise BadSample("undecodable_image", str(error)) from error
+        if config.augment != AugmentConfig():  # drawn after all crops, which are the same without it
+            for out in outs:
+                augment(out, config.augment, generator)
 
     def token_ids(self, text: str) -> list[int]:
         """Return the ids of a text, truncated to the context."""

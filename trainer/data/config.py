@@ -1,13 +1,37 @@
 """Settings of the training data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from common.config import check_range, runtime
+from common.config import check_positive, check_range, runtime
 from common.errors import UserError
 
 Layout = Literal["train", "hycoclip", "grit", "pairs"]
 Boxes = Literal["random", "all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    """Random changes of each crop, of full images and boxes independently. All are off by default, as in the papers."""
+
+    # probability, 0 to 1, of mirroring a crop; captions with "left" and "right" become wrong
+    flip: float = 0.0
+    # probability, 0 to 1, of the changes of colours below, in random order
+    jitter: float = 0.0
+    # largest change of the brightness, 0 to 1: its factor is drawn from 1 - brightness to 1 + brightness
+    brightness: float = 0.4
+    # largest change of the contrast, 0 to 1
+    contrast: float = 0.4
+    # largest change of the saturation, 0 to 1
+    saturation: float = 0.4
+    # largest shift of the hue, 0 to 0.5, as a share of the colour circle
+    hue: float = 0.1
+    # probability, 0 to 1, of converting a crop to greyscale
+    greyscale: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range(self, "flip", "jitter", "greyscale", "brightness", "contrast", "saturation", least=0, most=1)
+        check_range(self, "hue", least=0, most=0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +40,9 @@ class DataConfig:
 
     # training shards: a folder, a glob of tars, or several of them separated by commas; each a path or an fsspec URL
     shards: str = runtime("")
+    # weights of the sets in shards, which are separated by commas: the shares of the samples that are drawn from each,
+    # as [3, 1] for three quarters from the first; []: every sample is drawn as often as any other
+    weights: tuple[float, ...] = ()
     # layout of the tars. train: samples of this pipeline; hycoclip: the same without JSON; grit: raw GRIT; pairs: a
     # jpg with a txt, or with a JSON that holds a caption; auto: detected from the first usable sample
     layout: Literal["auto", "train", "hycoclip", "grit", "pairs"] = "auto"
@@ -43,6 +70,7 @@ class DataConfig:
     crop_scale: tuple[float, float] = (0.5, 1.0)
     # smallest and largest width of a random crop, as multiples of its height
     crop_ratio: tuple[float, float] = (0.75, 4 / 3)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
     # probability, 0 to 1, of putting a sample's subreddit in front of its caption, if it has one (RedCaps)
     subreddit_probability: float = 0.5
     # folder in which the index of shards is cached that have none of their own (those of this pipeline have one);
@@ -54,6 +82,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         check_range(self, "seed", "shuffle_buffer", "workers", least=0)
         check_range(self, "prefetch", least=1)
+        check_positive(self, "weights")
+        if self.weights and self.shards and len(self.weights) != (n := len(self.shards.split(","))):
+            raise UserError(f"weights are {len(self.weights)} numbers for the {n} sets in shards; give one for each")
         if self.max_boxes is not None:
             check_range(self, "max_boxes", least=1)
         check_range(self, "subreddit_probability", "max_bad_share", least=0, most=1)

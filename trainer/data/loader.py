@@ -5,20 +5,24 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from common.errors import UserError, prefixed
+from common.shards import list_shards
 from trainer.batch import Batch
 from trainer.data.batch_builder import BatchBuilder, BatchReport
 from trainer.data.config import DataConfig
 from trainer.data.index import Index
 from trainer.data.indexing import default_folder
-from trainer.data.order import BlockOrder, Draw, Order, WindowOrder, block_width, order_of
+from trainer.data.mixture import MixtureOrder, list_sets
+from trainer.data.order import BLOCKS, BlockOrder, Draw, Order, WindowOrder, block_width, order_of
 from trainer.data.probe import probe
 from trainer.data.runs import run_length
 from trainer.data.shared_index import build_shared_index
 from trainer.data.workers import init_worker, next_result, preserve_sigchld_handler
+from trainer.distributed.gather import all_ranks
 from trainer.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -75,7 +79,17 @@ class Loader:
         """Index the shards. Raises UserError if they have no samples, or no sample with all fields in `needs`."""
         self.config, self.batch, self.rank, self.world_size = config, batch, rank, world_size
         with prefixed(f"{KEY}: "):
-            index, self.versions = build_shared_index(config.shards, config.index_folder or default_folder(), needs)
+            n_shards: list[int] = []  # of each set, if they have weights
+
+            def list_urls(shards: str) -> list[str]:
+                if not config.weights:
+                    return list_shards(shards)
+                sets = list_sets(shards)
+                n_shards.extend(map(len, sets))
+                return [url for part in sets for url in part]
+
+            folder = config.index_folder or default_folder()
+            index, self.versions = build_shared_index(config.shards, folder, needs, list_urls)
             check_damaged_shards(index, config.max_bad_share, "data.max_bad_share")
             layout = probe(index, config.layout, needs)
         order: Order = (
@@ -83,6 +97,8 @@ class Loader:
             if config.order == "window"
             else BlockOrder(index.n_samples, config.seed, block_width(batch * world_size))
         )
+        if config.weights:
+            order = mixture(index, all_ranks(n_shards)[0], config, order.name)
         self.builder = BatchBuilder(
             config=config, layout=layout, index=index, order=order, tokenizer=tokenizer, size_px=size_px, needs=needs
         )
@@ -192,15 +208,18 @@ class Loader:
 
         Raises UserError if the data differ.
         """
-        prefix = self.fingerprint.removesuffix(self.order.name)
-        order = order_of(state["data"].removeprefix(prefix), self.builder.index.counts, self.config.seed)
+        name = state["data"].removeprefix(self.fingerprint.removesuffix(self.order.name))
+        if isinstance(self.order, MixtureOrder):
+            order = self.order.named(name)
+        else:
+            order = order_of(name, self.builder.index.counts, self.config.seed)
         if order is None:
             raise UserError(
                 f"{KEY}: the checkpoint belongs to different data ({state['data']}, not {self.fingerprint}); "
-                f"use the same shards and data.seed as the checkpoint"
+                f"use the same shards, data.weights and data.seed as the checkpoint"
             )
         if order.name != self.order.name:
-            kind = "data.order=blocks" if isinstance(order, BlockOrder) else f"data.order=window, {order.name} samples"
+            kind = "data.order=blocks" if BLOCKS in order.name else f"data.order=window, {order.name} samples"
             logger.warning("the run began with %s (%s), and keeps this order", kind, state["data"])
             self.builder.order = order
         self.close()
@@ -216,6 +235,15 @@ class Loader:
         """Stop the loader processes."""
         while self.iterators:
             self.iterators.pop().close()  # type: ignore[attr-defined]
+
+
+def mixture(index: Index, n_shards: Sequence[int], config: DataConfig, name_of_parts: str) -> MixtureOrder:
+    """The order of sets of shards with weights. Raises UserError for a set without samples."""
+    ends = np.cumsum(n_shards).tolist()
+    counts = [index.counts[end - n : end] for end, n in zip(ends, n_shards, strict=True)]
+    if empty := next((end for end, part in zip(ends, counts, strict=True) if not sum(part)), 0):
+        raise UserError(f"{KEY}: the set of {index.urls[empty - 1]} has no samples; leave it and its weight out")
+    return MixtureOrder(counts, config.weights, config.seed, name_of_parts)
 
 
 def check_damaged_shards(index: Index, limit: float, key: str) -> None:

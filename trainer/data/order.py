@@ -54,6 +54,10 @@ class Order(ABC):
             position, n = position + len(part.samples), n - len(part.samples)
         return Draw(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
+    def shares(self, counts: Sequence[int]) -> NDArray[np.float64]:
+        """The expected share of each shard in a batch; `counts` are their numbers of samples."""
+        return np.array(counts) / self.n_samples
+
     @abstractmethod
     def draw(self, epoch: int, first: int, end: int) -> Draw:
         """Return the samples at the positions [first, end) of an epoch."""

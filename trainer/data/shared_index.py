@@ -1,5 +1,6 @@
 """Build the index of the shards on one rank, and share it with the others: the ranks of a machine read one file."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +21,18 @@ from trainer.distributed.rank_zero import on_rank_0
 CHUNK: Final = 1 << 23  # samples that are sent at once
 
 
-def build_shared_index(shards: str, folder: str, needs: frozenset[str] | None) -> tuple[Index, list[ShardVersion]]:
-    """List and index `shards` on rank 0 alone, as `list_shards` and `build_index` do, and share the index.
+def build_shared_index(
+    shards: str,
+    folder: str,
+    needs: frozenset[str] | None,
+    list_urls: Callable[[str], list[str]] = list_shards,
+) -> tuple[Index, list[ShardVersion]]:
+    """List and index `shards` on rank 0 alone, as `list_urls` and `build_index` do, and share the index.
 
     The versions of the shards stay on rank 0: the list is empty on the others. Raises UserError on all ranks if rank 0
     fails. Collective.
     """
-    built = on_rank_0(lambda: index_with_versions(list_shards(shards), folder, True, needs))
+    built = on_rank_0(lambda: index_with_versions(list_urls(shards), folder, True, needs))
     index, versions = built or (None, [])
     return share(index), versions
 

@@ -192,6 +192,14 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return torch.stack(norms).norm()
 
 
+def clip_gradients(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float) -> None:
+    """Scale all gradients down to the total norm `max_norm` if `norm`, that of `gradient_norm`, is larger."""
+    found = list(parameters)
+    for is_sharded in (True, False):  # one operation cannot mix them
+        part = [item for item in found if isinstance(item.grad, DTensor) == is_sharded]
+        nn.utils.clip_grads_with_norm_(part, max_norm, norm)
+
+
 def full_tensor(value: Tensor) -> Tensor:
     """Gather a sharded parameter or optimizer state; other tensors are returned unchanged. Collective."""
     return value.full_tensor() if isinstance(value, DTensor) else value

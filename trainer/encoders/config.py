@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from common.config import check_positive
+from common.config import check_positive, check_range
 from common.errors import UserError
 
 OPEN_CLIP: Final = "open_clip/"  # prefix of open_clip's architecture names
@@ -27,10 +27,13 @@ class ImageConfig:
 
     # network: the papers' vit_small, vit_base or vit_large, a network of timm, or open_clip/NAME
     name: str = "vit_small"
-    # initial weights of an open_clip/NAME tower: a file, a folder, or one of open_clip's tags; null: random weights
+    # initial weights: for a network of timm, a file in timm's layout (safetensors or .pth); for an open_clip/NAME tower, a
+    # file, a folder, or one of open_clip's tags; null: random weights
     weights: str | None = None
     # side of the square input image, in pixels
     size_px: int = 224
+    # share of the patches, 0 to below 1, that a vision transformer leaves out while training, drawn for each image (FLIP)
+    patch_dropout: float = 0.0
     # keep the initial weights of the tower; its projection is trained in any case
     frozen: bool = False
     # further constructor arguments of the network, such as {img_size: 64} for timm networks of a fixed input size
@@ -38,6 +41,7 @@ class ImageConfig:
 
     def __post_init__(self) -> None:
         check_positive(self, "size_px")
+        check_range(self, "patch_dropout", least=0, below=1)
         if not (self.name in PAPER_VITS or self.name.startswith(OPEN_CLIP) or is_timm_model(self.name)):
             raise UserError(
                 f"name is {self.name!r}; give one of {', '.join(PAPER_VITS)}, a model of timm, or {OPEN_CLIP}NAME"
@@ -56,6 +60,9 @@ class TextConfig:
     vocab_size: int = 49_408
     # maximum number of tokens of a text; longer texts are truncated
     context_length: int = 77
+    # number of first positions that keep their embeddings if the initial weights have fewer than context_length: the
+    # others are interpolated linearly (Long-CLIP: 20); null: the initial weights must have context_length positions
+    stretch_after: int | None = None
     # width of the transformer
     width: int = 512
     # number of transformer blocks
@@ -66,6 +73,7 @@ class TextConfig:
     frozen: bool = False
 
     def __post_init__(self) -> None:
+        check_range(self, "stretch_after", least=0)
         check_positive(self, "vocab_size", "context_length", "width", "layers", "heads")
         if self.width % self.heads:
             raise UserError(f"width is {self.width}; give a multiple of heads, {self.heads}")

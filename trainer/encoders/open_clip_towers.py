@@ -4,7 +4,7 @@ Shapes: b images or texts, l tokens, w width. Parameter names are open_clip's. I
 this module is imported only if a configuration selects such a tower.
 """
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import open_clip
@@ -120,11 +120,14 @@ class OpenClipText(TextTower):
     """
 
     attn_mask: Tensor | None
+    positions = "positional_embedding"
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         assert config.name
         model, text = architecture("text", config.name), text_config(config.name)
+        if config.stretch_after is not None:
+            text = replace(text, context_length=config.context_length)
         differing = [name for name in SIZES if getattr(config, name) != getattr(text, name)]
         if differing:
             settings = " ".join(f"model.text.{name}={getattr(text, name)}" for name in differing)

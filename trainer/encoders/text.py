@@ -84,9 +84,20 @@ class Block(nn.Module):
         return (x, normed, mixed) if return_attention else x
 
 
+def stretch_positions(table: Tensor, length: int, kept: int) -> Tensor:
+    """Return position embeddings [length w] from a shorter table [l w] (Zhang et al. 2024, arXiv 2403.15378, section 3.1).
+
+    The first `kept` stay, since the first positions of short captions are trained best; the others are interpolated
+    linearly from the table's others, of which the first and the last stay too.
+    """
+    rest = F.interpolate(table[kept:].T[None], length - kept, mode="linear", align_corners=True)[0].T
+    return torch.cat([table[:kept], rest])
+
+
 class TextTower(nn.Module, ABC):
     """A module from token ids [b l] to text features [b w], before any projection."""
 
+    positions: str  # name of the parameter with the position embeddings
     num_features: int  # w
     context_length: int
 
@@ -125,6 +136,8 @@ class TextEncoder(TextTower):
 
     Padding follows that token, and the causal mask hides it. So batches are padded only to their longest text.
     """
+
+    positions = "posit_embed"
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()

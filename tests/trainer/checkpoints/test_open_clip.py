@@ -59,6 +59,16 @@ def test_weights_are_loaded_from_every_form_that_open_clip_saves(tmp_path: Path,
         torch.testing.assert_close(text_features, reference.encode_text(padded))
 
 
+def test_positions_of_a_text_tower_are_stretched_for_longer_captions(tmp_path: Path) -> None:
+    weights = save(tiny("tiny-vit"), "tiny-vit", tmp_path, "safetensors")
+    model = new_model(tower_config(weights, "model.text.context_length=30", "model.text.stretch_after=5")).eval()
+    reference = new_model(tower_config(weights)).eval()
+    ids = openai_tokenizer(30)(["a dog", "words " * 40])
+    assert ids.shape[1] == 30
+    assert model.textual(ids).shape == (2, reference.textual.num_features)
+    torch.testing.assert_close(model.textual(ids[:1, :4]), reference.textual(ids[:1, :4]))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_model_trains_with_frozen_towers_and_loads_without_their_weight_files(tmp_path: Path, name: str) -> None:
     weights = save(tiny("tiny-vit"), "tiny-vit", tmp_path, "safetensors")
@@ -112,7 +122,7 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
          r"does not fit the image tower of open_clip/tiny-resnet: \d+ entries missing"),
         (["model.text.name=open_clip/tiny-classifier"],
          r"does not fit the text tower of open_clip/tiny-classifier: .* is \["),
-        (["model.image.name=vit_small"], r"weights is for towers of open_clip; set model\.image\.name"),
+        (["model.image.name=vit_small"], r"weights is for networks of timm and open_clip; set model\.image\.name"),
         (["model.text.weights=no/such/file.pt"], r"file\.pt is neither a file or folder, nor a tag of tiny-vit"),
         (["model.image.name=open_clip/ViT-B-32", "model.image.weights=openai"], "use open_clip/ViT-B-32-quickgelu"),
         (["model_name=syntax_meru", "model.word_states=attention"], "word_states=attention"),

@@ -71,3 +71,29 @@ def test_class_token_block_has_the_features_and_gradients_of_the_full_block() ->
         features.square().sum().backward()
         results.append([features, *(p.grad for p in vit.parameters() if p.requires_grad)])
     torch.testing.assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [("vit_small", {"embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 8}),
+     ("vit_tiny_patch16_224", {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 8})],
+)  # fmt: skip
+def test_patch_dropout_leaves_out_patches_but_not_the_class_token_while_training(
+    name: str, kwargs: dict[str, Any]
+) -> None:
+    towers = [
+        build_image_encoder(ImageConfig(name=name, size_px=32, kwargs=kwargs, patch_dropout=share))
+        for share in (0, 0.75)
+    ]
+    towers[1].load_state_dict(towers[0].state_dict())
+    images, lengths = torch.rand(2, 3, 32, 32), []
+    towers[1].blocks[0].register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))  # type: ignore[index, union-attr, arg-type]
+    training = towers[1].train()(images)
+    assert torch.equal(towers[0].eval()(images), towers[1].eval()(images))
+    assert lengths == [1 + 4, 1 + 16]
+    assert training.shape == (2, 32)
+
+
+def test_patch_dropout_of_a_network_without_patches_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"image\.patch_dropout is for plain vision transformers"):
+        build_image_encoder(ImageConfig(name="resnet10t", size_px=32, patch_dropout=0.5))

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from trainer.encoders.config import TextConfig
-from trainer.encoders.text import StateSource, TextEncoder
+from trainer.encoders.text import StateSource, TextEncoder, stretch_positions
 
 
 @pytest.fixture
@@ -68,3 +68,11 @@ def test_token_states_are_those_of_the_selected_source(
     torch.testing.assert_close(states.pooled, tower(ids))
     torch.testing.assert_close(states.initial, state[expected[0]])
     torch.testing.assert_close(states.contextual, state[expected[1]])
+
+
+def test_stretched_positions_keep_the_first_and_interpolate_the_others() -> None:
+    table = torch.arange(6.0)[:, None] * torch.tensor([1.0, 10.0])
+    found = stretch_positions(table, 9, 2)
+    assert torch.equal(found[:3], table[:3])
+    torch.testing.assert_close(found[2:, 0], torch.tensor([2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]))
+    torch.testing.assert_close(found[:, 1], 10 * found[:, 0])

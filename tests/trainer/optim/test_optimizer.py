@@ -2,20 +2,9 @@ import pytest
 import torch
 
 from tests.trainer.small import small_model
-from trainer.config import OptimConfig
 from trainer.models.registry import build_model
-from trainer.optim import build_optimizer, learning_rate
-
-
-def test_learning_rate_rises_from_zero_to_its_peak_and_falls_to_zero() -> None:
-    config = OptimConfig(lr=1.0, warmup_steps=10, steps=110)
-    rates = [learning_rate(step, config) for step in range(111)]
-    assert rates[0] == 0
-    assert rates[10] == 1
-    assert rates[60] == pytest.approx(0.5)
-    assert rates[110] == pytest.approx(0, abs=1e-12)
-    assert rates[:10] == sorted(rates[:10])
-    assert rates[10:] == sorted(rates[10:], reverse=True)
+from trainer.optim.config import OptimConfig
+from trainer.optim.optimizer import build_optimizer
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,16 @@
+#!/bin/bash
+# Train on 2 machines of 8 GPUs under SLURM: sbatch jobs/train/slurm.sh jobs/train/hycoclip.yaml shards=... output=...
+# SLURM sends SIGUSR1 five minutes before the time limit: the run saves a checkpoint, and is queued again to resume.
+#SBATCH --job-name=hypergrit
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=10
+#SBATCH --time=24:00:00
+#SBATCH --signal=USR1@300
+#SBATCH --requeue
+
+srun --kill-on-bad-exit=0 python -m trainer.train "$@"
+code=$?
+[ "$code" -eq 138 ] && scontrol requeue "$SLURM_JOB_ID"
+exit "$code"
