@@ -95,13 +95,13 @@ def test_planning_opens_each_file_once_and_stops_at_the_limit(
         write(tmp_path / f"{i:03}.{('csv', 'jsonl.gz', 'parquet')[i] if i < 3 else 'parquet'}", ROWS)
     opened: list[str] = []
 
-    def open_counted(path: str) -> IO[bytes]:
+    def open_counted(path: str, **options: Any) -> IO[bytes]:
         opened.append(path)
         is_late = limit is not None and len(opened) > 2 * THREADS
         # Latency of a store: several files are requested before the first response. Late files are slow, so that the
         # limit is reached before all of them are opened, also on a busy machine.
         time.sleep(1 if is_late else 0.005)
-        return open_file(path)
+        return open_file(path, **options)
 
     monkeypatch.setattr("pipeline.read.formats.open_file", open_counted)
     plans = plan_shards(str(tmp_path), 7, limit, ReadConfig())

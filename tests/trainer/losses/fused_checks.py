@@ -135,7 +135,7 @@ def test_model_gradients_match_those_of_the_chunked_loss(name: str) -> None:
         losses = model(small_batch().to(DEVICE))
         losses.loss.backward()
         results.append({"loss": losses.loss} | {key: p.grad for key, p in model.named_parameters()})
-    torch.testing.assert_close(results[1], results[0], atol=2e-6, rtol=1e-3)
+    torch.testing.assert_close(results[1], results[0], atol=5e-6, rtol=1e-3)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="measures the memory of a GPU")
