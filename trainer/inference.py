@@ -16,6 +16,7 @@ from torch import Tensor
 from common.devices import pick_device
 from common.errors import UserError
 from common.urls import clean
+from trainer.batch import Side
 from trainer.card import UNKNOWN_LICENSE, write_card
 from trainer.checkpoints.model import LoadedModel, save_model
 from trainer.checkpoints.model import load_model as load_parts
@@ -142,10 +143,11 @@ class Model:
         )
 
     @torch.inference_mode()
-    def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
+    def similarity(self, queries: Tensor, candidates: Tensor, query: Side = "image") -> Tensor:
         """Similarities [n m] of encoded rows [n d] and [m d]; larger means more similar.
 
-        The similarity is the cosine for CLIP, and the negative distance for the hyperbolic models.
+        The similarity is the cosine for CLIP, and the negative distance for the hyperbolic models. For ATMG it is an
+        angle, which depends on whether the queries are images or texts; `query` tells.
 
         >>> from trainer import load_model
         >>> model = load_model("demo/weights/clip", device="cpu")
@@ -153,13 +155,14 @@ class Model:
         >>> model.similarity(words, words).argmax(1).tolist()
         [0, 1, 2]
         """
-        return self.module.similarity(self._split(queries), self._split(candidates))
+        return self.module.directed_similarity(self._split(queries), self._split(candidates), query)
 
     @torch.inference_mode()
-    def probabilities(self, queries: Tensor, candidates: Tensor) -> Tensor:
+    def probabilities(self, queries: Tensor, candidates: Tensor, query: Side = "image") -> Tensor:
         """Probabilities [n m] of the candidates [m d] of each query [n d]; each row has a sum of 1.
 
         The softmax of the similarities, divided by the temperature of images and captions that the model learned.
+        `query` is that of `similarity`.
 
         >>> from trainer import load_model
         >>> model = load_model("demo/weights/clip", device="cpu")
@@ -167,7 +170,7 @@ class Model:
         >>> model.probabilities(words[:1], words[1:]).argmax().item()
         0
         """
-        return (self.similarity(queries, candidates) * self.module.pair_scale()).softmax(-1)
+        return (self.similarity(queries, candidates, query) * self.module.pair_scale()).softmax(-1)
 
     @torch.inference_mode()
     def distance(self, first: Tensor, second: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Rows of the tables: each registered model, and its ablations that its settings allow.
 
 A new entry of `trainer.models.registry.MODELS` gets a row by itself, a row without boxes if it has the setting
-`use_boxes`, and a row without entailment loss if it has the setting `entail_weight`.
+`use_boxes`, and a row without entailment loss if it has one (`entail_weight` above 0).
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def variants_of(model: str) -> Iterator[Variant]:
             overrides=(*plain, "model.use_boxes=false"),
             is_ablation=True,
         )
-    if hasattr(entry.config, "entail_weight"):
+    if getattr(entry.config(), "entail_weight", 0):
         yield Variant(
             key=f"{model}-no-entailment",
             model=model,

@@ -119,7 +119,23 @@ def exterior_angle(apex: Tensor, point: Tensor, curvature: Tensor, eps: float = 
     the angle is its atan2. A, B and t are those of `distance`. The angle of equal points is undefined; `eps` sets it to
     pi/2.
     """
-    norm, norm_point, one_minus_cos, one_plus_cos = polar(apex, point)
+    return angle_of_polar(*polar(apex, point), curvature, eps)
+
+
+def pairwise_exterior_angle(apexes: Tensor, points: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
+    """Exterior angles [*k b n] at each apex [*k b d] towards each point [*k n d], in radians, as `exterior_angle`.
+
+    The cosines are a matrix product in float64. `curvature` broadcasts with [*k b].
+    """
+    dtype, cosine = apexes.dtype, (direction(apexes.double()) @ direction(points.double()).mT).clamp(-1, 1)
+    norm, norm_point = Norm.apply(apexes).to(dtype), Norm.apply(points).to(dtype).mT
+    return angle_of_polar(norm, norm_point, (1 - cosine).to(dtype), (1 + cosine).to(dtype), curvature[..., None], eps)
+
+
+def angle_of_polar(
+    norm: Tensor, norm_point: Tensor, one_minus_cos: Tensor, one_plus_cos: Tensor, curvature: Tensor, eps: float
+) -> Tensor:
+    """Exterior angles [*] from the polar coordinates of apexes and points that `polar` returns."""
     radius_x, radius_y = (curvature.sqrt() * n for n in (norm, norm_point))
     outward = (radius_y.asinh() - radius_x.asinh()).sinh() - (1 + radius_x**2).sqrt() * radius_y * one_minus_cos
     sideways2 = radius_y**2 * one_minus_cos * one_plus_cos

@@ -198,6 +198,27 @@ class ARGENTConfig(HyCoCLIPConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ATMGConfig(HyperbolicConfig):
+    """Settings of ATMG. Its loss has no cones: `min_radius` has an effect in the evaluation only."""
+
+    # c; the space has curvature -c
+    curv_init: float = 0.1
+    # learn c; false: it stays curv_init, as in the released code
+    curv_learnable: bool = False
+    # factor that limits c to [curv_init / curv_max_ratio, curv_init * curv_max_ratio]
+    curv_max_ratio: float = 5.0
+    # weight of an entailment loss, which the model does not have
+    entail_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.entail_weight:
+            raise UserError(f"entail_weight is {self.entail_weight}, but atmg has no entailment loss; give 0")
+        if self.logits != "distance":
+            raise UserError(f"logits is {self.logits}, but atmg compares points by angles; leave it at distance")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PoinCLIPConfig(HyperbolicConfig):
     """Settings of PoinCLIP."""
 

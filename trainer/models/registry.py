@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from trainer.models.config import (
     ARGENTConfig,
+    ATMGConfig,
     HyCoCLIPConfig,
     HyperbolicConfig,
     ModelConfig,
@@ -29,7 +30,7 @@ class ModelEntry:
     location: str  # MODULE:CLASS
     printed_name: str = ""  # in tables; by default that of the class
     has_paired_boxes: bool = False  # its papers also train it with boxes as additional pairs
-    is_experimental: bool = False  # its authors have published neither code nor numbers to compare with
+    is_experimental: bool = False  # there are no numbers of its authors' code to compare with
 
     @property
     def title(self) -> str:
@@ -53,6 +54,7 @@ ENTRIES: Final[dict[str, ModelEntry]] = {
     "syntax_meru": ModelEntry(SyntaxMERUConfig, "trainer.models.syntax_meru:SyntaxMERU", "Syntax-MERU"),
     "uncha": ModelEntry(UNCHAConfig, "trainer.models.uncha:UNCHA"),
     "argent": ModelEntry(ARGENTConfig, "trainer.models.argent:ARGENT", is_experimental=True),
+    "atmg": ModelEntry(ATMGConfig, "trainer.models.atmg:ATMG", is_experimental=True),
 }
 """The models, in the order of tables. No other module lists them."""
 

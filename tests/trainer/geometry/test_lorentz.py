@@ -71,6 +71,18 @@ def test_pairwise_distance_matches_the_elementwise_distance_of_each_pair() -> No
     torch.testing.assert_close(lorentz.pairwise_distance(x, y, c), lorentz.distance(x[:, None], y[None], c))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_pairwise_angle_and_its_gradients_match_the_angle_of_each_pair(dtype: torch.dtype) -> None:
+    c, results = torch.tensor(0.1, dtype=dtype), []
+    for pairwise in (True, False):
+        x, y = (tangents(1.0, seed=seed).to(dtype).requires_grad_() for seed in (0, 1))
+        angles = (
+            lorentz.pairwise_exterior_angle(x, y, c) if pairwise else lorentz.exterior_angle(x[:, None], y[None], c)
+        )
+        results.append((angles, *torch.autograd.grad(angles.square().sum(), (x, y))))
+    torch.testing.assert_close(results[0], results[1])
+
+
 def test_factors_with_different_curvatures_match_single_spaces() -> None:
     c = torch.tensor([0.2, 1.0, 5.0])
     x, y = torch.randn(3, 6, 4), torch.randn(3, 7, 4)

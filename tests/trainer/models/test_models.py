@@ -39,9 +39,10 @@ def test_vit_s16_matches_the_reference_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_model_overfits_eight_pairs(name: str) -> None:
     model, batch = small_model(name), small_batch()
-    losses = overfit(model, batch)
+    losses = overfit(model, batch, steps=60 if model.is_symmetric else 120)  # ATMG turns its points first
     with torch.no_grad():
-        similarity = model.similarity(model.encode_image(batch.images), model.encode_text(batch.token_ids))
+        points = model.encode_image(batch.images), model.encode_text(batch.token_ids)
+        similarity = model.directed_similarity(*points, "image")
     assert (similarity.argmax(1) == torch.arange(8)).all()
     assert losses.terms["contrastive"] < 0.5
 
