@@ -16,6 +16,7 @@ from pipeline.on_ray.groups import Group, Shard
 from pipeline.on_ray.health import selector_of
 from pipeline.on_ray.models import Model
 from pipeline.on_ray.remote import RESCUE_TIMEOUTS, rescue_step, run_step
+from pipeline.on_ray.row_reader import RowsAhead
 from pipeline.run import Notes
 
 GRACE_S: Final = 60.0
@@ -111,6 +112,7 @@ class Calls:
 
     def __init__(self, recipe: bytes, config: PipelineConfig) -> None:
         self.recipe, self.limit, self.timeout_s = recipe, config.max_internal_errors, config.ray.step_timeout_s
+        self.rows = RowsAhead(config.read)
         # A task is not retried by Ray: the driver has to know of each death, and decides what is computed again.
         options: dict[str, Any] = {"num_returns": "streaming", "max_retries": 0}
         self.run_step: Any = ray.remote(**options)(run_step)
@@ -130,8 +132,9 @@ class Calls:
             remote = self.rescue_step.options(**options)
             stream = remote.remote(self.recipe, self.timeout_s, self.limit, shard.step, shard.plan, *shard.state)
             return Call(shard, stream, RESCUE_TIMEOUTS * self.timeout_s + GRACE_S, resources, refused=refused)
+        rows = self.rows.of(shard.plan) if shard.step == "prepare" else []
         stream = self.run_step.options(**options).remote(
-            self.recipe, self.timeout_s, shard.step, shard.plan, *shard.state
+            self.recipe, self.timeout_s, shard.step, shard.plan, *shard.state, rows=rows
         )
         return Call(shard, stream, self.timeout_s + GRACE_S, resources, refused=refused)
 

@@ -4,7 +4,7 @@ import faulthandler
 import os
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final
@@ -14,6 +14,8 @@ import ray
 
 from pipeline.faults.fault import BrokenProcessError
 from pipeline.on_ray.open_group import OpenGroup
+from pipeline.on_ray.row_reader import fetch_rows
+from pipeline.read.ahead import provided
 from pipeline.read.types import ShardPlan
 from pipeline.rescue.search import Rescue
 from pipeline.rescue.server import BROKEN
@@ -48,14 +50,16 @@ def load_steps(recipe: bytes) -> Steps:
     return steps
 
 
-def run_step(recipe: bytes, timeout_s: float, step: Step, plan: ShardPlan, *state: Any) -> Iterator[Any]:
+def run_step(
+    recipe: bytes, timeout_s: float, step: Step, plan: ShardPlan, *state: Any, rows: Sequence[Any] = ()
+) -> Iterator[Any]:
     """Run a step. Yield the node, the table, then its notes and bytes; after `write` the node, None, and a `Done`.
 
     `state` is what the steps before have left: table and notes; for `write`, the prepared table, the one that `infer`
-    has left, which has no images, and its notes.
+    has left, which has no images, and its notes. `rows` refers to what `RowReader` has read for `prepare`.
     """
     yield ray.get_runtime_context().get_node_id()
-    with deadline(timeout_s):
+    with deadline(timeout_s), provided(plan, fetch_rows(rows)):
         table, notes = split(compute(load_steps(recipe), step, plan, *state))
     yield table  # no `yield from`: Ray sends values into the generator
     yield notes

@@ -29,6 +29,9 @@ KEPT_BYTES: Final = 1 << 28
 _last: "list[Stream]" = []
 """The stream of the last piece that this process read, if the next may continue it."""
 
+given: dict[Piece, Iterator[tuple[int, pa.RecordBatch]]] = {}
+"""The batches of pieces that another process has read (pipeline.read.ahead)."""
+
 
 def read_batches(piece: Piece, config: ReadConfig) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the rows of a piece in batches, each with the index of its first row in the file.
@@ -38,6 +41,9 @@ def read_batches(piece: Piece, config: ReadConfig) -> Iterator[tuple[int, pa.Rec
     the dictionary of a column are not repeated in memory. Raises pyarrow.ArrowException for a damaged file, and like
     `open_file`.
     """
+    if (batches := given.pop(piece, None)) is not None:
+        yield from batches
+        return
     stream = _last.pop() if _last else None
     if stream is not None and not stream.continues(piece, config):
         stream.close()

@@ -1,0 +1,120 @@
+"""A job on parquet whose rows one actor reads for all workers: same shards with it, without it, and if it is killed."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+
+from pipeline.on_ray import row_reader
+from pipeline.on_ray.row_reader import RowReader, RowsAhead, fetch_rows
+from pipeline.read.config import ReadConfig
+from pipeline.read.plan import plan_shards
+from pipeline.run import Done
+from tests.pipeline.on_ray.jobs import cluster_of, digests, make_driver, make_job
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+N_ROWS = 40
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    with cluster_of({"num_cpus": 3}):
+        yield
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a parquet file of one row group, whose images are files."""
+    folder = tmp_path_factory.mktemp("rows")
+    picture = folder / "picture.jpg"
+    cv2.imwrite(str(picture), np.zeros((32, 32, 3), np.uint8))
+    (folder / "in").mkdir()
+    rows = {"image_path": [str(picture)] * N_ROWS, "caption": [f"a dog {i}" for i in range(N_ROWS)]}
+    pq.write_table(pa.table(rows), folder / "in" / "a.parquet")
+    return folder
+
+
+def read_config(table: Path) -> ReadConfig:
+    return ReadConfig(image_roots=(str(table),))
+
+
+def run(table: Path, output: Path) -> tuple[dict[str, str], RowsAhead]:
+    """Run the job; return the digests of its files, and the client of the reader."""
+    driver = make_driver(make_job(table / "in", output, f"read.image_roots=[{table}]"))
+    assert all(isinstance(result, Done) for result in driver.run())
+    return digests(output), driver.calls.rows
+
+
+@pytest.fixture(scope="module")
+def expected(table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The files of the job whose workers read all rows themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_reader, "is_parquet", lambda plan: False)
+        found, rows = run(table, tmp_path_factory.mktemp("expected") / "out")
+    assert rows.actor is None
+    return found
+
+
+def test_shards_of_rows_that_the_reader_read_are_the_same(
+    table: Path, expected: dict[str, str], tmp_path: Path
+) -> None:
+    found, rows = run(table, tmp_path / "out")
+    assert found == expected
+    assert rows.last == N_ROWS // 4 - 1
+
+
+def test_a_job_goes_on_without_its_reader(
+    table: Path, expected: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RowsAhead.of
+
+    def of(self: RowsAhead, plan: Any) -> list[Any]:
+        found = real(self, plan)
+        if plan.index == 3:
+            ray.kill(self.actor)
+        return found
+
+    monkeypatch.setattr(RowsAhead, "of", of)
+    assert run(table, tmp_path / "out")[0] == expected
+
+
+def test_a_reader_is_asked_for_each_shard_once_and_in_order(table: Path) -> None:
+    plans = list(plan_shards(str(table / "in"), 4, None, read_config(table)))
+    rows = RowsAhead(read_config(table))
+    assert [len(rows.of(plans[i])) for i in (0, 2, 1, 2, 3)] == [1, 1, 0, 0, 1]
+
+
+def test_a_worker_waits_for_a_slow_reader_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_reader, "_wait_s", 0.2)
+
+    @ray.remote(num_cpus=0)
+    def slow() -> None:
+        time.sleep(60)
+
+    reference = slow.remote()
+    assert fetch_rows([reference]) is None
+    assert row_reader._wait_s == 0
+    assert fetch_rows([reference]) is None
+    assert fetch_rows([ray.put([b"rows"])]) == [b"rows"]
+    ray.cancel(reference, force=True)
+
+
+def test_a_reader_leaves_damaged_files_to_the_workers_and_gives_up_at_images(table: Path, tmp_path: Path) -> None:
+    (plan, *_) = plan_shards(str(table / "in"), 4, None, read_config(table))
+    reader = RowReader(read_config(table))
+    assert reader.read(plan)
+    pq.write_table(pa.table({"image": [b"jpeg"], "caption": ["a dog"]}), tmp_path / "a.parquet")
+    (with_image,) = plan_shards(str(tmp_path), 4, None, ReadConfig())
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 damaged PAR1")
+    assert reader.read(with_image) is None
+    assert reader.read(plan)
+    pq.write_table(pa.table({"image": [b"jpeg"], "caption": ["a dog"]}), tmp_path / "a.parquet")
+    assert reader.read(with_image) is None
+    assert reader.read(plan) is None
