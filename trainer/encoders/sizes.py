@@ -9,7 +9,6 @@ from omegaconf import OmegaConf
 from common.config import Layer
 from common.errors import UserError
 from trainer.encoders.config import OPEN_CLIP, TRANSFORMERS, TextConfig
-from trainer.text.fast_tokenizer import read_fast_tokenizer
 
 NEEDED: Final = (
     f"model.text.name={TRANSFORMERS} needs model.text.weights=FOLDER, or tokenizer=FOLDER for random weights; FOLDER holds "
@@ -45,7 +44,8 @@ def transformers_settings(layers: Sequence[Layer]) -> dict[str, Any]:
 
     Raises UserError if the layers name no folder, and ValueError or OSError for one that cannot be used.
     """
-    from trainer.encoders.transformers_text import context_limit, read_settings, settings_of
+    from trainer.encoders.transformers_text import context_limit, read_settings, settings_of  # takes seconds
+    from trainer.text.fast_tokenizer import read_fast_tokenizer
 
     weights, tokenizer = chosen(layers, "model.text.weights"), chosen(layers, "tokenizer")
     own = chosen(layers, "model.text.kwargs")

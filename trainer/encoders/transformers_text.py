@@ -6,7 +6,8 @@ runs, and weights are read from safetensors files only. Importing transformers t
 only if a configuration selects such a tower.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
+from transformers.utils import logging
 
 from common.files import check_folder_files
 from common.json_file import read_object
@@ -123,10 +125,11 @@ def position_limit(network: nn.Module) -> int | None:
 
 
 def context_limit(values: Mapping[str, Any]) -> int | None:
-    """The largest context of an encoder; None if its positions are not limited. Allocates no weights."""
+    """The largest context for which an encoder was built; None if nothing limits it. Allocates no weights."""
     config = parse_settings(values)
     with torch.device("meta"):
-        return position_limit(network_class(config)(config))
+        limit = position_limit(network_class(config)(config))
+    return getattr(config, "max_position_embeddings", None) if limit is None else limit
 
 
 class TransformersText(TextTower):
@@ -225,15 +228,17 @@ def pretrained_state(config: TextConfig) -> dict[str, Tensor]:
     folder = Path(config.weights or "")
     check_weight_files(folder)
     settings = parse_settings(config.kwargs)
-    network, report = network_class(settings).from_pretrained(
-        str(folder),
-        config=settings,
-        local_files_only=True,
-        use_safetensors=True,
-        trust_remote_code=False,
-        dtype=torch.float32,
-        output_loading_info=True,
-    )
+    kind: Any = network_class(settings)
+    with quiet():
+        network, report = kind.from_pretrained(
+            str(folder),
+            config=settings,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
     names = list(network.named_parameters(remove_duplicate=False))
     part = text_part(network, config.pooling)
     used = set(map(id, part.parameters()))
@@ -244,6 +249,20 @@ def pretrained_state(config: TextConfig) -> dict[str, Tensor]:
             "model.text.kwargs or model.text.pooling"
         )
     return part.state_dict()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let transformers log only errors and show no progress: weights that a tower does not use are no problem."""
+    verbosity, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shows_progress:
+            logging.enable_progress_bar()
 
 
 def check_weight_files(folder: Path) -> None:

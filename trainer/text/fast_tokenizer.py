@@ -40,7 +40,7 @@ class FastTokenizer(TextTokenizer):
         self.pipeline.no_padding()
         self.pipeline.encode_special_tokens = True
         marks = self.pipeline.encode("a").special_tokens_mask
-        self.n_end = (marks[::-1] + [0]).index(0)
+        self.n_end = [*marks[::-1], 0].index(0)
         if self.n_end == len(marks):
             raise ValueError("the tokenizer has no tokens for the letter 'a'; give the tokenizer of a text encoder")
         if sum(marks) >= context_length:
