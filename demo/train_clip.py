@@ -104,7 +104,9 @@ def model_config(tokenizer: Tokenizer) -> ModelConfig:
     )
 
 
-def loss_of(model: CLIP, tokenizer: TextTokenizer, batch: Batch, config: TrainClipConfig, noise: torch.Generator) -> Tensor:
+def loss_of(
+    model: CLIP, tokenizer: TextTokenizer, batch: Batch, config: TrainClipConfig, noise: torch.Generator
+) -> Tensor:
     """Return the contrastive losses of crops and texts and of scenes and captions, in both directions.
 
     Background crops are additional negatives of the texts.

@@ -6,6 +6,7 @@ runs, and weights are read from safetensors files only. Importing transformers t
 only if a configuration selects such a tower.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformers.utils import logging
 
 from common.files import check_folder_files
 from common.json_file import read_object
+from common.yaml_text import INTERPOLATION, LITERAL
 from trainer.encoders.config import TRANSFORMERS, TextConfig
 from trainer.encoders.text import HiddenStates, StateSource, TextTower
 
@@ -45,6 +47,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
             f"{folder} is no folder; give one with {CONFIG_FILE} and the tokenizer, which are never downloaded"
         )
     values = without_forbidden(read_object(folder / CONFIG_FILE))
+    if INTERPOLATION in json.dumps(values):
+        raise ValueError(f"{folder / CONFIG_FILE}: {LITERAL}")
     config = parse_settings(values)
     if config.model_type == values["model_type"]:
         return values

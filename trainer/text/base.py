@@ -1,4 +1,4 @@
-"""What the trainer needs of a tokenizer. CLIP's (`tokenizer`) and those of transformers (`fast_tokenizer`) provide it."""
+"""The interface of tokenizers: CLIP's (`trainer.text.tokenizer`) and those of transformers (`fast_tokenizer`)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
