@@ -62,9 +62,7 @@ def test_a_run_resumes_with_the_same_weights(tmp_path: Path, kind: str) -> None:
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
 
 
-def test_a_trained_model_is_evaluated_with_its_own_tokenizer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trained_model_is_evaluated_with_its_own_tokenizer(tmp_path: Path) -> None:
     folder, images, shards = tmp_path / "bert", write_folder(tmp_path / "images"), write_shard(tmp_path / "held_out")
     settings = tower(
         tiny_encoder("bert", folder), f"evaluation.shards={shards}", f"evaluation.image_folders=[{images}]"
@@ -72,8 +70,9 @@ def test_a_trained_model_is_evaluated_with_its_own_tokenizer(
     assert run(tmp_path / "run", *settings) == 0
     results = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     shutil.rmtree(folder)
-    assert evaluate([str(tmp_path / "run"), f"shards={shards}", f"image_folders=[{images}]", "device=cpu"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    out = f"output={tmp_path / 'found.json'}"
+    assert evaluate([str(tmp_path / "run"), f"shards={shards}", f"image_folders=[{images}]", "device=cpu", out]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
     assert found.keys() <= results.keys()
     assert any(key.endswith("accuracy") for key in found)
     assert all(abs(results[key] - value) < 1e-5 for key, value in found.items())
