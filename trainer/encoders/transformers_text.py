@@ -22,7 +22,7 @@ from common.files import check_folder_files
 from common.json_file import read_object
 from common.yaml_text import INTERPOLATION, LITERAL
 from trainer.encoders.config import TRANSFORMERS, TextConfig
-from trainer.encoders.text import HiddenStates, StateSource, TextTower
+from trainer.encoders.text import HiddenStates, StateSource, TextTower, TokenStates
 
 CONFIG_FILE: Final = "config.json"
 WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
@@ -189,6 +189,16 @@ class TransformersText(TextTower):
     def list_blocks(self) -> list[nn.Module]:
         lists = (module for module in self.encoder.modules() if isinstance(module, nn.ModuleList))
         return list(next(lists, [self]))
+
+    def forward(self, token_ids: Tensor, source: StateSource | None = None) -> Tensor | TokenStates:
+        """As `TextTower.forward`. A batch without texts, of a rank without boxes, encodes one token and drops it."""
+        if len(token_ids):
+            return super().forward(token_ids, source)
+        found = super().forward(token_ids.new_zeros(1, 1), source)
+        if isinstance(found, Tensor):
+            return found[:0]
+        length = token_ids.shape[1]
+        return TokenStates(*(part[:0].expand(0, length, -1) if part.ndim == 3 else part[:0] for part in found))
 
     def attended(self, token_ids: Tensor) -> Tensor:
         """Return a mask [b l] of the tokens of texts: all but the padding. The first is always one of them."""

@@ -77,6 +77,15 @@ def test_padding_does_not_change_features(tmp_path: Path, kind: str, pooling: st
         assert not torch.allclose(together[0], together[1], atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_without_texts_has_no_features_but_gradients(tmp_path: Path, kind: str) -> None:
+    model = new_model(tower_config(tiny_encoder(kind, tmp_path)))
+    features = model.textual(torch.zeros(0, 0, dtype=torch.int64))  # a rank without boxes
+    assert features.shape == (0, 32)
+    features.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.textual.parameters())
+
+
 def test_the_encoder_of_a_whole_clip_model_is_its_text_part(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer("clip_text_model", tmp_path)
     text = tiny_config("clip_text_model", tokenizer).to_dict()
