@@ -1,14 +1,13 @@
 """Text towers that are encoders of the library transformers, such as BERT, RoBERTa, T5's encoder or CLIPTextModel.
 
 Shapes: b texts, l tokens, w width. Parameter names are those of transformers, below `encoder`. A tower is built from its
-configuration alone; its weights come from a local folder (`pretrained_state`). Nothing is downloaded, no code of a folder
-runs, and weights are read from safetensors files only. Importing transformers takes seconds, so this module is imported
+configuration alone; its weights come from a local folder (`transformers_weights`). Nothing is downloaded, and no code of
+a folder runs. Importing transformers takes seconds, so this module is imported
 only if a configuration selects such a tower.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,16 +15,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
-from transformers.utils import logging
 
-from common.files import check_folder_files
 from common.json_file import read_object
 from common.yaml_text import INTERPOLATION, LITERAL
 from trainer.encoders.config import TRANSFORMERS, TextConfig
 from trainer.encoders.text import HiddenStates, StateSource, TextTower, TokenStates
 
 CONFIG_FILE: Final = "config.json"
-WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
 SIZES: Final = {
     "vocab_size": "vocab_size",
     "width": "hidden_size",
@@ -232,63 +228,3 @@ class TransformersText(TextTower):
             return final[torch.arange(len(final), device=final.device), (mask * positions).argmax(dim=1)]
         weights = mask.to(final.dtype)[..., None]
         return (final * weights).sum(1) / weights.sum(1)
-
-
-def pretrained_state(config: TextConfig) -> dict[str, Tensor]:
-    """Return the weights in the folder `config.weights` as the state of `TransformersText.encoder`, in float32.
-
-    Raises OSError if the folder has no weights, and ValueError for weights that are incomplete, do not fit or are a pickle.
-    """
-    folder = Path(config.weights or "")
-    check_weight_files(folder)
-    settings = parse_settings(config.kwargs)
-    kind: Any = network_class(settings)
-    with quiet():
-        network, report = kind.from_pretrained(
-            str(folder),
-            config=settings,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype=torch.float32,
-            output_loading_info=True,
-        )
-    names = list(network.named_parameters(remove_duplicate=False))
-    part = text_part(network, config.pooling)
-    used = set(map(id, part.parameters()))
-    missing = sorted({name for name, parameter in names if id(parameter) in used} & set(report["missing_keys"]))
-    if missing:  # transformers gives them random values
-        raise ValueError(
-            f"{folder}: {len(missing)} weights are missing, such as {missing[0]}; save the model again, or change "
-            "model.text.kwargs or model.text.pooling"
-        )
-    return part.state_dict()
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Let transformers log only errors and show no progress: weights that a tower does not use are no problem."""
-    verbosity, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if shows_progress:
-            logging.enable_progress_bar()
-
-
-def check_weight_files(folder: Path) -> None:
-    """Raise an error unless the folder has weights as safetensors: FileNotFoundError, or ValueError for a pickle."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder; give one with {CONFIG_FILE} and {WEIGHT_FILES[0]}")
-    check_folder_files(folder)
-    if any((folder / name).is_file() for name in WEIGHT_FILES):
-        return
-    if pickles := sorted(path.name for path in folder.glob("*.bin")):
-        raise ValueError(
-            f"{folder} has its weights only as {pickles[0]}, a pickle, which could run code; convert it where you trust it: "
-            f"transformers.AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes {WEIGHT_FILES[0]}"
-        )
-    raise FileNotFoundError(f"{folder} has no {WEIGHT_FILES[0]}; save the model there with save_pretrained")
