@@ -2,8 +2,8 @@
 
 Shapes: b texts, l tokens, w width. Parameter names are those of transformers, below `encoder`. A tower is built from its
 configuration alone; its weights come from a local folder (`transformers_weights`). Nothing is downloaded, and no code of
-a folder runs. Importing transformers takes seconds, so this module is imported
-only if a configuration selects such a tower.
+a folder runs. Importing transformers takes seconds, so this module is imported only if a configuration selects such a
+tower.
 """
 
 import json
