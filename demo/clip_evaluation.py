@@ -17,7 +17,7 @@ from demo.world.vocabulary import CONCEPTS
 from pipeline.quality.boxes import iou
 from trainer.data.preprocess import PreprocessConfig, fit, to_pixels
 from trainer.models.dual_encoder import DualEncoder
-from trainer.text.tokenizer import Tokenizer
+from trainer.text.base import TextTokenizer
 
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 17))
 
@@ -80,7 +80,7 @@ def embed_images(model: DualEncoder, pixels: list[Tensor], batch_size: int = 256
 
 
 @torch.no_grad()
-def embed_texts(model: DualEncoder, tokenizer: Tokenizer, texts: list[str], batch_size: int = 256) -> Tensor:
+def embed_texts(model: DualEncoder, tokenizer: TextTokenizer, texts: list[str], batch_size: int = 256) -> Tensor:
     """Return the embeddings [n d] of texts."""
     return torch.cat([model.encode_text(tokenizer(part)) for part in chunks(texts, batch_size)])
 
@@ -90,7 +90,7 @@ def chunks(items: list[Any], size: int) -> list[list[Any]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-def concept_ranks(model: DualEncoder, tokenizer: Tokenizer, crops: Tensor, objects: list[Object]) -> Tensor:
+def concept_ranks(model: DualEncoder, tokenizer: TextTokenizer, crops: Tensor, objects: list[Object]) -> Tensor:
     """Return the rank of each object's concept: the number of concepts with a higher similarity to the crop.
 
     `crops` are embeddings [n d]. The texts name each concept in the object's colour, as captions do: "a red car".
@@ -123,7 +123,7 @@ def threshold_table(positive: NDArray[Any], negative: NDArray[Any]) -> list[dict
 
 
 def evaluate(
-    model: DualEncoder, tokenizer: Tokenizer, preprocess: PreprocessConfig, style: Style, n_scenes: int = 400
+    model: DualEncoder, tokenizer: TextTokenizer, preprocess: PreprocessConfig, style: Style, n_scenes: int = 400
 ) -> dict[str, Any]:
     """Return metrics on the first `n_scenes` test scenes in one style, as JSON values."""
     scenes = [make_scene(seed, style) for seed in TEST_SEEDS[:n_scenes]]
@@ -136,7 +136,7 @@ def evaluate(
 
 
 def concept_metrics(
-    model: DualEncoder, tokenizer: Tokenizer, preprocess: PreprocessConfig, scenes: list[Scene]
+    model: DualEncoder, tokenizer: TextTokenizer, preprocess: PreprocessConfig, scenes: list[Scene]
 ) -> dict[str, Any]:
     """Return top-1 and top-5 accuracy of concept classification on crops of single objects."""
     objects = [(scene, obj) for scene in scenes for obj in scene.objects]
@@ -152,7 +152,7 @@ def concept_metrics(
 
 
 def box_metrics(
-    model: DualEncoder, tokenizer: Tokenizer, preprocess: PreprocessConfig, scenes: list[Scene]
+    model: DualEncoder, tokenizer: TextTokenizer, preprocess: PreprocessConfig, scenes: list[Scene]
 ) -> dict[str, Any]:
     """Compare matching with mismatched box-phrase pairs: AUC, mean and deviation of the cosines, threshold table."""
     rng = Random("clip evaluation")
@@ -171,7 +171,7 @@ def box_metrics(
 
 
 def caption_metrics(
-    model: DualEncoder, tokenizer: Tokenizer, preprocess: PreprocessConfig, scenes: list[Scene]
+    model: DualEncoder, tokenizer: TextTokenizer, preprocess: PreprocessConfig, scenes: list[Scene]
 ) -> dict[str, Any]:
     """Return retrieval recall and AUC of full scenes with their captions."""
     images = embed_images(model, [fit(scene.image, preprocess) for scene in scenes])

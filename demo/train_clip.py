@@ -39,6 +39,7 @@ from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.losses.functional import contrastive
 from trainer.models.clip import CLIP
 from trainer.models.config import ModelConfig
+from trainer.text.base import TextTokenizer
 from trainer.text.tokenizer import END_OF_WORD, WORD, Tokenizer, alphabet
 
 FURTHER_SEED = 600_000_000  # first scene of further training
@@ -103,7 +104,9 @@ def model_config(tokenizer: Tokenizer) -> ModelConfig:
     )
 
 
-def loss_of(model: CLIP, tokenizer: Tokenizer, batch: Batch, config: TrainClipConfig, noise: torch.Generator) -> Tensor:
+def loss_of(
+    model: CLIP, tokenizer: TextTokenizer, batch: Batch, config: TrainClipConfig, noise: torch.Generator
+) -> Tensor:
     """Return the contrastive losses of crops and texts and of scenes and captions, in both directions.
 
     Background crops are additional negatives of the texts.
@@ -213,7 +216,7 @@ def progress_logger(config: TrainClipConfig, first: int = 0) -> Callable[[int, f
     return log
 
 
-def save_and_evaluate(model: CLIP, tokenizer: Tokenizer, config: TrainClipConfig, out: Path) -> None:
+def save_and_evaluate(model: CLIP, tokenizer: TextTokenizer, config: TrainClipConfig, out: Path) -> None:
     """Save the model, evaluate the saved half-precision weights, and record the metrics in config.json."""
     record: dict[str, Any] = {
         "command": "python -m demo.train_clip" + (" --init ..." if config.init else ""),

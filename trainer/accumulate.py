@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.distributed.gather import counts_of_ranks
+from trainer.encoders.text import TextTower
 from trainer.models.dual_encoder import DualEncoder
 
 BLOCK_LISTS: Final = re.compile(r"blocks|resblocks|stages|layer\d")
@@ -70,6 +71,10 @@ def tower_blocks(model: DualEncoder) -> list[nn.Module]:
     """
     blocks: list[nn.Module] = []
     for tower in (model.visual, model.textual):
+        listed = tower.list_blocks() if isinstance(tower, TextTower) else None
+        if listed is not None:
+            blocks += listed
+            continue
         network = getattr(tower, "transformer", None) or getattr(tower, "trunk", tower)  # open_clip nests them
         children = [child for name, child in cast(nn.Module, network).named_children() if BLOCK_LISTS.fullmatch(name)]
         lists = [child for child in children if isinstance(child, nn.ModuleList | nn.Sequential)]

@@ -21,9 +21,11 @@ from trainer.checkpoints.model import StateError, load_state, read_weights, stre
 from trainer.checkpoints.open_clip import load_towers
 from trainer.checkpoints.rng import seed_generators
 from trainer.checkpoints.run import TrainingState
+from trainer.checkpoints.tokenizer_files import OPENAI, fits
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader
 from trainer.distributed.process import Process, full_tensor, wrap
+from trainer.encoders.config import TRANSFORMERS
 from trainer.evaluation.evaluate import Evaluation
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
@@ -31,7 +33,9 @@ from trainer.optim.average import Average
 from trainer.optim.freeze import Freezing, check_patterns, freeze_for_good
 from trainer.optim.lora import add_lora
 from trainer.optim.optimizer import build_optimizer
-from trainer.text.tokenizer import Tokenizer, openai_tokenizer, read_tokenizer
+from trainer.text.base import TextTokenizer
+from trainer.text.fast_tokenizer import read_fast_tokenizer
+from trainer.text.tokenizer import openai_tokenizer, read_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +53,7 @@ class Run(TrainingState):
     config: TrainConfig
     process: Process
     wrapped: nn.Module
-    tokenizer: Tokenizer
+    tokenizer: TextTokenizer
     loader: Loader
     evaluation: Evaluation
     precision: Literal["fp32", "bf16", "fp16"]
@@ -219,19 +223,28 @@ def check_batch_norms(config: TrainConfig, model: DualEncoder) -> None:
         )
 
 
-def build_tokenizer(config: TrainConfig) -> Tokenizer:
+def build_tokenizer(config: TrainConfig) -> TextTokenizer:
     """Build the tokenizer. Raises UserError if it cannot be read or does not fit the text tower's vocabulary."""
     text = config.model.text
+    tokenizer: TextTokenizer
+    forms = "give openai or the path of a merges.txt"
     try:
-        if config.tokenizer == "openai":
+        if text.name == TRANSFORMERS:
+            forms = "give a folder with the tokenizer of the text tower"
+            tokenizer = read_fast_tokenizer(Path(config.tokenizer), text.context_length)
+        elif config.tokenizer == OPENAI:
             tokenizer = openai_tokenizer(text.context_length)
         else:
             tokenizer = read_tokenizer(Path(config.tokenizer), text.context_length)
     except (OSError, ValueError) as error:
+        raise UserError(f"tokenizer={config.tokenizer} cannot be read: {error}; {forms}") from None
+    if text.name == TRANSFORMERS and not fits(tokenizer, text):
         raise UserError(
-            f"tokenizer={config.tokenizer} cannot be read: {error}; give openai or the path of a merges.txt"
-        ) from None
-    if tokenizer.vocab_size != text.vocab_size:
+            f"tokenizer={config.tokenizer} has {tokenizer.vocab_size} tokens and the padding {tokenizer.pad_id}, which do "
+            f"not fit model.text.vocab_size={text.vocab_size} and model.text.pad_id={text.pad_id}; give the tokenizer with "
+            "which the text tower was trained"
+        )
+    if not fits(tokenizer, text):
         raise UserError(
             f"tokenizer={config.tokenizer} has {tokenizer.vocab_size} tokens, but model.text.vocab_size is "
             f"{text.vocab_size}; set model.text.vocab_size={tokenizer.vocab_size}"

@@ -27,7 +27,7 @@ from common.urls import clean
 from trainer.checkpoints.config import SaveConfig
 from trainer.data.config import AugmentConfig, DataConfig
 from trainer.distributed.config import ParallelConfig
-from trainer.encoders.config import OPEN_CLIP
+from trainer.encoders.sizes import tower_sizes
 from trainer.evaluation.config import EvaluationConfig
 from trainer.metrics.config import LogConfig
 from trainer.models.config import ModelConfig
@@ -50,6 +50,9 @@ ADDED: Final[dict[str, Any]] = {
     "data.box_order": "first",
     "model.image.patch_dropout": 0.0,
     "model.text.stretch_after": None,
+    "model.text.pooling": "mean",
+    "model.text.pad_id": 0,
+    "model.text.kwargs": {},
     "data.weights": [],
     "data.augment": asdict(AugmentConfig()),
     "optim.max_gradient_norm": None,
@@ -97,7 +100,8 @@ class TrainConfig:
     # parts that init does not set: names of modules or parameters, such as visual_proj and curv, with *, ? and [...] as in
     # the shell. Those of the model keep their random weights, those of init are not used; all others must agree
     init_skip: tuple[str, ...] = ()
-    # tokenizer: openai for that of OpenAI's CLIP, or the path of a merges.txt in the same format
+    # tokenizer: openai for that of OpenAI's CLIP, or the path of a merges.txt in the same format; for a text tower of
+    # transformers, a folder with its fast tokenizer, by default that of its weights
     tokenizer: str = "openai"
     # image-text pairs per step, over all processes
     batch_size: int = 768
@@ -173,26 +177,6 @@ def model_config_class(layers: Sequence[Layer]) -> type[ModelConfig]:
     if name not in MODELS:
         raise UserError(f"{source}: unknown model_name {name!r}; choose one of {', '.join(MODELS)}")
     return MODELS[name].config
-
-
-def tower_sizes(layers: Sequence[Layer]) -> list[Layer]:
-    """Return a layer with the sizes of the open_clip towers that `layers` select; no layer for other towers.
-
-    It is merged before `layers`, which override it. Raises UserError for an unknown tower.
-    """
-    names: dict[str, str | None] = {"image": None, "text": None}
-    for layer, _ in layers:
-        names = {part: OmegaConf.select(layer, f"model.{part}.name") or name for part, name in names.items()}
-    chosen = {part: name for part, name in names.items() if isinstance(name, str) and name.startswith(OPEN_CLIP)}
-    if not chosen:
-        return []
-    from trainer.encoders.open_clip_towers import architecture_sizes  # importing open_clip takes seconds
-
-    try:
-        sizes = architecture_sizes(chosen.get("image"), chosen.get("text"))
-    except ValueError as error:
-        raise UserError(f"model.{error}") from None
-    return [(OmegaConf.create({"model": sizes}), "open_clip")]
 
 
 def help_text(usage: str, arguments: Sequence[str] = ()) -> str:

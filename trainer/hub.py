@@ -7,7 +7,7 @@ from typing import Final
 from common.errors import UserError
 from trainer.card import CARD
 
-FILES: Final = ("config.json", "model.safetensors", "merges.txt", CARD)
+FILES: Final = ("config.json", "model.safetensors", "merges.txt", "tokenizer.json", CARD)
 """All files of a model. No others are downloaded or uploaded."""
 REPOSITORY: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 

@@ -107,7 +107,7 @@ def _load_trainer_checkpoint(path: str, device: torch.device) -> Encoders:
 
     def encode_texts(batch: Sequence[str]) -> Tensor:
         ids = tokenizer(batch)
-        padded = F.pad(ids, (0, padded_length(batch[0]) - ids.shape[1]))
+        padded = F.pad(ids, (0, padded_length(batch[0]) - ids.shape[1]), value=tokenizer.pad_id)
         return model.encode_text(padded.to(device))
 
     return {"encode_images": encode_images, "encode_texts": encode_texts, "padded_length": padded_length}

@@ -31,7 +31,7 @@ def assert_same(first: Model, second: Model) -> None:
 
 def test_a_saved_model_loads_with_its_record(model: Model, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "copy", license="cc-by-4.0")
-    assert {path.name for path in (tmp_path / "copy").iterdir()} == set(FILES)
+    assert {path.name for path in (tmp_path / "copy").iterdir()} == set(FILES) - {"tokenizer.json"}
     loaded = Model.from_pretrained(tmp_path / "copy", device="cpu")
     assert_same(loaded, model)
     assert loaded.record == {"evaluation": {"retrieval/text_to_image/recall@1": 0.25}}

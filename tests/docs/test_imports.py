@@ -27,8 +27,8 @@ RAY_MODULES = {"common.local_ray", "pipeline.on_ray", "trainer.on_ray"}
 
 FLOORS: dict[str, list[set[str]]] = {
     "trainer": [
-        {"geometry", "names", "text", "encoders"},
-        {"batch"},
+        {"geometry", "names", "text"},
+        {"batch", "encoders"},
         {"distributed"},
         {"data", "losses", "metrics"},
         {"models"},

@@ -1,6 +1,6 @@
 """Models on disk: folders written by the trainer, and the released checkpoint files.
 
-A folder holds config.json, model.safetensors and, unless the tokenizer is OpenAI's, its merges.txt.
+A folder holds config.json, model.safetensors and, unless the tokenizer is OpenAI's, its merges.txt or tokenizer.json.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from common.errors import UserError
 from common.json_file import read_object, write_object
 from common.weights import read_tensors, save_tensors
 from trainer.checkpoints.released import from_released
+from trainer.checkpoints.tokenizer_files import load_tokenizer, write_tokenizer
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import PAPER_VITS, ImageConfig, TextConfig
 from trainer.encoders.text import TextTower, stretch_positions
@@ -25,7 +26,8 @@ from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import MODELS, build_model, model_name
 from trainer.names import check_matched, longest_match
 from trainer.optim.lora import merged_state
-from trainer.text.tokenizer import OPENAI_MERGES, Tokenizer, openai_tokenizer, read_tokenizer, write_merges
+from trainer.text.base import TextTokenizer
+from trainer.text.tokenizer import openai_tokenizer
 
 FORMAT: Final = 1
 REQUIRED_KEYS: Final = {"model": str, "config": dict, "tokenizer": str, "preprocess": dict}
@@ -48,7 +50,7 @@ class LoadedModel:
     """
 
     model: DualEncoder
-    tokenizer: Tokenizer
+    tokenizer: TextTokenizer
     preprocess: PreprocessConfig
     config: dict[str, Any]
 
@@ -57,7 +59,7 @@ def save_model(
     folder: Path,
     model: DualEncoder,
     *,
-    tokenizer: Tokenizer,
+    tokenizer: TextTokenizer,
     preprocess: PreprocessConfig,
     record: dict[str, Any],
     half: bool = False,
@@ -68,14 +70,11 @@ def save_model(
     biases keep their type. Raises OSError if the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    has_merges = len(tokenizer.merges) != OPENAI_MERGES
-    if has_merges:
-        write_merges(tokenizer, folder / "merges.txt")
     config = {
         "format": FORMAT,
         "model": model_name(model),
         "config": dataclasses.asdict(model.config),
-        "tokenizer": "merges.txt" if has_merges else "openai",
+        "tokenizer": write_tokenizer(tokenizer, folder),
         "preprocess": {**dataclasses.asdict(preprocess), "interpolation": "bicubic", "antialias": True},
         "record": record,
     }
@@ -151,16 +150,7 @@ def load_folder(folder: Path, name: str | None) -> LoadedModel:
         )
     model = build_model(config["model"], parse_config(config["model"], config["config"], folder))
     load_state(model, read_tensors(folder / "model.safetensors"), folder)
-    context_length = model.config.text.context_length
-    if config["tokenizer"] == "openai":
-        tokenizer = openai_tokenizer(context_length)
-    else:
-        tokenizer = read_tokenizer(folder / "merges.txt", context_length)
-    if tokenizer.vocab_size != model.config.text.vocab_size:
-        raise ValueError(
-            f"{folder}: merges.txt gives {tokenizer.vocab_size} tokens, the model has {model.config.text.vocab_size}; "
-            "copy the folder again, or save the model again"
-        )
+    tokenizer = load_tokenizer(config["tokenizer"], folder, model.config.text)
     try:
         values = {key: config["preprocess"][key] for key in ("size_px", "mode")}
         preprocess = cast(PreprocessConfig, from_plain(PreprocessConfig, values, "preprocess"))

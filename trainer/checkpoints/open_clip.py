@@ -1,4 +1,4 @@
-"""Load initial weights of towers from the files that timm and open_clip save. Only tensors are unpickled."""
+"""Load initial weights of towers from the files that timm, open_clip and transformers save. Only tensors are unpickled."""
 
 from pathlib import Path
 from pickle import UnpicklingError
@@ -12,7 +12,7 @@ from common.json_file import read_object
 from common.weights import read_tensors
 from trainer.checkpoints.model import copy_state, stretched
 from trainer.encoders.build import timm_state
-from trainer.encoders.config import OPEN_CLIP, PAPER_VITS, ImageConfig, TextConfig
+from trainer.encoders.config import OPEN_CLIP, PAPER_VITS, TRANSFORMERS, ImageConfig, TextConfig
 from trainer.models.dual_encoder import DualEncoder
 
 WEIGHT_FILES: Final = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
@@ -39,6 +39,9 @@ def load_towers(model: DualEncoder) -> None:
         if isinstance(config, ImageConfig) and config.name not in PAPER_VITS and not config.name.startswith(OPEN_CLIP):
             load_timm(model.visual, config)
             continue
+        if isinstance(config, TextConfig) and config.name == TRANSFORMERS:
+            load_transformers(model.textual, config)
+            continue
         if not (config.name or "").startswith(OPEN_CLIP):
             raise UserError(
                 f"{key} is for networks of timm and open_clip; set model.{part}.name={OPEN_CLIP}NAME, or use init="
@@ -63,6 +66,18 @@ def load_timm(tower: nn.Module, config: ImageConfig) -> None:
         raise UserError(
             f"model.image.weights: {config.weights} cannot be loaded into {config.name}: {error}"
         ) from error
+
+
+def load_transformers(tower: nn.Module, config: TextConfig) -> None:
+    """Load the folder of an encoder of transformers. Raises UserError if it cannot be read or does not fit."""
+    from trainer.encoders.transformers_weights import pretrained_state
+
+    try:
+        copy_state(
+            tower.get_submodule("encoder"), pretrained_state(config), f"{config.weights} does not fit model.text"
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"model.text.weights: {str(error).strip().partition(chr(10))[0]}") from error
 
 
 def find_weights(config: ImageConfig | TextConfig) -> Path:

@@ -15,11 +15,12 @@ from common.json_file import read_object, write_object
 from common.weights import read_tensors, save_tensors
 from trainer.checkpoints.model import LoadedModel, copy_state, parse_config
 from trainer.checkpoints.open_clip import CONFIG_FILE, WEIGHT_FILES
+from trainer.checkpoints.tokenizer_files import is_openai
 from trainer.data.preprocess import PreprocessConfig
-from trainer.encoders.config import OPEN_CLIP, PAPER_VITS
+from trainer.encoders.config import OPEN_CLIP, PAPER_VITS, TRANSFORMERS
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model, model_name
-from trainer.text.tokenizer import OPENAI_MERGES, openai_tokenizer
+from trainer.text.tokenizer import openai_tokenizer
 
 REST_FILE: Final = "hypergrit.safetensors"
 KEY: Final = "hypergrit"
@@ -51,7 +52,11 @@ def export_model(loaded: LoadedModel, folder: Path) -> None:
     Raises UserError for a tower or tokenizer that open_clip cannot represent, and OSError if the folder cannot be written.
     """
     model = loaded.model
-    if len(loaded.tokenizer.merges) != OPENAI_MERGES:
+    if model.config.text.name == TRANSFORMERS:
+        raise UserError(
+            f"open_clip cannot represent this text tower; it represents that of the papers and {OPEN_CLIP}NAME"
+        )
+    if not is_openai(loaded.tokenizer):
         raise UserError(
             "open_clip has no tokenizer with the merges of this model; export a model with tokenizer=openai"
         )

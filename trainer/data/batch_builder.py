@@ -27,8 +27,8 @@ from trainer.data.order import Draw, Order
 from trainer.data.runs import MAX_SAMPLE_BYTES, RunReader
 from trainer.data.samples import BadSample, Box, Sample, open_image, sample_key
 from trainer.data.subreddits import Segmenter
+from trainer.text.base import TextTokenizer, pad
 from trainer.text.syntax import WordTree, align, collate_trees
-from trainer.text.tokenizer import Tokenizer, pad
 
 MAX_ATTEMPTS: Final = 256  # samples tried for one row of a batch, before the data count as unusable
 FAR_ATTEMPTS: Final = 8  # of them, those with samples far from the batch; more reach all samples of the epoch
@@ -66,7 +66,7 @@ class BatchBuilder:
     layout: Layout
     index: Index
     order: Order
-    tokenizer: Tokenizer
+    tokenizer: TextTokenizer
     size_px: int
     needs: frozenset[str]
     reader: RunReader = field(init=False)
@@ -205,12 +205,12 @@ class BatchBuilder:
         """Return the fields of `trainer.batch.Batch`. Images are [* 3 s s] in channels-last memory format."""
         batch: dict[str, Any] = {
             "images": to_channels_first(rows.images),
-            "token_ids": pad(rows.ids),
+            "token_ids": pad(rows.ids, self.tokenizer.pad_id),
             "keys": tuple(rows.keys),
         }
         if "boxes" in self.needs:
             batch["box_images"] = to_channels_first(np.stack(rows.box_images) if rows.boxes is None else rows.boxes)
-            batch["box_token_ids"] = pad(rows.box_ids)
+            batch["box_token_ids"] = pad(rows.box_ids, self.tokenizer.pad_id)
             if self.config.boxes == "all":
                 batch["box_owner"] = torch.tensor(rows.box_owner)
         if "parse" in self.needs:

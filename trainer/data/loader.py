@@ -23,7 +23,7 @@ from trainer.data.runs import run_length
 from trainer.data.shared_index import build_shared_index
 from trainer.data.workers import init_worker, next_result, preserve_sigchld_handler
 from trainer.distributed.gather import all_ranks
-from trainer.text.tokenizer import Tokenizer
+from trainer.text.base import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Loader:
         self,
         config: DataConfig,
         *,
-        tokenizer: Tokenizer,
+        tokenizer: TextTokenizer,
         size_px: int,
         batch: int,
         needs: frozenset[str],

@@ -13,7 +13,7 @@ from typing import Final
 
 import regex
 
-from trainer.text.tokenizer import END_OF_WORD, Tokenizer
+from trainer.text.base import TextTokenizer
 
 REDCAPS_FILE: Final = Path(__file__).with_name("subreddits.txt")
 # A part of a name, separated from the others by case, digits or punctuation: "Earth" and "Porn" in "EarthPorn".
@@ -38,18 +38,17 @@ class Segmenter:
     law).
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
         self.segment = lru_cache(maxsize=4096)(self._segment)
 
     @cached_property
     def costs(self) -> dict[str, float]:
         """The cost of each known word, -log of its probability up to a constant."""
-        words = [piece.removesuffix(END_OF_WORD) for piece in self.tokenizer.pieces if piece.endswith(END_OF_WORD)]
-        known = [word for word in words if len(word) > 2 or f" {word} " in SHORT_WORDS]
+        known = [word for word in self.tokenizer.words() if len(word) > 2 or f" {word} " in SHORT_WORDS]
         return {word: math.log((rank + 1) * math.log(len(known) + 1)) for rank, word in enumerate(known)}
 
-    def __reduce__(self) -> tuple[type, tuple[Tokenizer]]:
+    def __reduce__(self) -> tuple[type, tuple[TextTokenizer]]:
         """Pickle without the cache."""
         return Segmenter, (self.tokenizer,)
 

@@ -8,7 +8,7 @@ import timm
 from timm.layers import GroupNorm, PatchDropout
 from torch import Tensor, nn
 
-from trainer.encoders.config import OPEN_CLIP, PAPER_VITS, ImageConfig, TextConfig
+from trainer.encoders.config import OPEN_CLIP, PAPER_VITS, TRANSFORMERS, ImageConfig, TextConfig
 from trainer.encoders.image import paper_vit
 from trainer.encoders.text import TextEncoder, TextTower
 
@@ -86,10 +86,14 @@ def with_patch_dropout(tower: nn.Module, share: float) -> nn.Module:
 def build_text_encoder(config: TextConfig) -> TextTower:
     """Build a module from token ids [b l] to features [b w], with w in `num_features`.
 
-    Raises ValueError if open_clip has no such model, or if its text tower is not supported.
+    Raises ValueError if open_clip has no such model, or if the text tower of that or of transformers is not supported.
     """
     if config.name is None:
         return TextEncoder(config)
+    if config.name == TRANSFORMERS:
+        from trainer.encoders.transformers_text import TransformersText  # importing transformers takes seconds
+
+        return TransformersText(config)
     from trainer.encoders.open_clip_towers import OpenClipText  # importing open_clip takes seconds
 
     return OpenClipText(config)

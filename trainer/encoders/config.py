@@ -1,12 +1,13 @@
 """Settings of the towers."""
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from common.config import check_positive, check_range
 from common.errors import UserError
 
 OPEN_CLIP: Final = "open_clip/"  # prefix of open_clip's architecture names
+TRANSFORMERS: Final = "transformers"  # name of text towers that are encoders of transformers
 
 # Sizes of the papers (MERU, section 4.1). The small one is MoCo v3's with 12 heads, as released; timm's has 6.
 PAPER_VITS: dict[str, dict[str, int]] = {
@@ -50,11 +51,17 @@ class ImageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """Settings of the text tower. `trainer.config.load_config` fills in the sizes of open_clip's towers."""
+    """Settings of the text tower.
 
-    # network; null: the papers' transformer, of the sizes below; or open_clip/NAME
+    `trainer.config.load_config` fills in the sizes of towers of open_clip and transformers, and for those of transformers
+    `pad_id` and `kwargs`, from the config.json and the tokenizer of their folder.
+    """
+
+    # network; null: the papers' transformer, of the sizes below; open_clip/NAME; or transformers: an encoder of that
+    # library, such as BERT, from a local folder
     name: str | None = None
-    # initial weights of an open_clip/NAME tower: a file, a folder, or one of open_clip's tags; null: random weights
+    # initial weights of an open_clip/NAME tower: a file, a folder, or one of open_clip's tags; of a transformers tower: a
+    # folder with config.json, model.safetensors and tokenizer; null: random weights
     weights: str | None = None
     # size of the tokenizer's vocabulary
     vocab_size: int = 49_408
@@ -71,14 +78,30 @@ class TextConfig:
     heads: int = 8
     # keep the initial weights of the tower; its projection is trained in any case
     frozen: bool = False
+    # feature of a text in a transformers tower: cls, the state of its first token; mean, the mean of its tokens' states;
+    # last, the state of its last token, such as end of text; pooler, the output of the network's own pooler
+    pooling: Literal["cls", "mean", "last", "pooler"] = "mean"
+    # id of the padding in batches for a transformers tower, which does not attend to it; -1: none of the vocabulary
+    pad_id: int = 0
+    # configuration of a transformers tower, as in its config.json; keys that are given replace those of the file
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_range(self, "stretch_after", least=0)
+        check_range(self, "pad_id", least=-1)
         check_positive(self, "vocab_size", "context_length", "width", "layers", "heads")
+        if self.name == TRANSFORMERS:
+            if self.stretch_after is not None:
+                raise UserError(f"stretch_after is for other towers than {TRANSFORMERS}; set it to null")
+            return
+        if self.kwargs or self.pooling != "mean":
+            raise UserError(f"pooling and kwargs are for name={TRANSFORMERS}; remove them, or set it")
         if self.width % self.heads:
             raise UserError(f"width is {self.width}; give a multiple of heads, {self.heads}")
         if self.name is not None and not self.name.startswith(OPEN_CLIP):
-            raise UserError(f"name is {self.name!r}; give {OPEN_CLIP}NAME, or null for the papers' transformer")
+            raise UserError(
+                f"name is {self.name!r}; give {OPEN_CLIP}NAME, {TRANSFORMERS}, or null for the papers' transformer"
+            )
 
 
 def is_timm_model(name: str) -> bool:

@@ -153,7 +153,8 @@ class OpenClipText(TextTower):
         pooled: Tensor = text_global_pool(final, token_ids, self.pool_type, self.eos_id)
         return pooled
 
-    def hidden_states(self, token_ids: Tensor, source: StateSource) -> HiddenStates:
+    def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> HiddenStates:
+        source = source or StateSource()
         length = token_ids.shape[1]
         initial = x = self.token_embedding(token_ids) + self.positional_embedding[:length]
         contextual, mask = x, None if self.attn_mask is None else self.attn_mask[:length, :length]

@@ -42,6 +42,7 @@ class HiddenStates(NamedTuple):
     initial: Tensor  # [b l w]
     contextual: Tensor  # [b l w]
     final: Tensor  # [b l w]
+    pooled: Tensor | None = None  # [b w] features of the texts, if the network computes them itself
 
 
 class Attention(nn.Module):
@@ -112,8 +113,8 @@ class TextTower(nn.Module, ABC):
                 f"texts have {length} tokens, but the context length of the text tower is {self.context_length}"
             )
         token_ids = self.pad_tokens(token_ids)
-        states = self.hidden_states(token_ids, source or StateSource())
-        pooled = self.pool(states.final, token_ids)
+        states = self.hidden_states(token_ids, source)
+        pooled = self.pool(states.final, token_ids) if states.pooled is None else states.pooled
         if source is None:
             return pooled
         return TokenStates(pooled, states.initial[:, :length], states.contextual[:, :length])
@@ -122,9 +123,16 @@ class TextTower(nn.Module, ABC):
         """Return the ids with the padding that the tower was trained with; unchanged by default."""
         return token_ids
 
+    def list_blocks(self) -> list[nn.Module] | None:
+        """Return the transformer blocks, or None if the attributes of the tower have the names of block lists."""
+        return None
+
     @abstractmethod
-    def hidden_states(self, token_ids: Tensor, source: StateSource) -> HiddenStates:
-        """Return the states of all tokens that `source` selects, and those after the last norm."""
+    def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> HiddenStates:
+        """Return the states of all tokens that `source` selects, and those after the last norm.
+
+        Without a source, the first two are not used.
+        """
 
     @abstractmethod
     def pool(self, final: Tensor, token_ids: Tensor) -> Tensor:
@@ -167,7 +175,8 @@ class TextEncoder(TextTower):
     def pool(self, final: Tensor, token_ids: Tensor) -> Tensor:
         return final[torch.arange(len(final), device=final.device), token_ids.argmax(dim=1)]
 
-    def hidden_states(self, token_ids: Tensor, source: StateSource) -> HiddenStates:
+    def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> HiddenStates:
+        source = source or StateSource()
         initial = x = self.token_embed(token_ids) + self.posit_embed[: token_ids.shape[1]]
         contextual = x
         for index, block in enumerate(self.resblocks):

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from trainer.models.dual_encoder import DualEncoder
+from trainer.text.base import TextTokenizer, pad
 from trainer.text.syntax import Word, align, collate_trees
-from trainer.text.tokenizer import Tokenizer, pad
 
 Item = TypeVar("Item")
 
 
 @torch.no_grad()
-def embed_texts(model: DualEncoder, tokenizer: Tokenizer, texts: Iterable[str], batch_size: int) -> Tensor:
+def embed_texts(model: DualEncoder, tokenizer: TextTokenizer, texts: Iterable[str], batch_size: int) -> Tensor:
     """Return the features [n d] of texts, before the lift."""
     parts = [model.text_features(tokenizer(part).to(device_of(model))).float() for part in batched(texts, batch_size)]
     return torch.cat(parts)
@@ -31,14 +31,16 @@ def embed_images(model: DualEncoder, images: Iterable[Tensor], batch_size: int) 
 
 @torch.no_grad()
 def embed_words(
-    model: DualEncoder, tokenizer: Tokenizer, parsed: Iterable[tuple[str, Sequence[Word]]], batch_size: int
+    model: DualEncoder, tokenizer: TextTokenizer, parsed: Iterable[tuple[str, Sequence[Word]]], batch_size: int
 ) -> dict[str, Tensor]:
     """Return the lifted words [n d] of parsed captions, by part, as `DualEncoder.word_points` does."""
     found: dict[str, list[Tensor]] = {}
     for part in batched(parsed, batch_size):
         ids, trees = zip(*(align(tokenizer, caption, words) for caption, words in part), strict=True)
         device = device_of(model)
-        for name, points in model.word_points(pad(ids).to(device), collate_trees(trees).to(device)).items():
+        for name, points in model.word_points(
+            pad(ids, tokenizer.pad_id).to(device), collate_trees(trees).to(device)
+        ).items():
             found.setdefault(name, []).append(points.float())
     return {name: torch.cat(points) for name, points in found.items()}
 

@@ -29,7 +29,7 @@ from trainer.evaluation.pictures import cut, read_content, to_square
 from trainer.evaluation.tasks.base import Fit, ImageFeatures, ImageSource
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import model_name
-from trainer.text.tokenizer import Tokenizer
+from trainer.text.base import TextTokenizer
 
 VERSION: Final = 1
 """Version of the preprocessing. Features of another version are computed again."""
@@ -47,12 +47,12 @@ class Prepared(NamedTuple):
     error: str
 
 
-def hash_model(model: DualEncoder, tokenizer: Tokenizer) -> str:
+def hash_model(model: DualEncoder, tokenizer: TextTokenizer) -> str:
     """SHA-256 of a model's name, settings, weights and vocabulary, in hexadecimal digits."""
     digest = hashlib.sha256()
     settings = json.dumps(dataclasses.asdict(model.config), sort_keys=True, default=str)
     digest.update(f"{VERSION} {model_name(model)} {settings} {tokenizer.context_length}".encode())
-    digest.update(repr(tokenizer.merges).encode())
+    digest.update(tokenizer.definition.encode())
     for name, value in sorted(model.state_dict().items()):
         array = value.detach().cpu().contiguous()
         digest.update(f"{name} {array.dtype} {list(array.shape)}".encode())
@@ -67,7 +67,7 @@ class CachedEmbedder:
     """
 
     def __init__(
-        self, model: DualEncoder, tokenizer: Tokenizer, folder: Path, batch_size: int = 256, workers: int = 4
+        self, model: DualEncoder, tokenizer: TextTokenizer, folder: Path, batch_size: int = 256, workers: int = 4
     ) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.batch_size, self.workers = batch_size, max(1, workers)

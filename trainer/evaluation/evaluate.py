@@ -25,7 +25,7 @@ from trainer.evaluation.ranking import chance_recall, ranks_of_matches, recall_a
 from trainer.evaluation.share import Sharing, map_shared
 from trainer.evaluation.zero_shot import class_features, predict
 from trainer.models.dual_encoder import DualEncoder
-from trainer.text.tokenizer import Tokenizer
+from trainer.text.base import TextTokenizer
 
 RECALL_AT: Final = (1, 5, 10)
 DIRECTIONS: Final[dict[str, Side]] = {"text_to_image": "text", "image_to_text": "image"}
@@ -51,7 +51,7 @@ class Evaluation:
     def __call__(
         self,
         model: DualEncoder,
-        tokenizer: Tokenizer,
+        tokenizer: TextTokenizer,
         device: torch.device | str,
         precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
         is_stopping: Callable[[], bool] = bool,
@@ -79,7 +79,7 @@ class Evaluation:
 
 
 def zero_shot_results(
-    model: DualEncoder, tokenizer: Tokenizer, folder: ImageFolder, config: HeldOutConfig, sharing: Sharing
+    model: DualEncoder, tokenizer: TextTokenizer, folder: ImageFolder, config: HeldOutConfig, sharing: Sharing
 ) -> dict[str, float]:
     """Zero-shot classification of one image folder."""
     with sharing.precision():
@@ -104,7 +104,7 @@ def zero_shot_results(
 
 
 def pair_results(
-    model: DualEncoder, tokenizer: Tokenizer, points: HeldOutPoints, config: HeldOutConfig, sharing: Sharing
+    model: DualEncoder, tokenizer: TextTokenizer, points: HeldOutPoints, config: HeldOutConfig, sharing: Sharing
 ) -> dict[str, float]:
     """Retrieval among full images and captions; entailment between images, captions, boxes, phrases and words."""
     device = device_of(model)

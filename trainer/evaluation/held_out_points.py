@@ -16,8 +16,8 @@ from trainer.evaluation.embed import embed_images, embed_texts
 from trainer.evaluation.held_out import HeldOut, HeldOutShards, log_bad
 from trainer.evaluation.share import Sharing, map_shared
 from trainer.models.dual_encoder import DualEncoder
+from trainer.text.base import TextTokenizer
 from trainer.text.syntax import Word
-from trainer.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class HeldOutPoints:
 
 
 def embed_held_out(
-    model: DualEncoder, tokenizer: Tokenizer, shards: HeldOutShards, limit: int, sharing: Sharing
+    model: DualEncoder, tokenizer: TextTokenizer, shards: HeldOutShards, limit: int, sharing: Sharing
 ) -> HeldOutPoints:
     """Embed the first `limit` usable samples (0: all). Collective.
 
@@ -70,7 +70,7 @@ def read_part(numbers: Sequence[int], shards: HeldOutShards, size_px: int) -> Pa
     return Part(dataclasses.replace(found, images=[], box_images=[]), images, box_images)
 
 
-def embed_part(part: Part, *, model: DualEncoder, tokenizer: Tokenizer, sharing: Sharing) -> HeldOutPoints:
+def embed_part(part: Part, *, model: DualEncoder, tokenizer: TextTokenizer, sharing: Sharing) -> HeldOutPoints:
     """Embed some samples."""
     held_out = part.held_out
 

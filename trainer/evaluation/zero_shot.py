@@ -14,11 +14,11 @@ from trainer.evaluation.embed import embed_texts
 from trainer.evaluation.ranking import best_candidates
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
-from trainer.text.tokenizer import Tokenizer
+from trainer.text.base import TextTokenizer
 
 
 def class_features(
-    model: DualEncoder, tokenizer: Tokenizer, names: list[str], prompts: tuple[str, ...], batch_size: int
+    model: DualEncoder, tokenizer: TextTokenizer, names: list[str], prompts: tuple[str, ...], batch_size: int
 ) -> Tensor:
     """Features [c p d] of the prompts of each class, for `lift_prompts`."""
     texts = [prompt.replace("{}", name) for name in names for prompt in prompts]

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from common.config import check_positive, check_range, runtime
 from common.errors import UserError
-from trainer.encoders.config import ImageConfig, TextConfig
+from trainer.encoders.config import TRANSFORMERS, ImageConfig, TextConfig
 from trainer.geometry.types import EPS, Lift, Metric
 from trainer.losses.types import Calibration, Entropy, Logits, LossKernel, Order, Reduction
 from trainer.text.relations import RELATIONS
@@ -266,6 +266,10 @@ class SyntaxMERUConfig(HyperbolicConfig):
         super().__post_init__()
         check_weights("relation_weights", self.relation_weights, RELATIONS, kind="a dependency label")
         check_range(self, "syntax_weight", least=0, below=math.inf)
+        if self.text.name == TRANSFORMERS and self.word_states != "tower":
+            raise UserError(
+                f"word_states={self.word_states}: a text tower of {TRANSFORMERS} has word_states=tower only"
+            )
         if self.text.name and self.word_states == "attention":
             raise UserError(
                 f"word_states=attention: {self.text.name} exposes inputs and outputs of full blocks only; use block or "

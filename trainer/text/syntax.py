@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.text.base import TextTokenizer
 from trainer.text.offsets import Span
 from trainer.text.relations import RELATIONS
-from trainer.text.tokenizer import Tokenizer
 
 RELATION_IDS = {name: index for index, name in enumerate(RELATIONS)}
 NONE = -1  # no word: a token without a word, or padding
@@ -108,7 +108,7 @@ def largest_overlap(spans: Sequence[Span], words: Sequence[Word]) -> list[int]:
     return chosen
 
 
-def align(tokenizer: Tokenizer, caption: str, words: Sequence[Word]) -> tuple[list[int], WordTree]:
+def align(tokenizer: TextTokenizer, caption: str, words: Sequence[Word]) -> tuple[list[int], WordTree]:
     """Return the ids of a caption, truncated to the context, and the tree of its words over these ids.
 
     A word is kept if it has at least one token and all its tokens fit the context. Other words are dropped with their
@@ -117,12 +117,12 @@ def align(tokenizer: Tokenizer, caption: str, words: Sequence[Word]) -> tuple[li
     all_ids, spans = tokenizer.encode_with_offsets(caption)
     ids = tokenizer.truncate(all_ids)
     owners = largest_overlap(spans, words)
-    n_kept = len(ids) - 1  # tokens before end of text, which has no word
+    n_kept = len(ids) - tokenizer.n_end  # tokens before end of text, which has no word
     truncated = set(owners[n_kept:])
     kept = sorted(set(owners) - truncated - {NONE})
     new_index = {word: index for index, word in enumerate(kept)}
     return ids, WordTree(
-        word_of_token=tuple(new_index.get(owner, NONE) for owner in [*owners[:n_kept], NONE]),
+        word_of_token=tuple(new_index.get(owner, NONE) for owner in owners[:n_kept]) + (NONE,) * tokenizer.n_end,
         head=tuple(new_index.get(words[word].head, new_index[word]) for word in kept),
         relation=tuple(RELATION_IDS.get(words[word].dep, 0) for word in kept),
     )

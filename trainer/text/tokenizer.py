@@ -15,10 +15,9 @@ from pathlib import Path
 
 import ftfy
 import regex
-import torch
-from torch import Tensor
 
 from common.files import check_file
+from trainer.text.base import TextTokenizer
 from trainer.text.offsets import Span, lowercase_origins, source_spans
 
 END_OF_WORD = "</w>"
@@ -53,8 +52,15 @@ def alphabet() -> list[str]:
     return sorted(byte_symbols(), key=ord)
 
 
-class Tokenizer:
-    """Converts texts to token ids and back. `merges` are pairs of pieces, the most frequent first."""
+class Tokenizer(TextTokenizer):
+    """Converts texts to token ids and back. `merges` are pairs of pieces, the most frequent first.
+
+    Batches are padded with 0, which is also the id of a token. After end of text it has no effect in a tower with a causal
+    mask; open_clip's towers without such a mask are trained with this padding.
+    """
+
+    pad_id = 0
+    n_end = 1
 
     def __init__(self, merges: Sequence[tuple[str, str]], context_length: int = 77) -> None:
         letters = alphabet()
@@ -74,6 +80,10 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self.pieces) + 2
+
+    @property
+    def definition(self) -> str:
+        return repr(self.merges)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text of any length, including start and end of text."""
@@ -111,13 +121,8 @@ class Tokenizer:
             return list(ids)
         return [*ids[: self.context_length - 1], self.end_id]
 
-    def __call__(self, texts: str | Iterable[str]) -> Tensor:
-        """Return the ids [b l] of texts, truncated to the context and padded with 0 to the longest text.
-
-        A single string is one text, with b = 1.
-        """
-        texts = [texts] if isinstance(texts, str) else texts
-        return pad([self.truncate(self.encode(text)) for text in texts])
+    def words(self) -> list[str]:
+        return [piece.removesuffix(END_OF_WORD) for piece in self.pieces if piece.endswith(END_OF_WORD)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids up to end of text: cleaned, in lower case, with a space between any two words.
@@ -156,18 +161,6 @@ class Tokenizer:
                     merged.append(piece)
             pieces = merged
         return tuple(self.ids[piece] for piece in pieces)
-
-
-def pad(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Pad rows of ids with 0 to int64 [b l].
-
-    0 is also the id of a token. After end of text it has no effect in a tower with a causal mask; open_clip's towers
-    without such a mask are trained with this padding.
-    """
-    ids = torch.zeros(len(rows), max(map(len, rows), default=0), dtype=torch.int64)
-    for index, row in enumerate(rows):
-        ids[index, : len(row)] = torch.tensor(row)
-    return ids
 
 
 def openai_tokenizer(context_length: int = 77) -> Tokenizer:

@@ -24,8 +24,9 @@ from trainer.evaluation.held_out import HeldOutShards
 from trainer.models.config import ModelConfig
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
+from trainer.text.base import pad
 from trainer.text.syntax import align, collate_trees
-from trainer.text.tokenizer import Tokenizer, pad
+from trainer.text.tokenizer import Tokenizer
 
 SIDE = 16
 N = 5

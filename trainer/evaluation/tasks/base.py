@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # `--help` lists the options without importing torch
 
     from trainer.evaluation.items import Items
     from trainer.models.dual_encoder import DualEncoder
-    from trainer.text.tokenizer import Tokenizer
+    from trainer.text.base import TextTokenizer
 
 Fit = Literal["crop", "squeeze", "pad"]
 """How an image becomes a square: the short side is resized and the center cropped; both sides are resized; the long
@@ -69,7 +69,7 @@ class Embedder(Protocol):
     """A model that embeds texts and images in batches; embeddings are cached on disk under the hash of the model."""
 
     model: "DualEncoder"
-    tokenizer: "Tokenizer"
+    tokenizer: "TextTokenizer"
     """For tasks that embed words in their context."""
 
     def texts(self, texts: Sequence[str]) -> "Tensor":

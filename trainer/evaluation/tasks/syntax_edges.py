@@ -38,9 +38,9 @@ from trainer.models.phyclip import PHyCLIP
 from trainer.models.registry import model_name
 from trainer.models.syntax_meru import SyntaxMERU
 from trainer.models.terms import Entails
+from trainer.text.base import TextTokenizer, pad
 from trainer.text.relations import RELATIONS
 from trainer.text.syntax import Word, align, collate_trees
-from trainer.text.tokenizer import Tokenizer, pad
 
 MAX_CAPTIONS: Final = 5000
 BATCH_SIZE: Final = 256
@@ -72,7 +72,7 @@ def with_words(model: DualEncoder) -> SyntaxMERU:
 
 @torch.no_grad()
 def embed_edges(
-    model: SyntaxMERU, tokenizer: Tokenizer, parsed: list[tuple[str, tuple[Word, ...]]]
+    model: SyntaxMERU, tokenizer: TextTokenizer, parsed: list[tuple[str, tuple[Word, ...]]]
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Points [e d] of words by part, and the numbers [e] of the relations of the edges."""
     found: dict[str, list[Tensor]] = {}
@@ -80,7 +80,7 @@ def embed_edges(
     for part in batched(parsed, BATCH_SIZE):
         ids, trees = zip(*(align(tokenizer, caption, words) for caption, words in part), strict=True)
         syntax = collate_trees(trees)
-        points = model.word_points(pad(ids).to(device_of(model)), syntax.to(device_of(model)))
+        points = model.word_points(pad(ids, tokenizer.pad_id).to(device_of(model)), syntax.to(device_of(model)))
         for name, values in points.items():
             found.setdefault(name, []).append(values.float())
         is_child = (syntax.head >= 0) & (syntax.head != torch.arange(syntax.head.shape[1]))

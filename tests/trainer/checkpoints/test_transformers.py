@@ -1,0 +1,158 @@
+"""Runs, saved models and evaluations with text towers of transformers."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.errors import UserError
+from tests.trainer.evaluation.test_evaluate import write_folder, write_shard
+from tests.trainer.small import NAMES
+from tests.trainer.small_run import run, small_config, small_run
+from tests.trainer.tiny_transformers import KINDS, tiny_encoder
+from trainer import Model
+from trainer.accumulate import checkpoint_blocks, set_micro_batch, tower_blocks
+from trainer.build import new_model
+from trainer.checkpoints.model import load_model
+from trainer.evaluate import main as evaluate
+from trainer.evaluation.embedder import CachedEmbedder
+from trainer.export import convert
+from trainer.hub import FILES
+from trainer.optim.lora import LowRank
+from trainer.text.fast_tokenizer import FastTokenizer
+
+CAPTIONS = ["a cat", "the dog of a box: 12, 13"]
+
+
+def tower(folder: Path, *others: str) -> list[str]:
+    """The settings of a tower. Width, layers and heads are those of the small run."""
+    sizes = (f"model.text.vocab_size={json.loads((folder / 'config.json').read_text())['vocab_size']}",)
+    name = ("model.text.name=transformers", f"model.text.weights={folder}", f"tokenizer={folder}")
+    return [*name, *sizes, "model.text.context_length=12", "steps=4", "optim.warmup_steps=1", *others]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_model_trains_and_loads_without_the_folder_of_the_encoder(tmp_path: Path, name: str) -> None:
+    folder, output = tiny_encoder("bert", tmp_path / "bert"), tmp_path / "run"
+    settings = tower(folder, f"model_name={name}")
+    before = new_model(small_config(output, *settings)).state_dict()
+    assert run(output, *settings) == 0
+    shutil.rmtree(folder)
+    model = Model.from_pretrained(output / "model", device="cpu")
+    assert isinstance(model.tokenizer, FastTokenizer)
+    key = "textual.encoder.encoder.layer.0.attention.self.query.weight"
+    assert not torch.equal(model.module.state_dict()[key], before[key])
+    model.save_pretrained(tmp_path / "copy")
+    assert {path.name for path in (tmp_path / "copy").iterdir()} == set(FILES) - {"merges.txt"}
+    copy = Model.from_pretrained(tmp_path / "copy", device="cpu")
+    assert torch.equal(copy.encode_text(CAPTIONS), model.encode_text(CAPTIONS))
+
+
+@pytest.mark.parametrize("kind", ["t5", "clip_text_model", "roberta"])
+def test_a_run_resumes_with_the_same_weights(tmp_path: Path, kind: str) -> None:
+    settings = tower(tiny_encoder(kind, tmp_path / kind), "save.every=2", "data.workers=1", "model.text.pooling=last")
+    assert run(tmp_path / "whole", *settings) == 0
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    shutil.rmtree(tmp_path / "parts" / "checkpoints" / "step_00000004")
+    shutil.rmtree(tmp_path / "parts" / "model")
+    assert run(tmp_path / "parts", *settings) == 0
+    whole, parts = (load_model(tmp_path / name).model.state_dict() for name in ("whole", "parts"))
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+
+def test_a_trained_model_is_evaluated_with_its_own_tokenizer(tmp_path: Path) -> None:
+    folder, images, shards = tmp_path / "bert", write_folder(tmp_path / "images"), write_shard(tmp_path / "held_out")
+    settings = tower(
+        tiny_encoder("bert", folder), f"evaluation.shards={shards}", f"evaluation.image_folders=[{images}]"
+    )
+    assert run(tmp_path / "run", *settings) == 0
+    results = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    shutil.rmtree(folder)
+    out = f"output={tmp_path / 'found.json'}"
+    assert evaluate([str(tmp_path / "run"), f"shards={shards}", f"image_folders=[{images}]", "device=cpu", out]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found.keys() <= results.keys()
+    assert any(key.endswith("accuracy") for key in found)
+    assert all(abs(results[key] - value) < 1e-5 for key, value in found.items())
+
+
+def test_features_are_cached_for_one_tokenizer_only(tmp_path: Path) -> None:
+    run(tmp_path / "run", *tower(tiny_encoder("bert", tmp_path / "bert"), "steps=2"))
+    loaded = load_model(tmp_path / "run")
+    embedder = CachedEmbedder(loaded.model, loaded.tokenizer, tmp_path / "cache", workers=1)
+    features = embedder.texts(CAPTIONS)
+    torch.testing.assert_close(features, loaded.model.text_features(loaded.tokenizer(CAPTIONS)))
+    assert isinstance(loaded.tokenizer, FastTokenizer)
+    changed = FastTokenizer(loaded.tokenizer.definition.replace('"lowercase": true', '"lowercase": false'), 0, 12)
+    assert CachedEmbedder(loaded.model, changed, tmp_path / "cache", workers=1).hash != embedder.hash
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recomputed_activations_give_the_same_gradients(tmp_path: Path, kind: str) -> None:
+    settings = tower(tiny_encoder(kind, tmp_path / kind), "model.text.context_length=12")
+    gradients = []
+    for saves_memory in (False, True):
+        parts = small_run(tmp_path / "run", *settings)
+        model, batch = parts.model, next(iter(parts.loader))
+        assert len(tower_blocks(model)) == 4
+        if saves_memory:
+            checkpoint_blocks(model)
+            set_micro_batch(model, 3)
+        torch.manual_seed(0)
+        model(batch).loss.backward()
+        gradients.append({name: value.grad for name, value in model.named_parameters()})
+        parts.loader.close()
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=2e-5)
+
+
+def test_parts_have_learning_rates_freezing_and_low_rank_updates_by_name(tmp_path: Path) -> None:
+    settings = tower(
+        tiny_encoder("bert", tmp_path / "bert"),
+        "optim.lr_ratios={textual: 0.1}",
+        "optim.frozen_until={textual.encoder.embeddings: null}",
+        "lora.ranks={textual.encoder.encoder.layer.*.attention: 2}",
+    )
+    parts = small_run(tmp_path / "run", *settings)
+    names = {id(value): name for name, value in parts.model.named_parameters()}
+    for group in parts.optimizer.param_groups:
+        for value in group["params"]:
+            name = names[id(value)]
+            assert not name.startswith("textual.encoder.embeddings")
+            assert group["lr_ratio"] == (0.1 if name.startswith("textual.") else 1.0)
+            assert (group["weight_decay"] > 0) == (value.ndim > 1)
+    updates = [module for module in parts.model.textual.modules() if isinstance(module, LowRank)]
+    assert len(updates) == 2 * 4  # queries, keys, values and output of both layers
+    assert run(tmp_path / "run", *settings) == 0
+    before = new_model(small_config(tmp_path / "run", *settings)).state_dict()
+    after = load_model(tmp_path / "run").model.state_dict()
+    word = "textual.encoder.embeddings.word_embeddings.weight"
+    query = "textual.encoder.encoder.layer.1.attention.self.query.weight"
+    assert torch.equal(before[word], after[word])
+    assert not torch.equal(before[query], after[query])
+
+
+def test_compiled_blocks_give_the_same_features(tmp_path: Path) -> None:
+    settings = tower(tiny_encoder("bert", tmp_path / "bert"))
+    compiled = small_run(tmp_path / "run", *settings, "compile=true").model.eval()
+    plain = small_run(tmp_path / "run", *settings).model.eval()
+    ids = torch.tensor([[1, 5, 6, 2], [1, 5, 2, 0]])
+    with torch.no_grad():
+        torch.testing.assert_close(compiled.textual(ids), plain.textual(ids), rtol=1e-4, atol=1e-5)
+
+
+def test_such_a_model_cannot_be_exported_to_open_clip(tmp_path: Path) -> None:
+    run(tmp_path / "run", *tower(tiny_encoder("bert", tmp_path / "bert"), "steps=2"))
+    with pytest.raises(UserError, match="open_clip cannot represent this text tower"):
+        convert(tmp_path / "run", tmp_path / "out")
+
+
+def test_a_saved_tokenizer_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
+    run(tmp_path / "run", *tower(tiny_encoder("bert", tmp_path / "bert"), "steps=2"))
+    path = tmp_path / "run" / "model" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["a new piece"] = 1000
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"tokenizer\.json gives 1001 tokens, the model has 92"):
+        Model.from_pretrained(tmp_path / "run")

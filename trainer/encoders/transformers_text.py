@@ -1,0 +1,230 @@
+"""Text towers that are encoders of the library transformers, such as BERT, RoBERTa, T5's encoder or CLIPTextModel.
+
+Shapes: b texts, l tokens, w width. Parameter names are those of transformers, below `encoder`. A tower is built from its
+configuration alone; its weights come from a local folder (`transformers_weights`). Nothing is downloaded, and no code of
+a folder runs. Importing transformers takes seconds, so this module is imported only if a configuration selects such a
+tower.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
+
+from common.json_file import read_object
+from common.yaml_text import INTERPOLATION, LITERAL
+from trainer.encoders.config import TRANSFORMERS, TextConfig
+from trainer.encoders.text import HiddenStates, StateSource, TextTower, TokenStates
+
+CONFIG_FILE: Final = "config.json"
+SIZES: Final = {
+    "vocab_size": "vocab_size",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+}
+"""Settings of a text tower and the names of transformers, which hold for all its configurations."""
+FORBIDDEN: Final = ("auto_map", "quantization_config", "attn_implementation", "_attn_implementation", "_name_or_path")
+"""Keys of a configuration that select code or other files. They are left out of files and refused elsewhere."""
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return the configuration of the text encoder in a folder that transformers has saved.
+
+    Raises FileNotFoundError if there is no such folder, and ValueError if it has no configuration.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{folder} is no folder; give one with {CONFIG_FILE} and the tokenizer, which are never downloaded"
+        )
+    values = without_forbidden(read_object(folder / CONFIG_FILE))
+    if INTERPOLATION in json.dumps(values):
+        raise ValueError(f"{folder / CONFIG_FILE}: {LITERAL}")
+    config = parse_settings(values)
+    if config.model_type == values["model_type"]:
+        return values
+    return {
+        **(values.get("text_config") or {}),
+        "model_type": config.model_type,
+    }  # of a model of images and texts, such as CLIP
+
+
+def without_forbidden(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without the forbidden keys, at any depth."""
+    return {
+        key: without_forbidden(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if key not in FORBIDDEN
+    }
+
+
+def parse_settings(values: Mapping[str, Any]) -> PreTrainedConfig:
+    """Return the configuration of a text encoder, or that of the texts in a model of images and texts.
+
+    Raises ValueError if transformers has no such network, or if a key is forbidden.
+    """
+    others = dict(values)
+    kind = others.pop("model_type", None)
+    if without_forbidden(values) != values:
+        raise ValueError(f"a configuration with one of the keys {', '.join(FORBIDDEN)} is not allowed; remove them")
+    try:
+        config: Any = AutoConfig.for_model(kind, **others)
+    except Exception as error:  # transformers raises many types for values that do not fit
+        reason = str(error).partition("\n")[0][:200]
+        raise ValueError(
+            f"transformers has no configuration of model_type {kind!r} with these values: {reason}"
+        ) from error
+    config = config.get_text_config() if hasattr(config, "text_config") else config
+    config.use_cache = False  # of decoders: keys and values of earlier tokens
+    return config
+
+
+def network_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class of a text encoder. Raises ValueError for networks that do not read token ids."""
+    for mapping in (MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING):
+        if type(config) in mapping:
+            found: Any = mapping[type(config)]
+            kind: type[PreTrainedModel] = found[0] if isinstance(found, tuple) else found
+            if kind.main_input_name == "input_ids":
+                return kind
+    raise ValueError(f"transformers has no text encoder of model_type {config.model_type!r}; give one, such as bert")
+
+
+def text_part(network: PreTrainedModel, pooling: str) -> nn.Module:
+    """The part of a network that computes the features: no decoder, and no pooler unless it is used.
+
+    Parameters without effect would have no gradient, which DDP does not accept.
+    """
+    part: Any = network
+    if hasattr(network, "shared") or hasattr(network, "decoder"):  # embeddings that encoder and decoder share, as in T5
+        part = network.encoder
+    if pooling != "pooler" and isinstance(getattr(part, "pooler", None), nn.Module):
+        part.pooler = None
+    assert isinstance(part, nn.Module)
+    return part
+
+
+def settings_of(values: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of an encoder as settings of a text tower. Raises ValueError if transformers has no such network."""
+    config = parse_settings(values)
+    sizes = {name: getattr(config, theirs, None) for name, theirs in SIZES.items()}
+    return {name: size for name, size in sizes.items() if isinstance(size, int)}
+
+
+def position_limit(network: nn.Module) -> int | None:
+    """The number of positions that have an embedding, without those before the first token; None without a table."""
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2].startswith("position_embedding"):
+            return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+    return None
+
+
+def context_limit(values: Mapping[str, Any]) -> int | None:
+    """The largest context for which an encoder was built; None if nothing limits it. Allocates no weights."""
+    config = parse_settings(values)
+    with torch.device("meta"):
+        limit = position_limit(network_class(config)(config))
+    return getattr(config, "max_position_embeddings", None) if limit is None else limit
+
+
+class TransformersText(TextTower):
+    """An encoder of transformers. Tokens attend to all tokens but the padding, which follows them.
+
+    Raises ValueError if transformers has no such text encoder, if the sizes in the configuration differ, or if the network
+    has no pooler but `pooling` asks for it.
+    """
+
+    positions = ""  # none that `stretch_after` could change
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.context_length, self.pooling, self.pad_id = config.context_length, config.pooling, config.pad_id
+        differing = {name: size for name, size in settings_of(config.kwargs).items() if getattr(config, name) != size}
+        if differing:
+            settings = " ".join(f"model.text.{name}={size}" for name, size in differing.items())
+            raise ValueError(f"text.name {config.name}: the sizes differ from those in kwargs; set {settings}")
+        network_config = parse_settings(config.kwargs)
+        network = network_class(network_config)._from_config(network_config, dtype=torch.float32)
+        self.encoder = text_part(network, config.pooling)
+        self.num_features = self.measure({config.pad_id, network_config.pad_token_id})
+
+    @torch.no_grad()
+    def measure(self, paddings: set[int | None]) -> int:
+        """Return the width of the features, computed from a text of the largest length.
+
+        Raises ValueError if the encoder cannot read it.
+        """
+        limit = position_limit(self.encoder)
+        if limit is not None and self.context_length > limit:
+            raise ValueError(
+                f"text.context_length is {self.context_length}, but the encoder has {limit} positions; set "
+                f"model.text.context_length={limit} or less"
+            )
+        token = next(index for index in range(3) if index not in paddings)
+        ids = torch.full((1, self.context_length), token)
+        was_training = self.training
+        try:
+            features = self.eval()(ids)
+        except ValueError:
+            raise
+        except Exception as error:  # its type depends on the network
+            raise ValueError(
+                f"text.name {TRANSFORMERS}: {type(self.encoder).__name__} cannot encode a text of {self.context_length} "
+                f"tokens ({type(error).__name__}: {str(error).partition(chr(10))[0][:200]}); give another encoder, or a "
+                "smaller model.text.context_length"
+            ) from error
+        finally:
+            self.train(was_training)
+        return int(features.shape[-1])
+
+    def list_blocks(self) -> list[nn.Module]:
+        lists = (module for module in self.encoder.modules() if isinstance(module, nn.ModuleList))
+        return list(next(lists, [self]))
+
+    def forward(self, token_ids: Tensor, source: StateSource | None = None) -> Tensor | TokenStates:
+        """As `TextTower.forward`. A batch without texts, of a rank without boxes, encodes one token and drops it."""
+        if len(token_ids):
+            return super().forward(token_ids, source)
+        found = super().forward(token_ids.new_zeros(1, 1), source)
+        if isinstance(found, Tensor):
+            return found[:0]
+        length = token_ids.shape[1]
+        return TokenStates(*(part[:0].expand(0, length, -1) if part.ndim == 3 else part[:0] for part in found))
+
+    def attended(self, token_ids: Tensor) -> Tensor:
+        """Return a mask [b l] of the tokens of texts: all but the padding. The first is always one of them."""
+        mask = token_ids != self.pad_id
+        mask[:, 0] = True
+        return mask
+
+    def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> HiddenStates:
+        mask = self.attended(token_ids)
+        ids = token_ids.clamp(min=0)  # the padding is -1 in a vocabulary without it
+        output = self.encoder(
+            input_ids=ids, attention_mask=mask.long(), return_dict=True, output_hidden_states=source is not None
+        )
+        final = output.last_hidden_state
+        pooled = None
+        if self.pooling == "pooler":
+            pooled = getattr(output, "pooler_output", None)
+            if pooled is None:
+                raise ValueError(
+                    f"text.pooling is pooler, but {type(self.encoder).__name__} has none; set model.text.pooling to cls, "
+                    "mean or last"
+                )
+        return HiddenStates(final if source is None else output.hidden_states[0], final, final, pooled)
+
+    def pool(self, final: Tensor, token_ids: Tensor) -> Tensor:
+        mask = self.attended(token_ids)
+        if self.pooling == "cls":
+            return final[:, 0]
+        if self.pooling == "last":
+            positions = torch.arange(mask.shape[1], device=mask.device)
+            return final[torch.arange(len(final), device=final.device), (mask * positions).argmax(dim=1)]
+        weights = mask.to(final.dtype)[..., None]
+        return (final * weights).sum(1) / weights.sum(1)
