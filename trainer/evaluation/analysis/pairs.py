@@ -13,7 +13,7 @@ IMAGE_IN: Final = 1.35
 TEXT_IN: Final = 0.24
 """Height of the caption above an image, and of the phrases below."""
 GAP_IN: Final = 0.15
-MIN_COLUMNS: Final = 3
+MIN_COLUMNS: Final = 4
 LETTERS_PER_COLUMN: Final = 24
 
 
