@@ -31,7 +31,7 @@ def fresh() -> Any:
 
 
 def texts(cell: Any) -> str:
-    """What a cell prints and returns, without pictures."""
+    """The text that a cell prints and returns."""
     outputs = cell.get("outputs", [])
     return "".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs)
 

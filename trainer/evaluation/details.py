@@ -24,11 +24,11 @@ class Confusion(NamedTuple):
 
 @dataclass(kw_only=True)
 class Details:
-    """What an evaluation found. It is filled by `Evaluation`, and stays empty without folders and held-out shards."""
+    """Findings of an evaluation. `Evaluation` adds them; without folders and held-out shards there are none."""
 
     confusions: dict[str, Confusion] = field(default_factory=dict)  # by the name of the folder
     distances: dict[str, Tensor] = field(default_factory=dict)  # [n] from the root, by stream
-    quantity: str = ""  # what the distances are
+    quantity: str = ""  # the label of an axis with the distances
 
     @torch.no_grad()
     def add_distances(self, model: DualEncoder, points: HeldOutPoints) -> None:

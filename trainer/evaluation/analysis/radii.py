@@ -24,7 +24,7 @@ def space_of_points(model: DualEncoder, lifted: Mapping[str, Tensor]) -> Space:
 
 
 def quantity(model: DualEncoder) -> str:
-    """What the distances of a model are, as the label of an axis."""
+    """The label of an axis with the distances of a model."""
     label = "distance to the origin" if isinstance(model, Hyperbolic) else "1 - cosine to the mean direction"
     return f"{label}, sum over the factors" if isinstance(model, PHyCLIP) else label
 
