@@ -7,7 +7,7 @@ LOCK ?= requirements.lock
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo demo-models train-demo paper test figures soak lint lock clean
+.PHONY: install demo demo-models train-demo hierarchy notebook paper test figures soak lint lock clean
 
 install: .venv/.installed
 
@@ -35,6 +35,15 @@ demo-models: install
 MODEL ?= hycoclip
 train-demo: install
 	$(BIN)/python -m demo.train_demo --model $(MODEL)
+
+# Trains the miniature HyCoCLIP of demo/weights/hycoclip again, and runs the notebook that shows it.
+hierarchy: install
+	$(BIN)/python -m demo.train_demo --model hycoclip --keep demo/weights/hycoclip
+	$(BIN)/python -m docs.figures.notebook
+
+# Runs docs/hierarchy.ipynb, and saves it with its outputs.
+notebook: install
+	$(BIN)/python -m docs.figures.notebook
 
 # Rebuilds the papers' tables in miniature: shards, trainings with several seeds, evaluations, and one page in
 # out/paper/SIZE. SIZE is smoke, small (about one hour on two cores), full or gpu. Repeat the command to resume.

@@ -11,16 +11,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from common.cli import BUG, EXIT_CODES, command
 from common.config_help import print_text
 from common.text import message_lines
+from common.version import hypergrit_version
 from demo.train_demo_data import ROOT, DataConfig, make_data
 from trainer.metrics.curves import write_curves
 from trainer.models.registry import DEFAULT, MODELS
 
 JOBS = "jobs/train_demo"
 OUTPUT = ROOT / "out" / "train_demo"
+LICENSE = "cc-by-sa-4.0"
+"""License of the weights: that of OpenMoji, whose artwork the pictures show (demo/weights/MODEL_CARD.md)."""
 
 
 @command("run the same command again to resume")
@@ -32,6 +36,9 @@ def main() -> int:
         "--out", type=Path, default=OUTPUT, help="folder of the outputs pairs/, shards/, concepts/ and MODEL/"
     )
     parser.add_argument("--rows", type=int, default=DataConfig.train_rows, help="number of training pairs")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="also save the model in half precision with its card to this folder"
+    )
     parser.add_argument("--fresh", action="store_true", help="delete an earlier run of this model first")
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="settings of the trainer, such as optim.steps=100"
@@ -48,6 +55,8 @@ def main() -> int:
         train(options.model, folder, options.overrides)
         curves = write_curves(output)
         metrics = json.loads((output / "evaluation.json").read_text("utf-8"))
+        if options.keep:
+            keep(options.model, folder, options.keep)
     except (RuntimeError, OSError) as error:  # its message may end with lines of a log
         print(message_lines(f"error: {error}"), file=sys.stderr)
         return BUG
@@ -80,6 +89,26 @@ def job_files(model: str) -> list[str]:
         return [f"{JOBS}/base.yaml", f"{JOBS}/boxes.yaml"]
     alone = ["model.boxes_as_pairs=false"] if hasattr(config, "use_boxes") else []
     return [f"{JOBS}/base.yaml", *([f"{JOBS}/cones.yaml"] if hasattr(config, "min_radius") else []), *alone]
+
+
+def keep(model: str, folder: Path, target: Path) -> None:
+    """Save the trained model in half precision, with a card that names this command and paths of the repository.
+
+    The paths are those of a run in the default folder, wherever the run in `folder` was.
+    """
+    from trainer.inference import load_model
+
+    def relative(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: relative(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [relative(item) for item in value]
+        return value.replace(str(folder), str(OUTPUT.relative_to(ROOT))) if isinstance(value, str) else value
+
+    found = load_model(folder / model, device="cpu")
+    facts = {"command": f"python -m demo.train_demo --model {model} --keep {target}", "version": hypergrit_version()}
+    found.record = facts | relative(found.record)
+    found.save_pretrained(target, license=LICENSE, half=True)
 
 
 CHANCE = {"accuracy": "chance", "order": "chance", "auc": "chance", "ap": "chance"} | {

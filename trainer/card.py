@@ -39,7 +39,8 @@ def model_card(config: Mapping[str, Any], license: str = UNKNOWN_LICENSE) -> str
     """The card as Markdown, from the config.json of a model folder. Texts are escaped; URLs have no secrets.
 
     `config["record"]` documents the training: `training` is the configuration of the run, `data` the shards with their
-    hash, `evaluation` the results by name. What is missing is left out. Raises UserError unless `license` is a word.
+    hash, `evaluation` the results by name; `command` is a command that includes the training, and `version` that of
+    HyperGRIT. What is missing is left out. Raises UserError unless `license` is a word.
     """
     if not re.fullmatch(r"[\w.+-]+", license):
         raise UserError(f"{license!r} is no identifier of a license; give one of the hub, such as cc-by-4.0")
@@ -79,16 +80,17 @@ def data_section(record: Mapping[str, Any], training: Any) -> list[str]:
 
 def training_section(record: Mapping[str, Any], training: Any) -> list[str]:
     """The command of the training with its configuration, and the numbers of steps and samples."""
-    facts = {key: record[key] for key in ("steps", "samples", "pairs", "seed") if key in record}
+    facts = {key: record[key] for key in ("version", "steps", "samples", "pairs", "seed") if key in record}
     parts = [table(("fact", "value"), facts)] if facts else []
+    if record.get("command"):
+        parts.append(fenced("sh", str(record["command"])))
     if isinstance(training, Mapping):
         parts += [
+            *(["which runs"] if record.get("command") else []),
             fenced("sh", "python -m trainer.train config.yaml"),
             "with `config.yaml`:",
             fenced("yaml", as_yaml(training)),
         ]
-    elif record.get("command"):
-        parts.append(fenced("sh", str(record["command"])))
     return ["## Training", *parts] if parts else []
 
 

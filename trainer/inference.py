@@ -86,15 +86,17 @@ class Model:
         except (OSError, ValueError) as error:
             raise UserError(str(error)) from error
 
-    def save_pretrained(self, folder: str | Path, license: str = UNKNOWN_LICENSE) -> None:
+    def save_pretrained(self, folder: str | Path, license: str = UNKNOWN_LICENSE, half: bool = False) -> None:
         """Write the model to a folder that `load_model` and `from_pretrained` read, with a model card.
 
         The card states what is known of data, training, settings and evaluation; URLs have no secrets. `license` is an
-        identifier of the hub, such as cc-by-4.0. Raises UserError if the folder cannot be written.
+        identifier of the hub, such as cc-by-4.0. `half` stores matrices in float16, in half the space; they are loaded
+        as float32. Raises UserError if the folder cannot be written.
         """
         record = clean(self.record, strip_query=True)
         try:
-            save_model(Path(folder), self.module, tokenizer=self.tokenizer, preprocess=self.preprocess, record=record)
+            parts = {"tokenizer": self.tokenizer, "preprocess": self.preprocess, "record": record}
+            save_model(Path(folder), self.module, **parts, half=half)
             write_card(Path(folder), license=license)
         except OSError as error:
             raise UserError(f"{folder} cannot be written: {error}; give another folder") from error

@@ -11,6 +11,7 @@ from typing import Any
 from common.config import to_yaml
 from common.errors import UserError
 from common.json_file import write_object
+from trainer.batch import Batch
 from trainer.build import Run, build
 from trainer.card import write_card
 from trainer.checkpoints.folder import CHECKPOINTS, newest_checkpoint, open_run_folder
@@ -25,7 +26,9 @@ from trainer.distributed.rank_zero import on_rank_0
 from trainer.distributed.signals import StopRequest, stop_signals
 from trainer.health import Health
 from trainer.metrics.progress import Progress
+from trainer.metrics.sinks import Pictures
 from trainer.metrics.writers import Meter, Metrics
+from trainer.pictures import pair_picture
 from trainer.results import evaluate, save_trained_model, write_errors_explained
 from trainer.step import PendingStep, start_step
 
@@ -181,8 +184,17 @@ def take_steps(session: Session) -> bool:
         while len(queue) > (0 if reads_now or is_stopping else 1):
             is_stopping |= report(session, queue.popleft())
         with session.meter.paused():
+            if run.step == 1:
+                draw_first_batch(session, batch)
             is_stopping = evaluate_and_save_if_due(session, is_stopping)
     return is_stopping and run.step < steps
+
+
+def draw_first_batch(session: Session, batch: Batch) -> None:
+    """Write a picture of the first pairs of this rank, if pictures are written."""
+    if session.metrics and session.metrics.n_pictured:
+        picture = pair_picture(batch, session.run.tokenizer, session.metrics.n_pictured)
+        session.metrics.draw(session.run.step, Pictures(images={"pairs/first_batch": picture}))
 
 
 def is_due(run: Run) -> bool:

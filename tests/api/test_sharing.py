@@ -40,6 +40,18 @@ def test_a_saved_model_loads_with_its_record(model: Model, tmp_path: Path) -> No
     assert "0.2500" in card
 
 
+def test_half_precision_halves_the_file_and_rounds_the_points(model: Model, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "full")
+    model.save_pretrained(tmp_path / "half", half=True)
+    full, half = ((tmp_path / name / "model.safetensors").stat().st_size for name in ("full", "half"))
+    assert half < 0.7 * full
+    loaded = Model.from_pretrained(tmp_path / "half", device="cpu")
+    assert {parameter.dtype for parameter in loaded.module.parameters()} == {torch.float32}
+    points, expected = loaded.encode_text(TEXTS), model.encode_text(TEXTS)
+    assert not torch.equal(points, expected)
+    torch.testing.assert_close(points, expected, rtol=0, atol=0.01)
+
+
 def test_urls_in_the_record_of_a_saved_model_have_no_secrets(model: Model, tmp_path: Path) -> None:
     model.record["training"] = {"data": {"shards": "s3://ann:pw@bucket/a.tar?sig=secret"}}
     model.save_pretrained(tmp_path / "copy")

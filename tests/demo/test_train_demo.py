@@ -2,13 +2,16 @@
 
 import io
 import itertools
+import shutil
 import tarfile
 from pathlib import Path
 
 import PIL.Image
 import pytest
 
-from demo.train_demo import format_table, job_files
+from common.json_file import read_object, write_object
+from common.version import hypergrit_version
+from demo.train_demo import format_table, job_files, keep
 from demo.train_demo_data import (
     DataConfig,
     is_current,
@@ -23,6 +26,7 @@ from demo.world.scenes import DEMO_SEEDS, HELD_OUT_SEEDS, SHARD_SEEDS, TEST_SEED
 from demo.world.vocabulary import CONCEPTS
 from trainer.build import build_tokenizer, new_model
 from trainer.config import load_config
+from trainer.inference import load_model
 from trainer.models.registry import MODELS
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +91,25 @@ def test_finished_shards_are_reused_and_interrupted_ones_generated_again(
     (tmp_path / "shards" / "held_out").rmdir()
     make_data(tmp_path, DataConfig(train_rows=3, held_out_rows=1, pictures=1, picture_px=16))
     assert calls[3:] == ["held_out"]
+
+
+def test_a_kept_model_names_its_command_and_no_folder_of_this_machine(tmp_path: Path) -> None:
+    run = tmp_path / "elsewhere" / "hycoclip"
+    shutil.copytree(ROOT / "tests" / "compatibility" / "v0_1" / "whole", run)
+    config = read_object(run / "model" / "config.json")
+    config["record"]["training"] = {"output": str(run), "evaluation": {"image_folders": [f"{run.parent}/concepts"]}}
+    write_object(config, run / "model" / "config.json")
+    keep("hycoclip", run.parent, tmp_path / "kept")
+    record = load_model(tmp_path / "kept", device="cpu").record
+    assert record["training"] == {
+        "output": "out/train_demo/hycoclip",
+        "evaluation": {"image_folders": ["out/train_demo/concepts"]},
+    }
+    assert record["version"] == hypergrit_version()
+    assert record["command"].startswith("python -m demo.train_demo --model hycoclip --keep ")
+    assert "license: cc-by-sa-4.0" in (tmp_path / "kept" / "README.md").read_text("utf-8")
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (tmp_path / "kept", run / "model")]
+    assert sizes[0] < 0.7 * sizes[1]
 
 
 @pytest.mark.parametrize("model", MODELS)

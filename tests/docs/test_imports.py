@@ -34,7 +34,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"models"},
         {"optim"},
         {"accumulate", "checkpoints", "evaluation"},
-        {"card", "search"},
+        {"card", "pictures", "search"},
         {"hub"},
         {"export"},
         {"inference"},

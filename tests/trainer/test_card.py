@@ -39,6 +39,13 @@ def test_unknown_parts_of_the_training_have_no_section() -> None:
     assert "embed_dim: 16" in card
 
 
+def test_a_command_stands_before_the_training_that_it_includes() -> None:
+    record = {"command": "make train-demo", "version": "0.7.0", "training": {"seed": 3}}
+    card = model_card(CONFIG | {"record": record})
+    places = [card.index(part) for part in ("| version | 0.7.0 |", "make train-demo", "-m trainer.train", "seed: 3")]
+    assert places == sorted(places)
+
+
 def test_texts_cannot_change_the_page() -> None:
     record = {
         "command": f"train ```\n{HOSTILE}\n```",

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from trainer.batch import Side
 from trainer.evaluation.config import HeldOutConfig
+from trainer.evaluation.details import Confusion, Details
 from trainer.evaluation.embed import device_of, embed_images, embed_words
 from trainer.evaluation.entailment import entailment_metrics
 from trainer.evaluation.folders import ImageFolder, read_folders, read_images
 from trainer.evaluation.held_out import HeldOutShards
 from trainer.evaluation.held_out_points import HeldOutPoints, embed_held_out
-from trainer.evaluation.metrics import macro_accuracy
+from trainer.evaluation.metrics import confusion, macro_accuracy
 from trainer.evaluation.ranking import chance_recall, ranks_of_matches, recall_at
 from trainer.evaluation.share import Sharing, map_shared
 from trainer.evaluation.zero_shot import class_features, predict
@@ -55,11 +56,13 @@ class Evaluation:
         device: torch.device | str,
         precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
         is_stopping: Callable[[], bool] = bool,
+        details: Details | None = None,
     ) -> dict[str, float]:
         """Evaluate a model on `device`. Random numbers, from `config.seed`, are used for mismatched pairs only.
 
         Collective: each rank embeds a part of the data. The towers compute in the context `precision()`, lifts and
-        scores in float32. Raises InterruptedEvaluationError once `is_stopping` is true on a rank.
+        scores in float32. `details` are filled, if given; a rank may do so alone. Raises InterruptedEvaluationError once
+        `is_stopping` is true on a rank.
         """
         was_training = model.training
         model.to(device).eval()
@@ -69,19 +72,26 @@ class Evaluation:
         try:
             results: dict[str, float] = {}
             for folder in self.folders:
-                results |= zero_shot_results(model, tokenizer, folder, self.config, sharing)
+                results |= zero_shot_results(model, tokenizer, folder, self.config, sharing, details)
             if self.shards:
                 points = embed_held_out(model, tokenizer, self.shards, self.config.max_samples, sharing)
                 results |= pair_results(model, tokenizer, points, self.config, sharing)
+                if details:
+                    details.add_distances(model, points)
         finally:
             model.train(was_training)
         return results
 
 
 def zero_shot_results(
-    model: DualEncoder, tokenizer: TextTokenizer, folder: ImageFolder, config: HeldOutConfig, sharing: Sharing
+    model: DualEncoder,
+    tokenizer: TextTokenizer,
+    folder: ImageFolder,
+    config: HeldOutConfig,
+    sharing: Sharing,
+    details: Details | None = None,
 ) -> dict[str, float]:
-    """Zero-shot classification of one image folder."""
+    """Zero-shot classification of one image folder. The confusions are added to `details`, if given."""
     with sharing.precision():
         features = class_features(model, tokenizer, folder.classes, config.prompts, config.batch_size)
     classes = model.lift_prompts(features)
@@ -96,6 +106,9 @@ def zero_shot_results(
 
     predicted = torch.cat(list(map_shared(len(folder.paths), read, classify, sharing)))
     target = torch.tensor(folder.targets)
+    if details:
+        table = confusion(predicted, target, len(folder.classes))
+        details.confusions[folder.name] = Confusion(table, list(folder.classes))
     return {
         f"zero_shot/{folder.name}/accuracy": macro_accuracy(predicted, target, len(folder.classes)),
         f"zero_shot/{folder.name}/accuracy_micro": (predicted == target).float().mean().item(),

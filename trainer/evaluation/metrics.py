@@ -16,3 +16,8 @@ def macro_accuracy(predicted: Tensor, target: Tensor, n_classes: int) -> float:
     targets = torch.bincount(target, minlength=n_classes)
     occurs = (targets + torch.bincount(predicted, minlength=n_classes)) > 0
     return (hits[occurs] / targets[occurs].clamp(min=1)).mean().item()
+
+
+def confusion(predicted: Tensor, target: Tensor, n_classes: int) -> Tensor:
+    """Numbers of images [c c] by true class (row) and predicted class (column)."""
+    return torch.bincount(target * n_classes + predicted, minlength=n_classes**2).view(n_classes, n_classes)

@@ -1,8 +1,12 @@
 """Settings of a run's metrics."""
 
 from dataclasses import dataclass
+from typing import Final
 
-from common.config import check_range
+from common.config import added, check_range
+
+MAX_IMAGES: Final = 64
+"""Pairs in one picture, which has a row for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +19,10 @@ class LogConfig:
     tensorboard: bool = True
     # Weights & Biases project that receives the metrics; needs the package wandb; null: none
     wandb_project: str | None = None
+    # pictures for TensorBoard and W&B: this many pairs of the first batch, and at each evaluation the distances from the
+    # root and the confusions; needs the package matplotlib; 0: none
+    images: int = added(8)
 
     def __post_init__(self) -> None:
         check_range(self, "every", least=1)
+        check_range(self, "images", least=0, most=MAX_IMAGES)

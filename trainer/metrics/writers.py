@@ -1,4 +1,4 @@
-"""Writers of a run's metrics: metrics.jsonl, and the same numbers for TensorBoard and Weights & Biases.
+"""Writers of a run's metrics: metrics.jsonl, and the same numbers for TensorBoard and Weights & Biases, with pictures.
 
 A row of metrics.jsonl holds `step`, then values by name, such as loss/total, loss/contrastive, geometry/curvature, lr,
 grad_norm. Rows with evaluation results hold names such as zero_shot/FOLDER/accuracy. `samples_per_s` and
@@ -6,13 +6,14 @@ grad_norm. Rows with evaluation results hold names such as zero_shot/FOLDER/accu
 """
 
 import json
+import logging
 import math
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -20,6 +21,9 @@ from common.errors import UserError
 from common.jsonl import truncate
 from trainer.batch import Losses
 from trainer.metrics.config import LogConfig
+from trainer.metrics.sinks import Pictures, Sink, tensorboard_sink, wandb_sink
+
+logger = logging.getLogger(__name__)
 
 GEOMETRY: Final = ("logit_scale", "curvature", "alpha")
 """Endings of the names of terms that describe the space of the model, not a loss."""
@@ -67,19 +71,12 @@ class Meter:
         return {"samples_per_s": self.samples / elapsed, "data_wait_share": self.seconds_waited / elapsed}
 
 
-class Sink(NamedTuple):
-    """A destination of metrics beside metrics.jsonl."""
-
-    write: Callable[[int, dict[str, float]], None]  # step, values by name
-    close: Callable[[], None]
-
-
 class Metrics:
     """The metrics writers of a run, used by its main process only.
 
     `training` is the configuration of the run as plain values, which Weights & Biases displays. `step` is the step from
     which the run starts or resumes: later rows of metrics.jsonl are removed, since the run writes them again. `steps`
-    is the last step.
+    is the last step. `n_pictured` is the number of pairs in a picture, 0 if no pictures are written.
 
     Raises UserError if the package of a writer is missing, or if Weights & Biases refuses the run.
     """
@@ -95,6 +92,7 @@ class Metrics:
             self.sinks.append(tensorboard_sink(output, step))
         if config.wandb_project is not None:
             self.sinks.append(wandb_sink(output, config.wandb_project, training))
+        self.n_pictured = config.images if self.sinks and can_draw(config) else 0
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Append a row and flush it, so that a killed run keeps it. Raises UserError if it cannot be written.
@@ -103,11 +101,23 @@ class Metrics:
         in fp16; `fp16/skipped` marks these steps.
         """
         values = {name: value for name, value in values.items() if math.isfinite(value)}
-        try:
+        with self.explained():
             self.file.write(json.dumps({"step": step, **values}) + "\n")
             self.file.flush()
             for sink in self.sinks:
                 sink.write(step, values)
+
+    def draw(self, step: int, pictures: Pictures) -> None:
+        """Write pictures and distributions for TensorBoard and W&B. Raises UserError if they cannot be written."""
+        with self.explained():
+            for sink in self.sinks:
+                sink.draw(step, pictures)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raise UserError for an error of the file system."""
+        try:
+            yield
         except OSError as error:
             raise UserError(
                 f"{self.path} or its folder cannot be written: {error}; free disk space, then repeat the command to "
@@ -121,52 +131,13 @@ class Metrics:
                 close()
 
 
-def tensorboard_sink(output: Path, step: int) -> Sink:
-    """Return a sink that writes event files to OUTPUT/tensorboard, and remove the events after `step`.
-
-    Raises UserError if tensorboard is not installed.
-    """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UserError(
-            f"log.tensorboard=true needs the package tensorboard ({error}); pip install tensorboard, or set "
-            "log.tensorboard=false"
-        ) from None
-    writer: Any = SummaryWriter(str(output / "tensorboard"), purge_step=step + 1)
-
-    def write(step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, value, step)
-
-    return Sink(write, writer.close)
-
-
-def wandb_sink(output: Path, project: str, training: dict[str, Any]) -> Sink:
-    """Return a sink that writes to Weights & Biases. On resume it continues the run with the id in OUTPUT/wandb_id.
-
-    Raises UserError if wandb is not installed or refuses the run.
-    """
-    try:
-        import wandb
-    except ImportError as error:
-        raise UserError(
-            f"log.wandb_project={project} needs the package wandb ({error}); pip install wandb, or remove this setting"
-        ) from None
-    id_file = output / "wandb_id"
-    if not id_file.is_file():
-        id_file.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
-    try:
-        run = wandb.init(
-            project=project,
-            dir=str(output),
-            name=output.name,
-            id=id_file.read_text(encoding="utf-8"),
-            resume="allow",
-            config=training,
+def can_draw(config: LogConfig) -> bool:
+    """True if pictures are wanted and matplotlib is installed; a warning names the fix if it is not."""
+    if config.images and find_spec("matplotlib") is None:
+        logger.warning(
+            "log.images=%d needs the package matplotlib, so no pictures are written; pip install matplotlib, or set "
+            "log.images=0",
+            config.images,
         )
-    except wandb.Error as error:
-        raise UserError(
-            f"log.wandb_project={project}: {error}; log in with `wandb login`, or set WANDB_MODE=offline"
-        ) from None
-    return Sink(lambda step, values: run.log(values, step=step), run.finish)
+        return False
+    return config.images > 0

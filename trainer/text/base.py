@@ -45,6 +45,10 @@ class TextTokenizer(ABC):
         """Return at most `context_length` of the ids of a text. The special tokens at its end are kept."""
 
     @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of the ids of a row, without special tokens and padding; white space may differ."""
+
+    @abstractmethod
     def words(self) -> list[str]:
         """The tokens of the vocabulary that are complete words, the most frequent first."""
 

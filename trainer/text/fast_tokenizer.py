@@ -5,7 +5,7 @@ encoded as text, because captions are untrusted.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,7 +39,9 @@ class FastTokenizer(TextTokenizer):
         self.pipeline.no_truncation()
         self.pipeline.no_padding()
         self.pipeline.encode_special_tokens = True
-        marks = self.pipeline.encode("a").special_tokens_mask
+        encoded = self.pipeline.encode("a")
+        marks = encoded.special_tokens_mask
+        self.marks = {index for index, is_special in zip(encoded.ids, marks, strict=True) if is_special}
         self.n_end = [*marks[::-1], 0].index(0)
         if self.n_end == len(marks):
             raise ValueError("the tokenizer has no tokens for the letter 'a'; give the tokenizer of a text encoder")
@@ -71,6 +73,10 @@ class FastTokenizer(TextTokenizer):
         if len(ids) <= self.context_length:
             return list(ids)
         return [*ids[: self.context_length - self.n_end], *ids[len(ids) - self.n_end :]]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        found = [index for index in ids if index not in self.marks and index != self.pad_id]
+        return str(self.pipeline.decode(found)).replace(END_OF_WORD, " ").strip()
 
     def words(self) -> list[str]:
         ids = self.pipeline.get_vocab(with_added_tokens=False)

@@ -40,6 +40,13 @@ def test_the_padding_is_no_token_of_a_text(tmp_path: Path, kind: str) -> None:
     assert (tokenizer.pad_id == -1) is (kind == "clip_text_model")  # its padding token is its end of text
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoding_leaves_out_special_tokens_and_padding(tmp_path: Path, kind: str) -> None:
+    tokenizer = tokenizer_of(kind, tmp_path)
+    rows = tokenizer(["the dog of a box", "cat", ""])
+    assert [tokenizer.decode(row) for row in rows.tolist()] == ["the dog of a box", "cat", ""]
+
+
 def test_special_tokens_in_a_caption_are_text(tmp_path: Path) -> None:
     tokenizer = tokenizer_of("bert", tmp_path)
     assert tokenizer.encode("cat [SEP] [PAD]").count(tokenizer.encode("")[-1]) == 1

@@ -17,7 +17,7 @@ from torch import Tensor
 from trainer.evaluation import plots
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.items import mean_items
-from trainer.evaluation.metrics import macro_accuracy
+from trainer.evaluation.metrics import confusion, macro_accuracy
 from trainer.evaluation.sets.base import ZeroShotSet
 from trainer.evaluation.sets.own import own_sets, read_own_set
 from trainer.evaluation.sets.registry import READERS, read_set
@@ -107,11 +107,6 @@ def class_points(embedder: Embedder, names: Sequence[str], prompts: Sequence[str
     with torch.no_grad():
         stacked = features.unflatten(0, (len(names), len(prompts))).to(device_of(embedder.model))
         return embedder.model.lift_prompts(stacked)
-
-
-def confusion(predicted: Tensor, target: Tensor, n_classes: int) -> Tensor:
-    """Numbers of images [c c] by true class (row) and predicted class (column)."""
-    return torch.bincount(target * n_classes + predicted, minlength=n_classes**2).view(n_classes, n_classes)
 
 
 def per_class_recall(table: Tensor) -> list[float]:

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from trainer.evaluation.analysis.drawing import draw_disk
 from trainer.evaluation.analysis.horopca import horopca
+from trainer.evaluation.analysis.radii import NAMES
 from trainer.evaluation.analysis.spaces import factor_points
 from trainer.evaluation.annotations import checksums
 from trainer.evaluation.shard_points import HELD_OUT, embed_shards
 from trainer.evaluation.tasks.base import Embedder, Figure, Task, TaskOptions, TaskResult, UnsuitableModelError
-from trainer.evaluation.tasks.norms import NAMES
 from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.registry import model_name
 

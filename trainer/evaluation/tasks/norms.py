@@ -16,17 +16,15 @@ from torch import Tensor
 
 from trainer.evaluation.analysis.drawing import draw_factor_medians, draw_histograms
 from trainer.evaluation.analysis.order import roc_auc
-from trainer.evaluation.analysis.spaces import Lorentz, Space, space_of
+from trainer.evaluation.analysis.radii import NAMES, over_factors, quantity, space_of_points
+from trainer.evaluation.analysis.spaces import Lorentz
 from trainer.evaluation.annotations import checksums
 from trainer.evaluation.shard_points import HELD_OUT, embed_shards
 from trainer.evaluation.tasks.base import Embedder, Figure, Task, TaskOptions, TaskResult
-from trainer.models.dual_encoder import DualEncoder
-from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.phyclip import PHyCLIP
 
 MAX_SAMPLES: Final = 129_024
 """Samples of HyCoCLIP's histogram: 168 batches of 768."""
-NAMES: Final = {"text": "texts", "image": "images", "box_text": "phrases", "box_image": "boxes"}
 ORDERS: Final = {
     "text_below_image": ("text", "image"),
     "phrase_below_box": ("box_text", "box_image"),
@@ -37,11 +35,6 @@ ORDERS: Final = {
 N_BINS: Final = 100
 
 
-def space_of_points(model: DualEncoder, lifted: dict[str, Tensor]) -> Space:
-    """The space of a model; the root of CLIP is the mean direction of all points."""
-    return space_of(model, None if isinstance(model, Hyperbolic) else torch.cat(list(lifted.values())).mean(0))
-
-
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
     """Compute the distances of the groups from the root. Raises MissingFilesError without held-out shards."""
     points = embed_shards(embedder, root, options.max_examples or MAX_SAMPLES)
@@ -49,10 +42,8 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     lifted = points.lifted(model)
     space = space_of_points(model, lifted)
     by_factor = {part: space.radius(group).cpu() for part, group in lifted.items()}  # [n], or [k n]
-    totals = {part: radii.sum(0) if radii.ndim == 2 else radii for part, radii in by_factor.items()}
-    hyperbolic = isinstance(model, Hyperbolic)
-    label = "1 - cosine to the mean direction" if not hyperbolic else "distance to the origin"
-    label += ", sum over the factors" if isinstance(model, PHyCLIP) else ""
+    totals = {part: over_factors(radii) for part, radii in by_factor.items()}
+    label = quantity(model)
     metrics = {f"{part}/median_distance": radii.median().item() for part, radii in totals.items()}
     orders = {name: pair for name, pair in ORDERS.items() if set(pair) <= totals.keys()}
     metrics |= {name: roc_auc(totals[far], totals[near]) for name, (near, far) in orders.items()}

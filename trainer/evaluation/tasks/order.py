@@ -16,13 +16,13 @@ import torch
 
 from trainer.evaluation.analysis.drawing import draw_histograms, draw_roc
 from trainer.evaluation.analysis.order import roc_auc, roc_curve
+from trainer.evaluation.analysis.radii import space_of_points
 from trainer.evaluation.annotations import checksums
 from trainer.evaluation.entailment import CHANCE, PairScores, align_pairs, score_pairs
 from trainer.evaluation.items import Items
 from trainer.evaluation.relation_items import order_items, relation_items
 from trainer.evaluation.shard_points import HELD_OUT, embed_shards
 from trainer.evaluation.tasks.base import Embedder, Figure, Task, TaskOptions, TaskResult
-from trainer.evaluation.tasks.norms import space_of_points
 from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.poinclip import PoinCLIP
 from trainer.models.terms import Entails
