@@ -14,6 +14,9 @@ from pipeline.read.types import ShardPlan
 FETCH_S: Final = 60.0
 """Time that a worker waits for the rows of a shard before it reads them itself, and for no other shard after it."""
 
+FIRST: Final = 32
+"""Shards that workers read themselves before a reader is started: a small job ends sooner without one."""
+
 _wait_s = FETCH_S
 """FETCH_S, or 0 once a reader was too slow in this process."""
 
@@ -45,6 +48,7 @@ class RowsAhead:
     def __init__(self, config: ReadConfig) -> None:
         self.config = config
         self.actor: Any = None
+        self.n_seen = 0
         self.last = -1
 
     def of(self, plan: ShardPlan) -> list[Any]:
@@ -52,6 +56,9 @@ class RowsAhead:
         if plan.index <= self.last or not is_parquet(plan):
             return []
         self.last = plan.index
+        self.n_seen += 1
+        if self.n_seen <= FIRST:
+            return []
         if self.actor is None:
             actor_class: Any = ray.remote(RowReader)
             self.actor = actor_class.options(num_cpus=0).remote(self.config)

@@ -90,3 +90,32 @@ def test_ray_listens_on_loopback_and_ends_with_its_driver(number: signal.Signals
     while any(is_running(*process) for process in processes.items()) and time.monotonic() < end:
         time.sleep(0.1)
     assert not [process for process in processes.items() if is_running(*process)]
+
+
+IDLE_PROGRAM = """
+import os, time
+import ray
+from common.local_ray import init_ray
+
+init_ray("local", num_cpus=1)
+
+@ray.remote(num_cpus=0.5)
+class Half:
+    def pid(self):
+        return os.getpid()
+
+half = Half.remote()  # leaves no free CPU for an idle worker
+ray.get(half.pid.remote())
+get_pid = ray.remote(num_cpus=0.5)(lambda: os.getpid())
+first = ray.get(get_pid.remote())
+time.sleep(4)  # Ray looks for idle workers five times a second, and ends them after one
+print(first == ray.get(get_pid.remote()))
+ray.shutdown()
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_idle_worker_is_kept_while_actors_use_parts_of_cpus() -> None:
+    found = subprocess.run([sys.executable, "-c", IDLE_PROGRAM], capture_output=True, text=True, timeout=120)
+    assert found.stdout.splitlines()[-1:] == ["True"], found.stderr

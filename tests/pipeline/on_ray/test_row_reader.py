@@ -45,6 +45,11 @@ def read_config(table: Path) -> ReadConfig:
     return ReadConfig(image_roots=(str(table),))
 
 
+@pytest.fixture(autouse=True)
+def read_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_reader, "FIRST", 0)
+
+
 def run(table: Path, output: Path) -> tuple[dict[str, str], RowsAhead]:
     """Run the job; return the digests of its files, and the client of the reader."""
     driver = make_driver(make_job(table / "in", output, f"read.image_roots=[{table}]"))
@@ -85,10 +90,13 @@ def test_a_job_goes_on_without_its_reader(
     assert run(table, tmp_path / "out")[0] == expected
 
 
-def test_a_reader_is_asked_for_each_shard_once_and_in_order(table: Path) -> None:
+def test_a_reader_is_asked_for_each_shard_once_and_in_order(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plans = list(plan_shards(str(table / "in"), 4, None, read_config(table)))
     rows = RowsAhead(read_config(table))
     assert [len(rows.of(plans[i])) for i in (0, 2, 1, 2, 3)] == [1, 1, 0, 0, 1]
+    monkeypatch.setattr(row_reader, "FIRST", 2)
+    later = RowsAhead(read_config(table))
+    assert [len(later.of(plan)) for plan in plans[:4]] == [0, 0, 1, 1]
 
 
 def test_a_worker_waits_for_a_slow_reader_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
