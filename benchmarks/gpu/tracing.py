@@ -1,4 +1,4 @@
-"""Where the time of a few calls goes: a trace of torch.profiler, and its kernels, gaps and waits.
+"""Measure where the time of a few calls goes: a trace of torch.profiler, and its kernels, gaps and waits.
 
 `trace` works on a CPU too, where the innermost operations take the place of kernels.
 """

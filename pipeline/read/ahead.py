@@ -44,7 +44,7 @@ def pack_rows(plan: ShardPlan, config: ReadConfig) -> Packed | None:
                 return None
             n_rows += batch.num_rows
         if n_rows != piece.n_rows:
-            return None  # the file has changed; the worker says so
+            return None  # the file has changed, which the worker reports
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batches[0].schema) as writer:
             for batch in batches:
