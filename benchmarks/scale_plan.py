@@ -51,6 +51,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "list_ms": Figure(0.48, "ms of CPU", "measured", "a finished shard on S3, `benchmarks.listing`"),
     "driver_ms": Figure(0.45, "ms of CPU", "measured", "a shard in the driver, `benchmarks.busy_cluster`"),
     "permits_per_s": Figure(1e5, "requests/s", "measured", "the server of permits per host; a row needs two"),
+    "reader_rows_per_s": Figure(92e3, "rows/s", "measured", "`benchmarks.row_groups`: the reader of parquet files"),
     "requests_per_shard": Figure(31, "requests", "measured", "counted by the dry run with a store in memory"),
     "weights_gb": Figure(6.9, "GB", "published", "glip_large_model.pth"),
     "gpu_hour_usd": Figure(2.5, "USD", "assumed", "a GPU with its cores"),
@@ -95,12 +96,13 @@ def core_seconds_per_row(f: Mapping[str, float]) -> float:
 
 
 def plan(f: Mapping[str, float], gpus: int) -> Plan:
-    """Plan the job for a cluster of GPU nodes: the slowest of models, CPU workers, permits and driver sets the rate."""
+    """Plan the job for a cluster of GPU nodes: the slowest of models, CPU workers, permits, reader and driver sets the rate."""
     grounded_share = f["available"] * f["with_phrase"]
     limits = {
         "models": gpus * f["gpu_images_per_s"] * f["gpu_busy"] / grounded_share,
         "CPU workers": gpus * f["cores_per_gpu"] / core_seconds_per_row(f),
         "permits": f["permits_per_s"] / 2,
+        "reader": f["reader_rows_per_s"],
         "driver": f["rows_per_shard"] * 1e3 / f["driver_ms"],
     }
     limit = min(limits, key=limits.__getitem__)
@@ -175,6 +177,9 @@ def clusters_table(f: Mapping[str, float]) -> str:
             ("share of the driver's time", *(f"{p.shards_per_s * f['driver_ms'] / 10:,.2f} %" for p in plans)),
             ("share of the permit server's time", *(
                 f"{200 * p.rows_per_s / f['permits_per_s']:,.0f} %" for p in plans
+            )),
+            ("share of the time of the reader of rows", *(
+                f"{100 * p.rows_per_s / f['reader_rows_per_s']:,.0f} %" for p in plans
             )),
             ("cost of the nodes", *(f"{p.gpu_usd:,.0f} USD" for p in plans)),
         ),

@@ -16,10 +16,14 @@ from common.processes import descendants, kill_with_this_process
 TOKEN_LOGGER: Final = "ray._private.authentication.authentication_token_setup"
 
 
-SYSTEM_CONFIG: Final = {"idle_worker_killing_time_threshold_ms": 600_000}
-"""Ray ends idle workers after a second if it counts more processes than free CPUs, as with tasks and actors of half a CPU.
+LOCAL_OPTIONS: Final[dict[str, Any]] = {
+    "include_dashboard": False,
+    "_system_config": {"idle_worker_killing_time_threshold_ms": 600_000},
+}
+"""Options of a Ray that we start.
 
-A worker of this project takes seconds to import its packages and to load spaCy's model.
+By default, Ray ends a worker that is idle for a second if there are more of them than free CPUs, as with tasks and actors
+of half a CPU. A worker of this project takes seconds to import its packages and to load spaCy's model.
 """
 
 
@@ -42,7 +46,7 @@ def init_ray(address: str | None, **options: Any) -> None:
     logging.getLogger(TOKEN_LOGGER).addFilter(is_no_token_notice)
     before = descendants(os.getpid())
     with sigterm_handler_kept(), loopback_only():
-        ray.init(address="local", **({"include_dashboard": False, "_system_config": SYSTEM_CONFIG} | options))
+        ray.init(address="local", **(LOCAL_OPTIONS | options))
     # Ray's own processes end when the driver is killed, except the two agents of the raylet.
     if sys.platform == "linux":
         started = descendants(os.getpid())

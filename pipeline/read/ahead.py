@@ -23,9 +23,12 @@ Packed = list[bytes]
 """The rows of each piece of a shard: an Arrow stream."""
 
 
-def is_parquet(plan: ShardPlan) -> bool:
-    """Return True if all rows of a shard are in parquet files."""
-    return bool(plan.pieces) and all(format_of(piece.path) == "parquet" for piece in plan.pieces)
+def can_be_ahead(plan: ShardPlan) -> bool:
+    """Return True if all rows of a shard are in parquet files with a version.
+
+    Without a version a file is opened again for each shard, which many workers do faster than one reader.
+    """
+    return bool(plan.pieces) and all(piece.version and format_of(piece.path) == "parquet" for piece in plan.pieces)
 
 
 def pack_rows(plan: ShardPlan, config: ReadConfig) -> Packed | None:

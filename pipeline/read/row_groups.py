@@ -104,11 +104,12 @@ class Stream:
 
     @property
     def n_bytes(self) -> int:
-        """The compressed bytes of the row group that are in memory."""
+        """The compressed bytes of the row group that are in memory: those of the columns that are read."""
         if self.is_local or self.group >= self.metadata.num_row_groups:
             return 0
         group = self.metadata.row_group(self.group)
-        return sum(group.column(i).total_compressed_size for i in range(group.num_columns))
+        columns = (group.column(i) for i in range(group.num_columns))
+        return sum(item.total_compressed_size for item in columns if item.path_in_schema.split(".")[0] in self.names)
 
     def take(self, first: int, n: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield rows [first, first + n), each batch with its first row; those after them wait for the next call."""

@@ -1,7 +1,10 @@
 """A job on parquet whose rows one actor reads for all workers: same shards with it, without it, and if it is killed."""
 
+import pickle
 import time
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,19 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
+from pipeline.config import PipelineConfig
 from pipeline.on_ray import row_reader
+from pipeline.on_ray.driver import Driver
 from pipeline.on_ray.row_reader import RowReader, RowsAhead, fetch_rows
 from pipeline.read.config import ReadConfig
+from pipeline.read.listing import list_files
 from pipeline.read.plan import plan_shards
+from pipeline.read.types import ShardPlan
+from pipeline.resume.history import plan_history
+from pipeline.resume.record import plans_of as record_plans
 from pipeline.run import Done
-from tests.pipeline.on_ray.jobs import cluster_of, digests, make_driver, make_job
+from tests.pipeline.on_ray.jobs import cluster_of, digests, make_job
+from tests.pipeline.poison import light_steps
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 N_ROWS = 40
@@ -41,18 +51,32 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def read_config(table: Path) -> ReadConfig:
-    return ReadConfig(image_roots=(str(table),))
-
-
 @pytest.fixture(autouse=True)
 def read_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_reader, "FIRST", 0)
 
 
+def read_config(table: Path) -> ReadConfig:
+    return ReadConfig(image_roots=(str(table),))
+
+
+def job(table: Path, output: Path) -> PipelineConfig:
+    return make_job(table / "in", output, f"read.image_roots=[{table}]")
+
+
+def plans_of(config: PipelineConfig) -> list[ShardPlan]:
+    """The plans of a job, which name the versions of the files."""
+    return list(record_plans(plan_history(list_files(config.input), None, config).batches, config.rows_per_shard))
+
+
+def without_version(plan: ShardPlan) -> ShardPlan:
+    return replace(plan, pieces=tuple(replace(piece, version="") for piece in plan.pieces))
+
+
 def run(table: Path, output: Path) -> tuple[dict[str, str], RowsAhead]:
     """Run the job; return the digests of its files, and the client of the reader."""
-    driver = make_driver(make_job(table / "in", output, f"read.image_roots=[{table}]"))
+    config = job(table, output)
+    driver = Driver(plans_of(config), config, pickle.dumps(light_steps(config)))
     assert all(isinstance(result, Done) for result in driver.run())
     return digests(output), driver.calls.rows
 
@@ -61,7 +85,7 @@ def run(table: Path, output: Path) -> tuple[dict[str, str], RowsAhead]:
 def expected(table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The files of the job whose workers read all rows themselves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_reader, "is_parquet", lambda plan: False)
+        patch.setattr(row_reader, "can_be_ahead", lambda plan: False)
         found, rows = run(table, tmp_path_factory.mktemp("expected") / "out")
     assert rows.actor is None
     return found
@@ -83,7 +107,7 @@ def test_a_job_goes_on_without_its_reader(
     def of(self: RowsAhead, plan: Any) -> list[Any]:
         found = real(self, plan)
         if plan.index == 3:
-            ray.kill(self.actor)
+            ray.kill(self.actor)  # for good
         return found
 
     monkeypatch.setattr(RowsAhead, "of", of)
@@ -91,38 +115,63 @@ def test_a_job_goes_on_without_its_reader(
 
 
 def test_a_reader_is_asked_for_each_shard_once_and_in_order(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = list(plan_shards(str(table / "in"), 4, None, read_config(table)))
+    plans = plans_of(job(table, table / "out"))
     rows = RowsAhead(read_config(table))
     assert [len(rows.of(plans[i])) for i in (0, 2, 1, 2, 3)] == [1, 1, 0, 0, 1]
     monkeypatch.setattr(row_reader, "FIRST", 2)
     later = RowsAhead(read_config(table))
     assert [len(later.of(plan)) for plan in plans[:4]] == [0, 0, 1, 1]
+    assert later.of(without_version(plans[4])) == []
 
 
-def test_a_worker_waits_for_a_slow_reader_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_read_shards_themselves_while_the_reader_is_behind(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_reader, "MAX_WAITING", 2)
+    plans, rows = plans_of(job(table, table / "out")), RowsAhead(read_config(table))
+    begun = [rows.of(plan) for plan in plans[:2]]
+    ray.get([reference for found in begun for reference in found])
+    assert rows.of(plans[2])  # two are finished
+    assert not rows.is_behind()
+    rows.waiting = deque([sleep.remote(), sleep.remote()])
+    assert rows.of(plans[3]) == []
+    for reference in rows.waiting:
+        ray.cancel(reference, force=True)
+
+
+def test_a_lost_reader_is_started_again(table: Path) -> None:
+    plans, rows = plans_of(job(table, table / "out")), RowsAhead(read_config(table))
+    assert fetch_rows(rows.of(plans[0]))
+    ray.kill(rows.actor, no_restart=False)
+    found = [fetch_rows(rows.of(plan)) for plan in plans[1:] if not time.sleep(1)]
+    assert found[-1]
+
+
+@ray.remote(num_cpus=0)
+def sleep() -> None:
+    time.sleep(60)
+
+
+def test_a_worker_waits_less_after_a_slow_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_reader, "_wait_s", 0.2)
-
-    @ray.remote(num_cpus=0)
-    def slow() -> None:
-        time.sleep(60)
-
-    reference = slow.remote()
+    reference = sleep.remote()
     assert fetch_rows([reference]) is None
-    assert row_reader._wait_s == 0
-    assert fetch_rows([reference]) is None
+    assert row_reader._wait_s == row_reader.SLOW_FETCH_S
     assert fetch_rows([ray.put([b"rows"])]) == [b"rows"]
+    assert row_reader._wait_s == row_reader.FETCH_S
     ray.cancel(reference, force=True)
 
 
-def test_a_reader_leaves_damaged_files_to_the_workers_and_gives_up_at_images(table: Path, tmp_path: Path) -> None:
-    (plan, *_) = plan_shards(str(table / "in"), 4, None, read_config(table))
+def test_a_reader_leaves_damaged_files_and_those_with_images_to_the_workers(table: Path, tmp_path: Path) -> None:
+    (plan, *_) = plans_of(job(table, table / "out"))
     reader = RowReader(read_config(table))
     assert reader.read(plan)
     pq.write_table(pa.table({"image": [b"jpeg"], "caption": ["a dog"]}), tmp_path / "a.parquet")
     (with_image,) = plan_shards(str(tmp_path), 4, None, ReadConfig())
     (tmp_path / "a.parquet").write_bytes(b"PAR1 damaged PAR1")
     assert reader.read(with_image) is None
-    assert reader.read(plan)
+    assert not reader.left_to_workers
     pq.write_table(pa.table({"image": [b"jpeg"], "caption": ["a dog"]}), tmp_path / "a.parquet")
     assert reader.read(with_image) is None
-    assert reader.read(plan) is None
+    assert reader.left_to_workers == {with_image.pieces[0].path}
+    assert reader.read(plan)

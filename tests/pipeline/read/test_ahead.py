@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import UserError
 from pipeline.read import ahead, row_groups
-from pipeline.read.ahead import is_parquet, pack_rows, provided
+from pipeline.read.ahead import can_be_ahead, pack_rows, provided
 from pipeline.read.config import ReadConfig
 from pipeline.read.plan import plan_shards
 from pipeline.read.stage import read_shard
@@ -29,7 +29,12 @@ def write(path: Path, n: int, **columns: list[object]) -> Path:
 
 def plans_of(folder: Path, rows_per_shard: int = 300) -> list[ShardPlan]:
     row_groups._last.clear()
-    return list(plan_shards(str(folder), rows_per_shard, None, CONFIG))
+    return [with_version(plan) for plan in plan_shards(str(folder), rows_per_shard, None, CONFIG)]
+
+
+def with_version(plan: ShardPlan) -> ShardPlan:
+    pieces = [replace(piece, version=str(Path(piece.path).stat().st_mtime_ns)) for piece in plan.pieces]
+    return replace(plan, pieces=tuple(pieces))
 
 
 def without_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,16 +86,16 @@ def test_images_large_rows_and_other_formats_are_left_to_the_worker(
     pq.write_table(pa.table({"image": [b"jpeg"] * 20, "caption": ["a dog"] * 20}), path)
     (plan,) = plans_of(tmp_path)
     assert pack_rows(plan, CONFIG) is None
-    assert is_parquet(plan)
+    assert can_be_ahead(plan)
+    assert not can_be_ahead(replace(plan, pieces=(replace(plan.pieces[0], version=""),)))
     path.unlink()
     (tmp_path / "a.jsonl").write_text('{"url": "http://example.org/1.jpg", "caption": "a dog"}\n')
-    assert not any(map(is_parquet, plans_of(tmp_path)))
+    assert not any(map(can_be_ahead, plans_of(tmp_path)))
 
 
 def test_a_file_that_changed_after_its_rows_were_read_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", 20)
     (plan,) = plans_of(tmp_path)
-    plan = replace(plan, pieces=(replace(plan.pieces[0], version=str(path.stat().st_mtime_ns)),))
     packed = pack_rows(plan, CONFIG)
     os.utime(path, ns=(0, 1))
     with provided(plan, packed), pytest.raises(UserError, match="has changed since the job was planned"):

@@ -4,6 +4,7 @@ import os
 import random
 from pathlib import Path
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -102,3 +103,23 @@ def test_a_shard_reads_its_columns_up_to_its_last_page(path: Path) -> None:
         found.append(read() - before)
     assert sum(found) < size
     assert max(found[1:]) < size / 4
+
+
+def test_columns_that_are_not_read_do_not_count_as_kept_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"url": [f"http://example.org/{i}.jpg" for i in range(400)], "caption": ["a dog"] * 400}
+    store = fsspec.filesystem("memory")
+    with store.open("/kept/a.parquet", "wb") as file:
+        pq.write_table(pa.table(rows | {"embedding": [os.urandom(500)] * 200 + [os.urandom(400)] * 200}), file)
+    monkeypatch.setattr(row_groups, "KEPT_BYTES", 20_000)
+    size = store.size("/kept/a.parquet")
+    plans = list(make_plans([CutFile("memory://kept/a.parquet", size, [[0, 0, 1], [400, 0, 1]], "1")], 100))
+    streams = opened(monkeypatch)
+    for plan in plans:
+        for piece in plan.pieces:
+            assert sum(batch.num_rows for _, batch in row_groups.read_batches(piece, ReadConfig())) == 100
+    assert streams == [0]
+    monkeypatch.setattr(row_groups, "KEPT_BYTES", 100)
+    row_groups._last.clear()
+    for plan in plans:
+        list(row_groups.read_batches(plan.pieces[0], ReadConfig()))
+    assert streams == [0, 0, 100, 200, 300]
