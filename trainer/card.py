@@ -35,6 +35,12 @@ def write_card(folder: Path, results: Mapping[str, float] | None = None, license
         draft.write_text(model_card(config, license), encoding="utf-8")
 
 
+def check_license(license: str) -> None:
+    """Raise UserError unless `license` is a word."""
+    if not re.fullmatch(r"[\w.+-]+", license):
+        raise UserError(f"{license!r} is no identifier of a license; give one of the hub, such as cc-by-4.0")
+
+
 def model_card(config: Mapping[str, Any], license: str = UNKNOWN_LICENSE) -> str:
     """The card as Markdown, from the config.json of a model folder. Texts are escaped; URLs have no secrets.
 
@@ -42,8 +48,7 @@ def model_card(config: Mapping[str, Any], license: str = UNKNOWN_LICENSE) -> str
     hash, `evaluation` the results by name; `command` is a command that includes the training, and `version` that of
     HyperGRIT. What is missing is left out. Raises UserError unless `license` is a word.
     """
-    if not re.fullmatch(r"[\w.+-]+", license):
-        raise UserError(f"{license!r} is no identifier of a license; give one of the hub, such as cc-by-4.0")
+    check_license(license)
     record = clean(dict(config.get("record") or {}), strip_query=True)
     name = str(config["model"])
     title = MODELS[name].title if name in MODELS else name

@@ -3,6 +3,7 @@
 Shapes: n and m rows, d embedding width.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,7 @@ from common.devices import pick_device
 from common.errors import UserError
 from common.urls import clean
 from trainer.batch import Side
-from trainer.card import UNKNOWN_LICENSE, write_card
+from trainer.card import UNKNOWN_LICENSE, check_license, write_card
 from trainer.checkpoints.model import LoadedModel, save_model
 from trainer.checkpoints.model import load_model as load_parts
 from trainer.data.image_input import ImageInput, read_image
@@ -91,9 +92,14 @@ class Model:
 
         The card states what is known of data, training, settings and evaluation; URLs have no secrets. `license` is an
         identifier of the hub, such as cc-by-4.0. `half` stores matrices in float16, in half the space; they are loaded
-        as float32. Raises UserError if the folder cannot be written.
+        as float32. Raises UserError if the folder cannot be written; a wrong license or record writes nothing.
         """
+        check_license(license)
         record = clean(self.record, strip_query=True)
+        try:
+            json.dumps(record)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"the record of the model is no JSON: {error}; correct Model.record") from error
         try:
             parts = {"tokenizer": self.tokenizer, "preprocess": self.preprocess, "record": record}
             save_model(Path(folder), self.module, **parts, half=half)

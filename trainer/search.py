@@ -117,6 +117,8 @@ def check_k(k: int) -> int:
 def entailment_margins(model: Hyperbolic, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
     """Half-apertures at `general` [*k n d] minus exterior angles towards `specific` [*k m d]: [n m], least of factors."""
     n, m = general.shape[-2], specific.shape[-2]
+    if not m:
+        return torch.zeros(n, 0, device=general.device)
     rows_at_once = max(1, MAX_PAIRS // max(m, 1))
     found = []
     for start in range(0, n, rows_at_once):

@@ -185,6 +185,8 @@ def test_entailment_margins_are_those_of_the_module_with_the_sign_reversed(name:
         torch.testing.assert_close(margins[i, j], (aperture - angle).min())
     assert torch.equal(model.entails(texts, images), margins >= 0)
     assert model.entailment(texts[:0], images).shape == (0, 4)
+    assert model.entailment(texts, images[:0]).shape == (3, 0)
+    assert model.entails(texts, images[:0]).shape == (3, 0)
 
 
 def spread(model: Model, n: int) -> torch.Tensor:

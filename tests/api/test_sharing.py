@@ -139,3 +139,12 @@ def test_a_pushed_model_is_the_one_that_loads(model: Model, tmp_path: Path, monk
         model.push_to_hub("other/taken")
     with pytest.raises(UserError, match="'mine' is not the name of a repository; give OWNER/NAME"):
         model.push_to_hub("mine")
+
+
+def test_a_wrong_license_or_record_writes_nothing(model: Model, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no identifier of a license"):
+        model.save_pretrained(tmp_path / "copy", license="a b")
+    model.record = {"training": {"data": Path("shards")}}
+    with pytest.raises(UserError, match="the record of the model is no JSON"):
+        model.save_pretrained(tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()

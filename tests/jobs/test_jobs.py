@@ -77,7 +77,7 @@ def test_grit_job_filters_by_size_only_and_redcaps_job_cleans_captions() -> None
 
 
 @pytest.mark.parametrize("size", TOWERS)
-@pytest.mark.parametrize("model", [name for name, entry in MODELS.items() if not entry.is_experimental])
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in ("argent", "atmg")])
 def test_training_job_has_the_model_size_and_schedule_of_the_paper(model: str, size: str) -> None:
     config = load_training([str(JOBS / "train" / f"{name}.yaml") for name in (model, *TOWERS[size])])
     assert config.model_name == model

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
@@ -29,6 +31,8 @@ SIZES: Final = {
     "heads": "num_attention_heads",
 }
 """Settings of a text tower and the names of transformers, which hold for all its configurations."""
+MAX_CHANGE: Final = 1e-4
+"""Largest change of a feature by padding beside its text, relative to the feature, that is rounding."""
 FORBIDDEN: Final = ("auto_map", "quantization_config", "attn_implementation", "_attn_implementation", "_name_or_path")
 """Keys of a configuration that select code or other files. They are left out of files and refused elsewhere."""
 
@@ -92,6 +96,11 @@ def network_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
             kind: type[PreTrainedModel] = found[0] if isinstance(found, tuple) else found
             if kind.main_input_name == "input_ids":
                 return kind
+    alone = getattr(
+        transformers, type(config).__name__.removesuffix("Config") + "Model", None
+    )  # such as SiglipTextModel
+    if isinstance(alone, type) and issubclass(alone, PreTrainedModel) and alone.main_input_name == "input_ids":
+        return alone
     raise ValueError(f"transformers has no text encoder of model_type {config.model_type!r}; give one, such as bert")
 
 
@@ -101,7 +110,7 @@ def text_part(network: PreTrainedModel, pooling: str) -> nn.Module:
     Parameters without effect would have no gradient, which DDP does not accept.
     """
     part: Any = network
-    if hasattr(network, "shared") or hasattr(network, "decoder"):  # embeddings that encoder and decoder share, as in T5
+    if hasattr(network, "encoder") and (hasattr(network, "shared") or hasattr(network, "decoder")):  # as in T5
         part = network.encoder
     if pooling != "pooler" and isinstance(getattr(part, "pooler", None), nn.Module):
         part.pooler = None
@@ -128,8 +137,26 @@ def context_limit(values: Mapping[str, Any]) -> int | None:
     """The largest context for which an encoder was built; None if nothing limits it. Allocates no weights."""
     config = parse_settings(values)
     with torch.device("meta"):
-        limit = position_limit(network_class(config)(config))
-    return getattr(config, "max_position_embeddings", None) if limit is None else limit
+        limit = position_limit(build_network(config))
+    limit = getattr(config, "max_position_embeddings", None) if limit is None else limit
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def build_network(config: PreTrainedConfig) -> PreTrainedModel:
+    """Build a network with random weights in float32. Raises ValueError for settings with which it cannot be built."""
+    try:
+        return network_class(config)._from_config(config, dtype=torch.float32)
+    except ValueError:
+        raise
+    except Exception as error:  # its type depends on the setting, such as KeyError for an unknown activation
+        raise ValueError(
+            f"transformers cannot build {config.model_type!r} with these values ({type(error).__name__}: "
+            f"{str(error).partition(chr(10))[0][:200]}); correct model.text.kwargs or {CONFIG_FILE}"
+        ) from error
+
+
+class PoolingError(ValueError):
+    """The network has no output for the pooling."""
 
 
 class TransformersText(TextTower):
@@ -149,15 +176,18 @@ class TransformersText(TextTower):
             settings = " ".join(f"model.text.{name}={size}" for name, size in differing.items())
             raise ValueError(f"text.name {config.name}: the sizes differ from those in kwargs; set {settings}")
         network_config = parse_settings(config.kwargs)
-        network = network_class(network_config)._from_config(network_config, dtype=torch.float32)
-        self.encoder = text_part(network, config.pooling)
+        self.encoder = text_part(build_network(network_config), config.pooling)
+        self.pads_to_context = False
         self.num_features = self.measure({config.pad_id, network_config.pad_token_id})
 
-    @torch.no_grad()
+    @torch.inference_mode(False)
+    @torch.enable_grad()
     def measure(self, paddings: set[int | None]) -> int:
-        """Return the width of the features, computed from a text of the largest length.
+        """Return the width of the features, computed from texts of several lengths, and adapt to the encoder.
 
-        Raises ValueError if the encoder cannot read it.
+        Parameters without effect are frozen, because DDP does not accept parameters without a gradient. If a feature depends
+        on the padding beside its text, as without attention masks, all texts are padded to the context. Raises ValueError if
+        the encoder cannot read a text.
         """
         limit = position_limit(self.encoder)
         if limit is not None and self.context_length > limit:
@@ -167,10 +197,13 @@ class TransformersText(TextTower):
             )
         token = next(index for index in range(3) if index not in paddings)
         ids = torch.full((1, self.context_length), token)
+        short = ids[:, : min(3, self.context_length)]
         was_training = self.training
         try:
             features = self.eval()(ids)
-        except ValueError:
+            alone, beside = self(short), self(self.padded(short))
+            features.square().sum().backward()
+        except PoolingError:
             raise
         except Exception as error:  # its type depends on the network
             raise ValueError(
@@ -180,7 +213,20 @@ class TransformersText(TextTower):
             ) from error
         finally:
             self.train(was_training)
+        if features.is_meta:  # of a model without values
+            return int(features.shape[-1])
+        for parameter in self.parameters():
+            parameter.requires_grad_(parameter.grad is not None)
+            parameter.grad = None
+        self.pads_to_context = bool((alone - beside).abs().max() > MAX_CHANGE * alone.abs().max())
         return int(features.shape[-1])
+
+    def padded(self, token_ids: Tensor) -> Tensor:
+        """Return the ids [b l] with padding up to the context."""
+        return F.pad(token_ids, (0, self.context_length - token_ids.shape[1]), value=self.pad_id)
+
+    def pad_tokens(self, token_ids: Tensor) -> Tensor:
+        return self.padded(token_ids) if self.pads_to_context else token_ids
 
     def list_blocks(self) -> list[nn.Module]:
         lists = (module for module in self.encoder.modules() if isinstance(module, nn.ModuleList))
@@ -213,7 +259,7 @@ class TransformersText(TextTower):
         if self.pooling == "pooler":
             pooled = getattr(output, "pooler_output", None)
             if pooled is None:
-                raise ValueError(
+                raise PoolingError(
                     f"text.pooling is pooler, but {type(self.encoder).__name__} has none; set model.text.pooling to cls, "
                     "mean or last"
                 )

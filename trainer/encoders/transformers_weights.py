@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from common.files import check_folder_files
+from common.json_file import read_object
 from trainer.encoders.config import TextConfig
 from trainer.encoders.transformers_text import CONFIG_FILE, network_class, parse_settings, text_part
 
@@ -66,7 +67,11 @@ def check_weight_files(folder: Path) -> None:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is no folder; give one with {CONFIG_FILE} and {WEIGHT_FILES[0]}")
     check_folder_files(folder)
-    if any((folder / name).is_file() for name in WEIGHT_FILES):
+    single, index = (folder / name for name in WEIGHT_FILES)
+    if single.is_file():
+        return
+    if index.is_file():
+        check_index(index)
         return
     if pickles := sorted(path.name for path in folder.glob("*.bin")):
         raise ValueError(
@@ -74,3 +79,14 @@ def check_weight_files(folder: Path) -> None:
             f"transformers.AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes {WEIGHT_FILES[0]}"
         )
     raise FileNotFoundError(f"{folder} has no {WEIGHT_FILES[0]}; save the model there with save_pretrained")
+
+
+def check_index(path: Path) -> None:
+    """Raise ValueError unless an index of weights names safetensors files of its folder alone."""
+    weight_map = read_object(path).get("weight_map")
+    names = set(weight_map.values()) if isinstance(weight_map, dict) else {None}
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise ValueError(
+                f"{path} names the file {name!r}; weights are read from safetensors files of the same folder only"
+            )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trainer.evaluation.embed import device_of
-from trainer.evaluation.ranking import split
+from trainer.evaluation.ranking import score_of_any, split
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.hyperbolic import Hyperbolic
@@ -59,10 +59,8 @@ def captions_on_path(
     chosen, position = ends.unique(return_inverse=True)
     weights = torch.linspace(0, 1, steps, device=device)[:, None]
     points = torch.lerp(root.to(features), features[chosen.to(device)][:, None], weights).flatten(0, 1)
-    parts = [
-        model.scores(model.lift_text(part), candidates, ranking, "text").argmax(1)
-        for part in points.split(split(candidates, len(texts)))
-    ]
+    score = score_of_any(model, ranking)
+    parts = [score(model.lift_text(part), candidates).argmax(1) for part in points.split(split(candidates, len(texts)))]
     return torch.cat(parts).view(-1, steps).cpu()[position]
 
 

@@ -30,8 +30,8 @@ class HeldOutConfig:
     max_bad_share: float = 0.1
     # number of images or texts that a tower processes at once
     batch_size: int = 256
-    # score by which PHyCLIP ranks candidates. released: the sum of inner products, as in its tables; metric: minus its
-    # distance
+    # score by which PHyCLIP and ATMG rank candidates. released: that of the authors' evaluation (PHyCLIP: the sum of inner
+    # products; ATMG: angles at the candidates); metric: the similarity of the training
     ranking: Ranking = "released"
     # random seed of the mismatched pairs of entailment
     seed: int = 0

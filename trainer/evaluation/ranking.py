@@ -5,10 +5,14 @@ or [*k q d] in a product of factors.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
+
+from trainer.models.config import Ranking
+from trainer.models.dual_encoder import DualEncoder
 
 BLOCK_NUMBERS: Final = 2**22
 """Maximum number of scores of a block, times the number of factors; 16 MiB in float32."""
@@ -18,6 +22,14 @@ AT_ONCE: Final = 2**16
 
 Score = Callable[[Tensor, Tensor], Tensor]
 """Scores [r m] of points [*k r d] and [*k m d]; larger is better."""
+
+
+def score_of_any(model: DualEncoder, ranking: Ranking) -> Score:
+    """The score of points of any modality, such as captions among captions, or points on the way to the root.
+
+    A model whose similarity has roles for image and text compares them by `similarity`, which has none.
+    """
+    return partial(model.scores, ranking=ranking) if model.is_symmetric else model.similarity
 
 
 def split(points: Tensor, n: int) -> int:

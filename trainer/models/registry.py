@@ -50,8 +50,10 @@ ENTRIES: Final[dict[str, ModelEntry]] = {
     "meru": ModelEntry(HyperbolicConfig, "trainer.models.meru:MERU", has_paired_boxes=True),
     "hycoclip": ModelEntry(HyCoCLIPConfig, "trainer.models.hycoclip:HyCoCLIP"),
     "phyclip": ModelEntry(PHyCLIPConfig, "trainer.models.phyclip:PHyCLIP"),
-    "poinclip": ModelEntry(PoinCLIPConfig, "trainer.models.poinclip:PoinCLIP"),
-    "syntax_meru": ModelEntry(SyntaxMERUConfig, "trainer.models.syntax_meru:SyntaxMERU", "Syntax-MERU"),
+    "poinclip": ModelEntry(PoinCLIPConfig, "trainer.models.poinclip:PoinCLIP", is_experimental=True),
+    "syntax_meru": ModelEntry(
+        SyntaxMERUConfig, "trainer.models.syntax_meru:SyntaxMERU", "Syntax-MERU", is_experimental=True
+    ),
     "uncha": ModelEntry(UNCHAConfig, "trainer.models.uncha:UNCHA"),
     "argent": ModelEntry(ARGENTConfig, "trainer.models.argent:ARGENT", is_experimental=True),
     "atmg": ModelEntry(ATMGConfig, "trainer.models.atmg:ATMG", is_experimental=True),

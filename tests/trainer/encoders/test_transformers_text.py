@@ -211,3 +211,15 @@ def test_the_settings_of_the_file_are_part_of_the_configuration(tmp_path: Path) 
     assert text.kwargs["model_type"] == "bert"
     assert json.loads((folder / "config.json").read_text()).items() >= text.kwargs.items()
     assert (text.width, text.layers, text.heads, text.context_length) == (32, 2, 2, 24)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "../model.safetensors", "/etc/model.safetensors"])
+def test_an_index_may_name_safetensors_files_of_its_folder_only(tmp_path: Path, name: str) -> None:
+    folder = tiny_encoder("bert", tmp_path)
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"embeddings.word_embeddings.weight": name}}))
+    with pytest.raises(
+        UserError, match=r"names the file .*; weights are read from safetensors files of the same folder"
+    ):
+        build_both(folder)

@@ -18,6 +18,7 @@ from trainer.evaluation.chains import (
     precision_recall,
 )
 from trainer.geometry import lorentz, product
+from trainer.models.config import Ranking
 from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.meru import MERU
 from trainer.models.phyclip import PHyCLIP
@@ -81,6 +82,14 @@ def test_path_ends_at_the_caption(name: str) -> None:
     texts, ends = torch.randn(50, 16), torch.arange(50)
     root = torch.zeros(16) if name != "clip" else F.normalize(texts, dim=-1).mean(0)
     found = captions_on_path(small_model(name).eval(), texts, ends, root, "metric", 5)
+    assert torch.equal(found[:, -1], ends)
+
+
+@pytest.mark.parametrize("ranking", ["released", "metric"])
+def test_a_similarity_with_roles_does_not_choose_among_captions(ranking: Ranking) -> None:
+    torch.manual_seed(0)
+    texts, ends = torch.randn(50, 16), torch.arange(50)
+    found = captions_on_path(small_model("atmg").eval(), texts, ends, torch.zeros(16), ranking, 5)
     assert torch.equal(found[:, -1], ends)
 
 

@@ -24,6 +24,7 @@ from trainer.evaluation.annotations import below, checksums
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.folders import SUFFIXES
 from trainer.evaluation.pools import Pool, read_pools
+from trainer.evaluation.ranking import score_of_any
 from trainer.evaluation.shard_points import embed_shards
 from trainer.evaluation.tasks.base import (
     Embedder,
@@ -97,7 +98,7 @@ class Walk:
 
     def nearest(self, path: Tensor, options: TaskOptions, entailing: bool = False) -> list[int]:
         """The nearest entry for each step of a path [*k s d]; m stands for the root."""
-        score = partial(self.model.scores, ranking=options.ranking)
+        score = score_of_any(self.model, options.ranking)
         min_radius = self.model.config.min_radius if isinstance(self.model, Hyperbolic) else 0.0
         can_entail = self.is_text.to(self.pool.device) if entailing else None
         with torch.no_grad():

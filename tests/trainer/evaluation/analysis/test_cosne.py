@@ -87,7 +87,7 @@ def test_the_gradient_of_the_norms_is_that_of_autograd() -> None:
 @pytest.mark.parametrize("kernel", ["paper", "released"])
 def test_clusters_stay_together_and_keep_their_distance_to_the_origin(kernel: Kernel) -> None:
     points, labels = clusters()
-    found = cosne(points, CosneSettings(steps=150, perplexity=10.0, kernel=kernel, learning_rate=1.0))
+    found = cosne(points, CosneSettings(steps=300, perplexity=10.0, kernel=kernel, learning_rate=0.5))
     assert found.coordinates.norm(dim=-1).max() < 1
     distances = pairwise_distances(found.coordinates).fill_diagonal_(math.inf)
     assert (labels[distances.argmin(1)] == labels).all()
