@@ -238,18 +238,18 @@ def build_tokenizer(config: TrainConfig) -> TextTokenizer:
             tokenizer = read_tokenizer(Path(config.tokenizer), text.context_length)
     except (OSError, ValueError) as error:
         raise UserError(f"tokenizer={config.tokenizer} cannot be read: {error}; {forms}") from None
-    if text.name == TRANSFORMERS and not fits(tokenizer, text):
+    if fits(tokenizer, text):
+        return tokenizer
+    if text.name == TRANSFORMERS:
         raise UserError(
             f"tokenizer={config.tokenizer} has {tokenizer.vocab_size} tokens and the padding {tokenizer.pad_id}, which do "
             f"not fit model.text.vocab_size={text.vocab_size} and model.text.pad_id={text.pad_id}; give the tokenizer with "
             "which the text tower was trained"
         )
-    if not fits(tokenizer, text):
-        raise UserError(
-            f"tokenizer={config.tokenizer} has {tokenizer.vocab_size} tokens, but model.text.vocab_size is "
-            f"{text.vocab_size}; set model.text.vocab_size={tokenizer.vocab_size}"
-        )
-    return tokenizer
+    raise UserError(
+        f"tokenizer={config.tokenizer} has {tokenizer.vocab_size} tokens, but model.text.vocab_size is "
+        f"{text.vocab_size}; set model.text.vocab_size={tokenizer.vocab_size}"
+    )
 
 
 def batch_size_of_rank(config: TrainConfig, process: Process) -> int:

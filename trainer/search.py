@@ -117,9 +117,9 @@ def check_k(k: int) -> int:
 def entailment_margins(model: Hyperbolic, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
     """Half-apertures at `general` [*k n d] minus exterior angles towards `specific` [*k m d]: [n m], least of factors."""
     n, m = general.shape[-2], specific.shape[-2]
-    if not m:
-        return torch.zeros(n, 0, device=general.device)
-    rows_at_once = max(1, MAX_PAIRS // max(m, 1))
+    if not (n and m):
+        return torch.zeros(n, m, device=general.device)
+    rows_at_once = max(1, MAX_PAIRS // m)
     found = []
     for start in range(0, n, rows_at_once):
         part = general.narrow(-2, start, min(rows_at_once, n - start))
@@ -128,4 +128,4 @@ def entailment_margins(model: Hyperbolic, general: Tensor, specific: Tensor, ape
         angle, aperture = model.cone(apexes, points)
         margin = aperture_scale * aperture - angle
         found.append((margin if margin.ndim == 1 else margin.amin(0)).view(-1, m))
-    return torch.cat(found) if found else torch.zeros(0, m, device=general.device)
+    return torch.cat(found)

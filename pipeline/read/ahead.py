@@ -3,7 +3,7 @@
 The rows of a row group can only be found from its start: workers that take its shards in turn would all decode it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -39,21 +39,27 @@ def pack_rows(plan: ShardPlan, config: ReadConfig) -> Packed | None:
     packed: Packed = []
     n_left = MAX_BYTES
     for piece in plan.pieces:
-        batches, n_rows = list[pa.RecordBatch](), 0
+        batches = list[pa.RecordBatch]()
         for _, batch in row_groups.read_batches(piece, config):
+            if not batches and find_columns(batch.schema.names, config, ".parquet").image:
+                return None
             batches.append(compact(batch))
             n_left -= batches[-1].nbytes
-            if n_left < 0 or find_columns(batch.schema.names, config, ".parquet").image:
+            if n_left < 0:
                 return None
-            n_rows += batch.num_rows
-        if n_rows != piece.n_rows:
+        if sum(batch.num_rows for batch in batches) != piece.n_rows:
             return None  # the file has changed, which the worker reports
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batches[0].schema) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-        packed.append(sink.getvalue().to_pybytes())
+        packed.append(to_stream(batches))
     return packed
+
+
+def to_stream(batches: Sequence[pa.RecordBatch]) -> bytes:
+    """Return batches of one schema, at least one, as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def compact(batch: pa.RecordBatch) -> pa.RecordBatch:

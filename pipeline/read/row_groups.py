@@ -108,8 +108,7 @@ class Stream:
         if self.is_local or self.group >= self.metadata.num_row_groups:
             return 0
         group = self.metadata.row_group(self.group)
-        columns = (group.column(i) for i in range(group.num_columns))
-        return sum(item.total_compressed_size for item in columns if item.path_in_schema.split(".")[0] in self.names)
+        return sum(column.total_compressed_size for column in _chunks(group, self.names))
 
     def take(self, first: int, n: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield rows [first, first + n), each batch with its first row; those after them wait for the next call."""
@@ -175,10 +174,15 @@ def _coded_columns(metadata: pq.FileMetaData) -> list[str]:
     )
 
 
+def _chunks(group: Any, names: Collection[str]) -> list[Any]:
+    """The metadata of those chunks of a row group that belong to the columns `names`."""
+    columns = (group.column(i) for i in range(group.num_columns))
+    return [column for column in columns if column.path_in_schema.split(".")[0] in names]
+
+
 def _batch_rows(group: pq.RowGroupMetaData, names: Collection[str]) -> int:
     """The number of rows of a batch with BATCH_BYTES, on average."""
-    columns = (group.column(i) for i in range(group.num_columns))
-    n_bytes = sum(item.total_uncompressed_size for item in columns if item.path_in_schema.split(".")[0] in names)
+    n_bytes = sum(column.total_uncompressed_size for column in _chunks(group, names))
     return int(max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(n_bytes, 1))))
 
 

@@ -12,7 +12,7 @@ from transformers.utils import logging
 from common.files import check_folder_files
 from common.json_file import read_object
 from trainer.encoders.config import TextConfig
-from trainer.encoders.transformers_text import CONFIG_FILE, network_class, parse_settings, text_part
+from trainer.encoders.transformers_network import CONFIG_FILE, network_class, parse_settings, text_part
 
 WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
 

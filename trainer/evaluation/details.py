@@ -3,6 +3,7 @@
 Shapes: n points of a stream, c classes, d embedding width.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,8 +11,6 @@ import torch
 from torch import Tensor
 
 from trainer.evaluation.analysis.radii import quantity, root_distances
-from trainer.evaluation.embed import device_of
-from trainer.evaluation.held_out_points import HeldOutPoints
 from trainer.models.dual_encoder import DualEncoder
 
 
@@ -31,11 +30,6 @@ class Details:
     quantity: str = ""  # the label of an axis with the distances
 
     @torch.no_grad()
-    def add_distances(self, model: DualEncoder, points: HeldOutPoints) -> None:
-        """Compute the distances of images and captions, and of boxes and phrases if there are any, from the root."""
-        device = device_of(model)
-        lifted = {"image": model.lift_image(points.image.to(device)), "text": model.lift_text(points.text.to(device))}
-        if len(points.owner):
-            lifted["box_image"] = model.lift_image(points.box_image.to(device))
-            lifted["box_text"] = model.lift_text(points.box_text.to(device))
+    def add_distances(self, model: DualEncoder, lifted: Mapping[str, Tensor]) -> None:
+        """Compute the distances of the streams of lifted points from the root."""
         self.distances, self.quantity = root_distances(model, lifted), quantity(model)

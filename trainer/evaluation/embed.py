@@ -1,6 +1,7 @@
 """Embed images, texts and words in batches. All results are float32."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
@@ -12,6 +13,27 @@ from trainer.text.base import TextTokenizer, pad
 from trainer.text.syntax import Word, align, collate_trees
 
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairFeatures:
+    """Features [n d] of images and captions, and [m d] of boxes and phrases, before the lift."""
+
+    image: Tensor
+    text: Tensor
+    box_image: Tensor
+    box_text: Tensor
+    owner: Tensor  # [m] index of the sample of each box
+
+    @torch.no_grad()
+    def lifted(self, model: DualEncoder) -> dict[str, Tensor]:
+        """Lifted points by part: "image" and "text", and "box_image" and "box_text" if there are boxes."""
+        device = device_of(model)
+        found = {"image": model.lift_image(self.image.to(device)), "text": model.lift_text(self.text.to(device))}
+        if len(self.owner):
+            found["box_image"] = model.lift_image(self.box_image.to(device))
+            found["box_text"] = model.lift_text(self.box_text.to(device))
+        return found
 
 
 @torch.no_grad()

@@ -75,9 +75,10 @@ class Evaluation:
                 results |= zero_shot_results(model, tokenizer, folder, self.config, sharing, details)
             if self.shards:
                 points = embed_held_out(model, tokenizer, self.shards, self.config.max_samples, sharing)
-                results |= pair_results(model, tokenizer, points, self.config, sharing)
+                lifted = points.lifted(model)
+                results |= pair_results(model, tokenizer, points, lifted, self.config, sharing)
                 if details:
-                    details.add_distances(model, points)
+                    details.add_distances(model, lifted)
         finally:
             model.train(was_training)
         return results
@@ -117,21 +118,20 @@ def zero_shot_results(
 
 
 def pair_results(
-    model: DualEncoder, tokenizer: TextTokenizer, points: HeldOutPoints, config: HeldOutConfig, sharing: Sharing
+    model: DualEncoder,
+    tokenizer: TextTokenizer,
+    points: HeldOutPoints,
+    lifted: dict[str, Tensor],
+    config: HeldOutConfig,
+    sharing: Sharing,
 ) -> dict[str, float]:
     """Retrieval among full images and captions; entailment between images, captions, boxes, phrases and words."""
-    device = device_of(model)
-    lifted = {"image": model.lift_image(points.image.to(device)), "text": model.lift_text(points.text.to(device))}
     results = retrieval_results(model, lifted["image"], lifted["text"], config)
-    owner = None
-    if model.entailments() and len(points.owner):
-        lifted["box_image"] = model.lift_image(points.box_image.to(device))
-        lifted["box_text"] = model.lift_text(points.box_text.to(device))
-        owner = points.owner.to(device)
+    owner = points.owner.to(device_of(model)) if len(points.owner) else None
     if "parse" in model.needs:
         parsed = [(caption, words) for caption, words in zip(points.captions, points.words, strict=True) if words]
         with sharing.precision():
-            lifted |= embed_words(model, tokenizer, parsed[:MAX_PARSED], config.batch_size)
+            lifted = lifted | embed_words(model, tokenizer, parsed[:MAX_PARSED], config.batch_size)
     found = entailment_metrics(model, lifted, owner, config.seed)
     return results | {f"entailment/{name}": value for name, value in found.items()}
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.evaluation.embed import embed_images, embed_texts
+from trainer.evaluation.embed import PairFeatures, embed_images, embed_texts
 from trainer.evaluation.held_out import HeldOut, HeldOutShards, log_bad
 from trainer.evaluation.share import Sharing, map_shared
 from trainer.models.dual_encoder import DualEncoder
@@ -21,14 +21,9 @@ from trainer.text.syntax import Word
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOutPoints:
-    """Features before the lift, float32 on the CPU, and the captions with their parses."""
+class HeldOutPoints(PairFeatures):
+    """Features, float32 on the CPU, and the captions with their parses."""
 
-    image: Tensor  # [n d]
-    text: Tensor  # [n d]
-    box_image: Tensor  # [m d]
-    box_text: Tensor  # [m d]
-    owner: Tensor  # [m] index of the sample of each box
     captions: Sequence[str]
     words: Sequence[tuple[Word, ...] | None]
     bad: Sequence[str]

@@ -17,7 +17,6 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from common.errors import UserError
 from common.images import ImageRejected
@@ -25,10 +24,9 @@ from trainer.data.config import Layout
 from trainer.data.index import Index
 from trainer.data.samples import BadSample, Sample
 from trainer.data.shards import ByteRangeReader
-from trainer.evaluation.embed import device_of
+from trainer.evaluation.embed import PairFeatures
 from trainer.evaluation.held_out import HeldOutShards, read_available, render, render_box
 from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFilesError
-from trainer.models.dual_encoder import DualEncoder
 from trainer.text.syntax import Word
 
 HELD_OUT: Final = "held_out"
@@ -50,28 +48,13 @@ class ShardContent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardPoints:
-    """Features [n d] of images and captions, and [m d] of boxes and phrases, before the lift."""
+class ShardPoints(PairFeatures):
+    """Features, and the texts that they belong to."""
 
-    image: Tensor
-    text: Tensor
-    box_image: Tensor
-    box_text: Tensor
-    owner: Tensor  # [m] index of the image of each box
     captions: list[str]
     phrases: list[str]
     words: list[tuple[Word, ...] | None]
     skipped: dict[str, int]
-
-    def lifted(self, model: DualEncoder) -> dict[str, Tensor]:
-        """Lifted points by part: "image" and "text", and "box_image" and "box_text" if there are boxes."""
-        device = device_of(model)
-        with torch.no_grad():
-            found = {"image": model.lift_image(self.image.to(device)), "text": model.lift_text(self.text.to(device))}
-            if len(self.owner):
-                found["box_image"] = model.lift_image(self.box_image.to(device))
-                found["box_text"] = model.lift_text(self.box_text.to(device))
-        return found
 
 
 class ShardImages:

@@ -67,7 +67,7 @@ def pairwise_distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS)
     The matrix product runs in float64, because 1 - cos t of close points loses all digits in float32.
     """
     radius_x, radius_y = scaled_norm(x, curvature), scaled_norm(y, curvature)
-    one_minus_cos = (1 - direction(x.double()) @ direction(y.double()).mT).to(x.dtype)
+    one_minus_cos = (1 - pairwise_cosine(x, y)).to(x.dtype)
     coshm1 = radial_coshm1(radius_x, radius_y.mT) + radius_x * radius_y.mT * one_minus_cos
     return acosh1p(coshm1.clamp(min=eps)) / curvature[..., None].sqrt()
 
@@ -127,7 +127,7 @@ def pairwise_exterior_angle(apexes: Tensor, points: Tensor, curvature: Tensor, e
 
     The cosines are a matrix product in float64. `curvature` broadcasts with [*k b].
     """
-    dtype, cosine = apexes.dtype, (direction(apexes.double()) @ direction(points.double()).mT).clamp(-1, 1)
+    dtype, cosine = apexes.dtype, pairwise_cosine(apexes, points).clamp(-1, 1)
     norm, norm_point = Norm.apply(apexes).to(dtype), Norm.apply(points).to(dtype).mT
     return angle_of_polar(norm, norm_point, (1 - cosine).to(dtype), (1 + cosine).to(dtype), curvature[..., None], eps)
 
@@ -177,6 +177,11 @@ class Norm(torch.autograd.Function):
 def direction(x: Tensor) -> Tensor:
     """x / |x| [* d], and 0 at the origin."""
     return x / x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def pairwise_cosine(x: Tensor, y: Tensor) -> Tensor:
+    """Cosines [*k b n] in float64 of the angles at the origin between each x [*k b d] and each y [*k n d]."""
+    return direction(x.double()) @ direction(y.double()).mT
 
 
 def squared_chord(x: Tensor, y: Tensor) -> Tensor:

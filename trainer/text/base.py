@@ -40,9 +40,11 @@ class TextTokenizer(ABC):
         Special tokens have empty spans.
         """
 
-    @abstractmethod
     def truncate(self, ids: Sequence[int]) -> list[int]:
         """Return at most `context_length` of the ids of a text. The special tokens at its end are kept."""
+        if len(ids) <= self.context_length:
+            return list(ids)
+        return [*ids[: self.context_length - self.n_end], *ids[len(ids) - self.n_end :]]
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:

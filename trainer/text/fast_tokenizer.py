@@ -5,7 +5,7 @@ encoded as text, because captions are untrusted.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,11 +68,6 @@ class FastTokenizer(TextTokenizer):
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
         found = self.pipeline.encode(text)
         return (found.ids, found.offsets) if found.ids else ([0], [(0, 0)])  # a text has at least one token
-
-    def truncate(self, ids: Sequence[int]) -> list[int]:
-        if len(ids) <= self.context_length:
-            return list(ids)
-        return [*ids[: self.context_length - self.n_end], *ids[len(ids) - self.n_end :]]
 
     def decode(self, ids: Iterable[int]) -> str:
         found = [index for index in ids if index not in self.marks and index != self.pad_id]

@@ -115,12 +115,6 @@ class Tokenizer(TextTokenizer):
             ids += word_ids
         return [*ids, self.end_id], [*spans, (len(text), len(text))]
 
-    def truncate(self, ids: Sequence[int]) -> list[int]:
-        """Return at most `context_length` ids. A truncated text still ends with end of text."""
-        if len(ids) <= self.context_length:
-            return list(ids)
-        return [*ids[: self.context_length - 1], self.end_id]
-
     def words(self) -> list[str]:
         return [piece.removesuffix(END_OF_WORD) for piece in self.pieces if piece.endswith(END_OF_WORD)]
 

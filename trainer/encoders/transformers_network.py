@@ -1,0 +1,151 @@
+"""Networks of the library transformers that encode texts, from their configuration alone.
+
+Nothing is downloaded, and no code of a folder runs. Importing transformers takes seconds, so this module is imported only
+if a configuration selects such a tower.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
+
+from common.json_file import read_object
+from common.yaml_text import INTERPOLATION, LITERAL
+
+CONFIG_FILE: Final = "config.json"
+SIZES: Final = {
+    "vocab_size": "vocab_size",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+}
+"""Settings of a text tower and the names of transformers, which hold for all its configurations."""
+FORBIDDEN: Final = ("auto_map", "quantization_config", "attn_implementation", "_attn_implementation", "_name_or_path")
+"""Keys of a configuration that select code or other files. They are left out of files and refused elsewhere."""
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return the configuration of the text encoder in a folder that transformers has saved.
+
+    Raises FileNotFoundError if there is no such folder, and ValueError if it has no configuration.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{folder} is no folder; give one with {CONFIG_FILE} and the tokenizer, which are never downloaded"
+        )
+    values = without_forbidden(read_object(folder / CONFIG_FILE))
+    if INTERPOLATION in json.dumps(values):
+        raise ValueError(f"{folder / CONFIG_FILE}: {LITERAL}")
+    config = parse_settings(values)
+    if config.model_type == values["model_type"]:
+        return values
+    return {
+        **(values.get("text_config") or {}),
+        "model_type": config.model_type,
+    }  # of a model of images and texts, such as CLIP
+
+
+def without_forbidden(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without the forbidden keys, at any depth."""
+    return {
+        key: without_forbidden(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if key not in FORBIDDEN
+    }
+
+
+def parse_settings(values: Mapping[str, Any]) -> PreTrainedConfig:
+    """Return the configuration of a text encoder, or that of the texts in a model of images and texts.
+
+    Raises ValueError if transformers has no such network, or if a key is forbidden.
+    """
+    others = dict(values)
+    kind = others.pop("model_type", None)
+    if without_forbidden(values) != values:
+        raise ValueError(f"a configuration with one of the keys {', '.join(FORBIDDEN)} is not allowed; remove them")
+    try:
+        config: Any = AutoConfig.for_model(kind, **others)
+    except Exception as error:  # transformers raises many types for values that do not fit
+        raise ValueError(
+            f"transformers has no configuration of model_type {kind!r} with these values: {first_line(error)}"
+        ) from error
+    config = config.get_text_config() if hasattr(config, "text_config") else config
+    config.use_cache = False  # of decoders: keys and values of earlier tokens
+    return config
+
+
+def network_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class of a text encoder. Raises ValueError for networks that do not read token ids."""
+    for mapping in (MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING):
+        if type(config) in mapping:
+            found: Any = mapping[type(config)]
+            kind: type[PreTrainedModel] = found[0] if isinstance(found, tuple) else found
+            if kind.main_input_name == "input_ids":
+                return kind
+    name = type(config).__name__.removesuffix("Config") + "Model"  # such as SiglipTextModel, which has no entry above
+    alone = getattr(transformers, name, None)
+    if isinstance(alone, type) and issubclass(alone, PreTrainedModel) and alone.main_input_name == "input_ids":
+        return alone
+    raise ValueError(f"transformers has no text encoder of model_type {config.model_type!r}; give one, such as bert")
+
+
+def text_part(network: PreTrainedModel, pooling: str) -> nn.Module:
+    """The part of a network that computes the features: no decoder, and no pooler unless it is used.
+
+    Parameters without effect would have no gradient, which DDP does not accept.
+    """
+    part: Any = network
+    if hasattr(network, "encoder") and (hasattr(network, "shared") or hasattr(network, "decoder")):  # as in T5
+        part = network.encoder
+    if pooling != "pooler" and isinstance(getattr(part, "pooler", None), nn.Module):
+        part.pooler = None
+    assert isinstance(part, nn.Module)
+    return part
+
+
+def settings_of(values: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of an encoder as settings of a text tower. Raises ValueError if transformers has no such network."""
+    config = parse_settings(values)
+    sizes = {name: getattr(config, theirs, None) for name, theirs in SIZES.items()}
+    return {name: size for name, size in sizes.items() if isinstance(size, int)}
+
+
+def position_limit(network: nn.Module) -> int | None:
+    """The number of positions that have an embedding, without those before the first token; None without a table."""
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2].startswith("position_embedding"):
+            return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+    return None
+
+
+def context_limit(values: Mapping[str, Any]) -> int | None:
+    """The largest context for which an encoder was built; None if nothing limits it. Allocates no weights."""
+    config = parse_settings(values)
+    with torch.device("meta"):
+        limit = position_limit(build_network(config))
+    limit = getattr(config, "max_position_embeddings", None) if limit is None else limit
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def build_network(config: PreTrainedConfig) -> PreTrainedModel:
+    """Build a network with random weights in float32. Raises ValueError for settings with which it cannot be built."""
+    try:
+        return network_class(config)._from_config(config, dtype=torch.float32)
+    except ValueError:
+        raise
+    except Exception as error:  # its type depends on the setting, such as KeyError for an unknown activation
+        raise ValueError(
+            f"transformers cannot build {config.model_type!r} with these values ({type(error).__name__}: "
+            f"{first_line(error)}); correct model.text.kwargs or {CONFIG_FILE}"
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of a message of transformers, which may have many lines."""
+    return str(error).partition("\n")[0][:200]
