@@ -9,6 +9,7 @@ from demo.paper.statistics import Estimate, Interval, difference, estimate
 from trainer.evaluation.tables import heading, published, show, source_of
 from trainer.evaluation.tasks.order import NAMES as RELATION_NAMES
 from trainer.evaluation.tasks.sugarcrepe import FILES
+from trainer.models.registry import MODELS
 
 REFERENCE: Final = "hycoclip"
 """Row that the others are compared with."""
@@ -27,6 +28,8 @@ class Design:
     title: str
     columns: tuple[str, ...]
     papers: Mapping[str, str]
+    headings: tuple[str, ...] = ()
+    """Headings of the columns; empty: those of the metrics."""
 
 
 def design(title: str, task: str, metrics: Sequence[str], papers: Mapping[str, str] | None = None) -> Design:
@@ -42,7 +45,18 @@ def design(title: str, task: str, metrics: Sequence[str], papers: Mapping[str, s
 RECALLS: Final = [f"coco/{way}/recall@{k}" for way in ("text_to_image", "image_to_text") for k in (5, 10)]
 HIERARCHY: Final = ("TIE", "LCA", "J", "P_H", "R_H")
 
+MAIN: Final = {
+    "zero-shot": "classification:concepts/accuracy",
+    "text to image recall@10": "retrieval:coco/text_to_image/recall@10",
+    "TIE (lower is better)": "hierarchical:concepts/TIE",
+    "SugarCrepe": "sugarcrepe:overall",
+    "box > image order": "order:cross_image/order",
+    "phrase > caption order": "order:cross_text/order",
+}
+"""Metrics of the main table by heading."""
+
 DESIGNS: Final = (
+    Design(title="Main results", columns=tuple(MAIN.values()), papers={}, headings=tuple(MAIN)),
     design(
         "Zero-shot classification",
         "classification",
@@ -121,7 +135,7 @@ def build_table(plan: Design, rows: Mapping[str, Row], n_replicates: int) -> Tab
     chance = Line(name="chance", source="", cells=tuple(chance_cell(name, rows) for name in plan.columns))
     return Table(
         design=plan,
-        headings=tuple(map(column_heading, plan.columns)),
+        headings=plan.headings or tuple(map(column_heading, plan.columns)),
         ours=(*ours, chance),
         papers=tuple(paper_lines(plan, rows)),
     )
@@ -159,7 +173,7 @@ def our_cell(name: str, row: Row, reference: Row | None, n_replicates: int) -> C
 
 def paper_lines(plan: Design, rows: Mapping[str, Row]) -> list[Line]:
     """The papers' rows of the models of the study that have a value in one of the columns."""
-    models = {row.variant.title.partition(" with")[0] for row in rows.values()}
+    models = {MODELS[row.variant.model].title for row in rows.values()}
     tasks = dict.fromkeys(name.partition(":")[0] for name in plan.papers.values())
     lines = []
     for entry in [entry for task in tasks for entry in published().get(task, ()) if entry["model"] in models]:

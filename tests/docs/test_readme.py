@@ -48,3 +48,22 @@ def test_the_python_example_of_the_readme_runs(
     similarity, entailment = capsys.readouterr().out.split("tensor(")[1:]
     assert similarity.count(",") >= 3
     assert "True" in entailment or "False" in entailment
+
+
+def cells(line: str) -> list[str]:
+    """The cells of a row of a Markdown table."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def test_the_table_of_the_study_is_the_main_table_of_its_page() -> None:
+    lines = (ROOT / "docs" / "paper" / "paper.md").read_text(encoding="utf-8").splitlines()
+    start = lines.index("## Main results") + 2
+    heading, _, *rows = (cells(line) for line in lines[start : lines.index("", start)])
+    expected = {name: values for name, _, *values in rows}
+    readme = iter((ROOT / "README.md").read_text(encoding="utf-8").splitlines())
+    shown = next(cells(line) for line in readme if line.startswith("| trained on scenes |"))
+    assert shown[1:] == heading[2:]
+    next(readme)
+    found = {name: values for name, *values in map(cells, iter(lambda: next(readme), ""))}
+    assert len(found) >= 10
+    assert found == {name: expected[name] for name in found}

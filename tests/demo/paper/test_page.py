@@ -120,6 +120,11 @@ def test_page_and_markdown_escape_texts_and_hold_tables_and_verdicts(tmp_path: P
     assert " -" in line
 
 
+def test_tables_have_the_papers_rows_of_experimental_models_too() -> None:
+    tables = [build_table(design, {"poinclip": row("poinclip", {ACCURACY: 0.3})}, 0) for design in DESIGNS]
+    assert {line.name for table in tables for line in table.papers} == {"PoinCLIP"}
+
+
 def test_small_studies_make_no_claims_and_mark_no_differences(tmp_path: Path) -> None:
     write_study(study(has_claims=False), tmp_path)
     page = (tmp_path / "index.html").read_text("utf-8")
