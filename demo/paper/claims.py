@@ -28,6 +28,11 @@ class Claim:
     second: str | None
     direction: Direction
 
+    @property
+    def rows(self) -> str:
+        """The rows whose difference is judged."""
+        return f"{self.first} - {self.second or 'chance'}"
+
 
 @cache
 def claims() -> tuple[Claim, ...]:

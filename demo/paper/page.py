@@ -25,6 +25,17 @@ FOLDER: Final = Path(__file__).resolve().parent
 PICTURES: Final = {"norms": None, "order": "roc", "factors": None}
 """Tasks whose figures are shown, of one figure only if it is named."""
 WALKS: Final = ("traversal", "interpolation")
+LEGEND: Final = """\
+All rows see the same image-text pairs; rows with boxes see crops and phrases in addition. Tables have means ± deviations
+over seeds. ↓: lower is better. Rows of papers are as printed, on other data."""
+MARKS_LEGEND: Final = """\
++ and - mark differences from {reference} whose 95 % interval of a paired bootstrap over held-out images and seeds
+excludes 0."""
+VERDICTS_LEGEND: Final = """\
+Each claim compares two rows, or one row with chance (50 %). It is shown or contradicted if the 95 % interval of
+the difference lies on one side of 0, and otherwise not shown; "at chance": neither row differs from chance. Claims
+that something does not help are shown by a loss alone. Not measured: a row is not part of this size. Of many
+intervals, a few miss 0 by chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +71,10 @@ def html(study: Study, folder: Path) -> str:
         "page.html",
         style=Markup(Path(evaluation_page.FOLDER / "page.css").read_text(encoding="utf-8")),
         study=study,
-        reference=study.rows[REFERENCE].variant.title if REFERENCE in study.rows else "",
+        legend=legend(study),
+        verdicts_legend=VERDICTS_LEGEND,
         counts=counts(study.judgements),
-        claims=[(entry, shown(entry)) for entry in study.judgements],
+        claims=[(entry, shown(entry), verdict(entry)) for entry in study.judgements],
         plots=[inline_file(path) for path in sorted((folder / "plots").glob("*.png"))],
         models=[
             (row.variant.title, Markup(path.read_text("utf-8")))
@@ -76,6 +88,18 @@ def counts(judgements: Sequence[Judgement]) -> dict[str, int]:
     """Number of claims by verdict."""
     found = Counter(entry.verdict for entry in judgements)
     return {verdict: found[verdict] for verdict in VERDICTS}
+
+
+def legend(study: Study) -> str:
+    """The sentences that explain the tables."""
+    if not study.size.has_claims or REFERENCE not in study.rows:
+        return LEGEND
+    return f"{LEGEND} {MARKS_LEGEND.format(reference=study.rows[REFERENCE].variant.title)}"
+
+
+def verdict(entry: Judgement) -> str:
+    """The verdict, and the rows if both are at chance."""
+    return entry.verdict + ", at chance" * entry.is_at_chance
 
 
 def shown(entry: Judgement) -> str:
@@ -116,6 +140,7 @@ def markdown(study: Study) -> str:
     parts = [f"# The papers in miniature: {escape(study.name)}", "", escape(study.size.about), "", *facts]
     if not study.size.has_claims:
         parts += ["", "No claims: the trainings are too short."]
+    parts += ["", escape(legend(study))]
     for table in study.tables:
         parts += ["", f"## {table.design.title}", "", markdown_row("row", "source", *table.headings)]
         parts.append(markdown_row("---", "---", *["---:"] * len(table.headings)))
@@ -123,11 +148,12 @@ def markdown(study: Study) -> str:
             cells = [f"{cell.text} {cell.mark}".strip() for cell in line.cells]
             parts.append(markdown_row(line.name, line.source, *cells))
     if study.size.has_claims:
-        parts += ["", "## Claims", "", markdown_row("paper", "claim", "difference", "verdict"), "|---|---|---|---|"]
+        parts += ["", "## Claims", "", escape(VERDICTS_LEGEND), ""]
+        parts += [markdown_row("paper", "claim", "rows", "difference", "verdict"), "|---|---|---|---|---|"]
         for entry in study.judgements:
             claim = entry.claim
             name = f"{claim.paper}, {claim.source}"
-            parts.append(markdown_row(name, f"{claim.text} ({claim.metric})", shown(entry), entry.verdict))
+            parts.append(markdown_row(name, f"{claim.text} ({claim.metric})", claim.rows, shown(entry), verdict(entry)))
     return "\n".join(parts) + "\n"
 
 
@@ -158,7 +184,8 @@ def as_json(study: Study) -> dict[str, Any]:
         ],
         "claims": [
             asdict(entry.claim)
-            | {"verdict": entry.verdict, "difference": entry.interval._asdict() if entry.interval else None}
+            | {"verdict": entry.verdict, "is_at_chance": entry.is_at_chance}
+            | {"difference": entry.interval._asdict() if entry.interval else None}
             for entry in study.judgements
         ],
     }

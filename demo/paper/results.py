@@ -50,6 +50,8 @@ class Judgement:
     claim: Claim
     verdict: Verdict
     interval: Interval | None
+    is_at_chance: bool = False
+    """True if the claim could not be shown, because neither row differs from chance level."""
 
 
 def judge(claim: Claim, rows: Mapping[str, Row], n_replicates: int) -> Judgement:
@@ -62,4 +64,12 @@ def judge(claim: Claim, rows: Mapping[str, Row], n_replicates: int) -> Judgement
     found = difference(first, second, n_replicates) if claim.second else above(first, CHANCE, n_replicates)
     sign = 1 if claim.direction == "above" else -1
     verdicts: dict[int, Verdict] = {1: "shown", 0: "not shown", -1: "contradicted"}
-    return Judgement(claim=claim, verdict=verdicts[sign * found.side], interval=found)
+    keys = [claim.first, claim.second] if claim.second and not found.side else []
+    at_chance = bool(keys) and all(is_at_chance(rows[key], claim.metric, n_replicates) for key in keys)
+    return Judgement(claim=claim, verdict=verdicts[sign * found.side], interval=found, is_at_chance=at_chance)
+
+
+def is_at_chance(row: Row, metric: str, n_replicates: int) -> bool:
+    """True if the interval of a metric TASK:METRIC contains its chance level."""
+    level = row.chance(metric)
+    return level is not None and above(row.items_of(metric), level, n_replicates).side == 0

@@ -106,8 +106,13 @@ def read_result(path: Path) -> Result:
 
 
 def arrays_of(table: pa.Table, row: int) -> dict[str, Any]:
-    """The items of a row of the table as numpy arrays."""
-    return {name: table[name][row].values.to_numpy(zero_copy_only=False) for name in ("values", "units", "is_true")}
+    """The items of a row of the table as numpy arrays, with the units numbered in order of appearance.
+
+    The numbers that a task gives its units may depend on the folder of its data (so did those of version 0.7.0).
+    """
+    found = {name: table[name][row].values.to_numpy(zero_copy_only=False) for name in ("values", "units", "is_true")}
+    _, first, place = np.unique(found["units"], return_index=True, return_inverse=True)
+    return found | {"units": first.argsort().argsort()[place]}
 
 
 def has_result(run: Run) -> bool:

@@ -32,13 +32,20 @@ class Design:
     """Headings of the columns; empty: those of the metrics."""
 
 
-def design(title: str, task: str, metrics: Sequence[str], papers: Mapping[str, str] | None = None) -> Design:
+def design(
+    title: str,
+    task: str,
+    metrics: Sequence[str],
+    papers: Mapping[str, str] | None = None,
+    headings: tuple[str, ...] = (),
+) -> Design:
     """A table of one task, whose columns have the papers' names unless `papers` has others."""
     named = {metric: metric for metric in metrics} if papers is None else papers
     return Design(
         title=title,
         columns=tuple(f"{task}:{metric}" for metric in metrics),
         papers={f"{task}:{metric}": f"{task}:{name}" for metric, name in named.items()},
+        headings=headings,
     )
 
 
@@ -48,8 +55,8 @@ HIERARCHY: Final = ("TIE", "LCA", "J", "P_H", "R_H")
 MAIN: Final = {
     "zero-shot": "classification:concepts/accuracy",
     "text to image recall@10": "retrieval:coco/text_to_image/recall@10",
-    "TIE (lower is better)": "hierarchical:concepts/TIE",
-    "SugarCrepe": "sugarcrepe:overall",
+    "TIE ↓": "hierarchical:concepts/TIE",
+    "VL-CheckList object": "vlchecklist:object",
     "box > image order": "order:cross_image/order",
     "phrase > caption order": "order:cross_text/order",
 }
@@ -62,6 +69,7 @@ DESIGNS: Final = (
         "classification",
         ("concepts/accuracy", "unseen_style/accuracy"),
         {"concepts/accuracy": "imagenet/accuracy"},
+        ("concepts (papers: ImageNet)", "unseen art style"),
     ),
     design("Retrieval", "retrieval", RECALLS),
     design(
@@ -69,6 +77,7 @@ DESIGNS: Final = (
         "hierarchical",
         [f"concepts/{name}" for name in HIERARCHY],
         {f"concepts/{name}": name for name in HIERARCHY},
+        ("TIE ↓", "LCA ↓", *HIERARCHY[2:]),
     ),
     design(
         "VL-CheckList",

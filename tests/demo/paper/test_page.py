@@ -23,7 +23,7 @@ ACCURACY = "classification:concepts/accuracy"
 N = 300
 
 
-def row(key: str, shares: Mapping[str, float], n_seeds: int = 2) -> Row:
+def row(key: str, shares: Mapping[str, float], n_seeds: int = 4) -> Row:
     """A row whose metrics have about these shares of correct items."""
     items = [
         {name: correct(share, seed=17 * seed + number) for number, (name, share) in enumerate(shares.items())}
@@ -80,6 +80,13 @@ def test_claim_without_second_row_is_compared_with_chance() -> None:
     assert found.verdict == "shown"
     assert found.interval is not None
     assert found.interval.value == pytest.approx(0.2, abs=0.05)
+
+
+@pytest.mark.parametrize(("ours", "is_at_chance"), [(0.007, True), (0.04, False)])
+def test_claim_about_two_rows_at_chance_says_so(ours: float, is_at_chance: bool) -> None:
+    rows = {"hycoclip": row("hycoclip", {ACCURACY: ours}), "clip": row("clip", {ACCURACY: ours})}
+    found = judge(claim("above"), rows, 300)
+    assert (found.verdict, found.is_at_chance) == ("not shown", is_at_chance)
 
 
 def test_claim_about_a_row_that_was_not_trained_is_not_measured() -> None:

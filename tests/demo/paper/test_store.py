@@ -1,5 +1,6 @@
 """Files with the results of runs: the same metrics and items as the evaluation, and when a run has to be repeated."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from trainer.evaluation.items import Items, mean_items, pair_items, write_items
 SIZE = replace(SIZES["smoke"], variants=("hycoclip",), seeds=2)
 SCORES = torch.randn(9, generator=torch.Generator().manual_seed(0)).double()
 ITEMS: dict[str, Items] = {
-    "a/order": mean_items(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([5, 5, 2**40])),
+    "a/order": mean_items(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 0, 1])),
     "a/auc": pair_items(SCORES[:4], SCORES[4:], (torch.arange(4), torch.arange(5)), "auc"),
 }
 
@@ -27,14 +28,14 @@ def make_runs(folder: Path) -> list[Run]:
     return plan(folder, folder / "results", SIZE, data_settings(SIZE), 0)
 
 
-def evaluate(run: Run) -> None:
+def evaluate(run: Run, items: Mapping[str, Items] = ITEMS) -> None:
     """Write files as `trainer.evaluate` does."""
     run.evaluated.mkdir(parents=True)
     for task in tasks_of(run.seed):
         write_object({"metrics": {"b": None, "c": 0.25}, "chance": {"c": 0.5}}, run.evaluated / f"{task}.json")
-    values = {name: found.metric() for name, found in ITEMS.items()}
+    values = {name: found.metric() for name, found in items.items()}
     write_object({"metrics": values, "chance": {}}, run.evaluated / "order.json")
-    write_items(ITEMS, run.evaluated / "order.npz")
+    write_items(items, run.evaluated / "order.npz")
 
 
 def test_a_result_has_the_metrics_and_items_of_the_evaluation(tmp_path: Path) -> None:
@@ -53,6 +54,13 @@ def test_a_result_has_the_metrics_and_items_of_the_evaluation(tmp_path: Path) ->
         for field in ("values", "units", "is_true"):
             assert np.array_equal(getattr(read, field), getattr(items, field))
         assert found.metrics[f"order:{name}"] == items.metric()
+
+
+def test_units_are_numbered_in_order_of_appearance(tmp_path: Path) -> None:
+    run = make_runs(tmp_path)[0]
+    evaluate(run, {"a/order": mean_items(torch.ones(5), torch.tensor([2**40, 7, 2**40, 9, 7]))})
+    write_result(run, {})
+    assert read_result(run.result).items["order:a/order"].units.tolist() == [0, 1, 0, 2, 1]
 
 
 def test_a_run_is_missing_without_a_result_of_its_settings_and_data(tmp_path: Path) -> None:

@@ -54,13 +54,14 @@ class Choices:
         order = counts.argsort(descending=True, stable=True).tolist()
         return {names[i]: (correct[i].item(), int(counts[i])) for i in order}
 
-    def all_items(self) -> Items:
-        """Correctness of all pairs; the pairs of one image are a unit."""
-        return mean_items(self.correct, torch.tensor([crc32(str(pair.image.path).encode()) for pair in self.pairs]))
+    def all_items(self, root: Path) -> Items:
+        """Correctness of all pairs; the pairs of one image below `root` are a unit."""
+        units = [crc32(below(root, pair.image.path).encode()) for pair in self.pairs]
+        return mean_items(self.correct, torch.tensor(units))
 
-    def items(self) -> dict[str, Items]:
+    def items(self, root: Path) -> dict[str, Items]:
         """Correctness of the pairs of each group."""
-        every, groups = self.all_items(), [pair.group for pair in self.pairs]
+        every, groups = self.all_items(root), [pair.group for pair in self.pairs]
         return {
             name: mean_items(self.correct[rows], torch.from_numpy(every.units)[rows])
             for name in dict.fromkeys(groups)

@@ -77,7 +77,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             **problems.details(),
             "mistakes": choices.mistakes(root),
         },
-        items=choices.items() | ({} if len(found) < len(FILES) else {"overall": choices.all_items()}),
+        items=choices.items(root) | ({} if len(found) < len(FILES) else {"overall": choices.all_items(root)}),
     )
 
 

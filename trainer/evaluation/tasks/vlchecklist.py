@@ -129,7 +129,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
                 if counts[key] == 0:
                     raise MissingFilesError(f"none of its images is usable below {images}")
                 accuracies[path.stem] = choices.accuracy
-                items |= choices.items()
+                items |= choices.items(root)
                 mistakes += choices.mistakes(root)[:1]
         metrics |= column_metrics(column, accuracies, released)
         if column not in metrics:

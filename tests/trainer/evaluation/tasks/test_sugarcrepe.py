@@ -1,5 +1,6 @@
 """SugarCrepe on invented files in its format."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,6 +39,14 @@ def test_perfect_model_is_right_in_all_files(tmp_path: Path, write: Write) -> No
     assert (result.n_used, result.skipped) == (9, {})
     assert len(result.checksums) == 7
     assert all(len(value) == 64 for value in result.checksums.values())
+
+
+def test_units_do_not_depend_on_the_folder(tmp_path: Path, write: Write) -> None:
+    write_files(write, n=4)
+    moved = shutil.copytree(tmp_path, tmp_path / "moved", ignore=shutil.ignore_patterns("moved"))
+    here, there = (TASK.evaluate(FakeEmbedder(), root, TaskOptions()).items for root in (tmp_path, moved))
+    assert len(set(here["overall"].units.tolist())) == 36
+    assert all(here[name].units.tolist() == there[name].units.tolist() for name in (*FILES, "overall"))
 
 
 @pytest.mark.parametrize("name", ["clip", "meru", "phyclip", "poinclip"])
