@@ -72,7 +72,7 @@ SIZES: Final[dict[str, Size]] = {
         variants=COMPARED,
     ),
     "full": Size(
-        about="all models and ablations with 6 seeds, about 5 h on 2 cores",
+        about="all models and ablations with 6 seeds, about 4 h on 2 cores",
         train_rows=9600,
         held_out_rows=400,
         steps=600,
