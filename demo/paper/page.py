@@ -15,6 +15,7 @@ from demo.paper.drawing import draw_accuracy, draw_differences
 from demo.paper.plan import Run
 from demo.paper.results import VERDICTS, Judgement, Row
 from demo.paper.sizes import Size
+from demo.paper.statistics import Interval
 from demo.paper.tables import REFERENCE, Table
 from trainer.evaluation import page as evaluation_page
 from trainer.evaluation.page import Details, inline_file
@@ -25,6 +26,11 @@ FOLDER: Final = Path(__file__).resolve().parent
 PICTURES: Final = {"norms": None, "order": "roc", "factors": None}
 """Tasks whose figures are shown, of one figure only if it is named."""
 WALKS: Final = ("traversal", "interpolation")
+PLOTS: Final = {
+    "accuracy.png": "Zero-shot accuracy: means over seeds",
+    "differences.png": "The claims' differences with their 95 % intervals; those of TIE, which is not a share, are omitted",
+}
+"""Plots of a study with their captions; one without claims has the first alone."""
 LEGEND: Final = """\
 All rows see the same image-text pairs; rows with boxes see crops and phrases in addition. Tables have means ± deviations
 over seeds. ↓: lower is better. Rows of papers are as printed, on other data."""
@@ -74,8 +80,10 @@ def html(study: Study, folder: Path) -> str:
         legend=legend(study),
         verdicts_legend=VERDICTS_LEGEND,
         counts=counts(study.judgements),
-        claims=[(entry, shown(entry), verdict(entry)) for entry in study.judgements],
-        plots=[inline_file(path) for path in sorted((folder / "plots").glob("*.png"))],
+        claims=[(entry, shown(entry.claim.metric, entry.interval), verdict(entry)) for entry in study.judgements],
+        reference=reference(study),
+        shown=shown,
+        plots=[(inline_file(folder / "plots" / name), title) for name, title in PLOTS.items()],
         models=[
             (row.variant.title, Markup(path.read_text("utf-8")))
             for row in study.rows.values()
@@ -94,7 +102,12 @@ def legend(study: Study) -> str:
     """The sentences that explain the tables."""
     if not study.size.has_claims or REFERENCE not in study.rows:
         return LEGEND
-    return f"{LEGEND} {MARKS_LEGEND.format(reference=study.rows[REFERENCE].variant.title)}"
+    return f"{LEGEND} {MARKS_LEGEND.format(reference=reference(study))}"
+
+
+def reference(study: Study) -> str:
+    """The title of the row that the others are compared with; empty if it is not part of the study."""
+    return study.rows[REFERENCE].variant.title if REFERENCE in study.rows else ""
 
 
 def verdict(entry: Judgement) -> str:
@@ -102,12 +115,12 @@ def verdict(entry: Judgement) -> str:
     return entry.verdict + ", at chance" * entry.is_at_chance
 
 
-def shown(entry: Judgement) -> str:
-    """The measured difference with its interval, in percentage points or in the unit of the metric."""
-    if entry.interval is None:
+def shown(name: str, interval: Interval | None) -> str:
+    """A difference of a metric TASK:METRIC with its interval, in percentage points or in the unit of the metric."""
+    if interval is None:
         return "–"
-    task, _, metric = entry.claim.metric.partition(":")
-    value, low, high = (show(task, metric, number) for number in entry.interval)
+    task, _, metric = name.partition(":")
+    value, low, high = (show(task, metric, number) for number in interval)
     unit = " points" if is_share(metric) and "." in value and len(value.rpartition(".")[2]) == 1 else ""
     return f"{value} [{low}, {high}]{unit}"
 
@@ -151,9 +164,9 @@ def markdown(study: Study) -> str:
         parts += ["", "## Claims", "", escape(VERDICTS_LEGEND), ""]
         parts += [markdown_row("paper", "claim", "rows", "difference", "verdict"), "|---|---|---|---|---|"]
         for entry in study.judgements:
-            claim = entry.claim
+            claim, difference = entry.claim, shown(entry.claim.metric, entry.interval)
             name = f"{claim.paper}, {claim.source}"
-            parts.append(markdown_row(name, f"{claim.text} ({claim.metric})", claim.rows, shown(entry), verdict(entry)))
+            parts.append(markdown_row(name, f"{claim.text} ({claim.metric})", claim.rows, difference, verdict(entry)))
     return "\n".join(parts) + "\n"
 
 

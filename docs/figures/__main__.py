@@ -57,7 +57,8 @@ def main() -> int:
     """Run the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m docs.figures",
-        description=f"{__doc__} Runs the demo and its training first, which reuse what is finished.",
+        description=f"{__doc__} Runs the demo and its training first, which reuse what is finished. The picture of the "
+        "study shows the page in docs/paper/.",
         epilog=EXIT_CODES,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"pictures, by default all: {', '.join(FIGURES)}")
