@@ -96,7 +96,7 @@ class GroupCall(Call):
 
     @property
     def is_stale(self) -> bool:
-        """The group has begun another run."""
+        """The group has begun another run, or its shards go on alone."""
         return self.run != self.group.run
 
     def _stopped(self) -> Any:

@@ -129,6 +129,7 @@ class Work:
         """Let the shards of a group go through the models alone, which shows those at fault."""
         self.unbind(group)
         group.is_finished = True
+        group.run += 1  # results that are on their way are stale: their shards wait for a model worker again
         for shard in group.shards:
             if shard.is_mate:
                 self.release(shard)

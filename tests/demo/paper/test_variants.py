@@ -76,4 +76,4 @@ def test_claims_name_rows_and_metrics_that_exist() -> None:
         assert claim.metric.partition(":")[0] in MEASURED
         assert {claim.first, claim.second or claim.first} <= VARIANTS.keys(), claim
         assert claim.first != claim.second
-        assert claim.paper in ("MERU", "HyCoCLIP", "PHyCLIP", "PoinCLIP", "Syntax-MERU")
+        assert claim.paper in ("MERU", "HyCoCLIP", "PHyCLIP", "PoinCLIP", "Syntax-MERU", "UNCHA")

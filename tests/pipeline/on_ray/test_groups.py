@@ -9,8 +9,9 @@ from ray.exceptions import ActorDiedError, ObjectLostError, WorkerCrashedError
 
 from pipeline.config import load_config
 from pipeline.on_ray import failures as failures_module
-from pipeline.on_ray.calls import GroupCall
+from pipeline.on_ray.calls import GroupCall, Result
 from pipeline.on_ray.cluster import Cluster
+from pipeline.on_ray.driver import Driver
 from pipeline.on_ray.failures import Failures
 from pipeline.on_ray.groups import Group, Shard, make_groups
 from pipeline.on_ray.health import Health
@@ -187,6 +188,16 @@ def test_a_stage_that_raises_lets_the_shards_go_on_alone_at_once(driven: Driven)
     driven.fail(driven.feed(driven.model, node="a"), ZeroDivisionError())
     assert len(driven.work.offered) == 4
     assert driven.models.ready == [driven.model]
+
+
+def test_a_result_that_comes_after_its_group_was_split_is_not_taken(driven: Driven) -> None:
+    driven.prepare()
+    late, failing = driven.feed(driven.model, node="a"), driven.feed(driven.model, node="a")
+    driven.fail(failing, ZeroDivisionError())
+    Driver._advance_group(driven, late, Result("thin", "notes", shard=0))  # type: ignore[arg-type]
+    assert late.shard.step == "infer"
+    assert not driven.work.tasks["write"]
+    assert [group.shards[0].plan.index for group in driven.work.offered] == [0, 1, 2, 3]
 
 
 def test_a_table_lost_after_its_group_was_split_concerns_its_shard_alone(driven: Driven) -> None:
