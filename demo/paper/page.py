@@ -100,9 +100,8 @@ def counts(judgements: Sequence[Judgement]) -> dict[str, int]:
 
 def legend(study: Study) -> str:
     """The sentences that explain the tables."""
-    if not study.size.has_claims or REFERENCE not in study.rows:
-        return LEGEND
-    return f"{LEGEND} {MARKS_LEGEND.format(reference=reference(study))}"
+    title = reference(study)
+    return f"{LEGEND} {MARKS_LEGEND.format(reference=title)}" if study.size.has_claims and title else LEGEND
 
 
 def reference(study: Study) -> str:
@@ -111,7 +110,7 @@ def reference(study: Study) -> str:
 
 
 def verdict(entry: Judgement) -> str:
-    """The verdict, and the rows if both are at chance."""
+    """The verdict, and whether both rows are at chance."""
     return entry.verdict + ", at chance" * entry.is_at_chance
 
 

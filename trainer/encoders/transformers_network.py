@@ -45,10 +45,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
     config = parse_settings(values)
     if config.model_type == values["model_type"]:
         return values
-    return {
-        **(values.get("text_config") or {}),
-        "model_type": config.model_type,
-    }  # of a model of images and texts, such as CLIP
+    # A model of images and texts, such as CLIP, holds the configuration of its text encoder.
+    return {**(values.get("text_config") or {}), "model_type": config.model_type}
 
 
 def without_forbidden(values: Mapping[str, Any]) -> dict[str, Any]:
